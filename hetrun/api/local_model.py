@@ -79,13 +79,15 @@ class LocalModel:
         chatting: bool = False,
         eager: bool | None = False,
         most_waiting: int | None = None,
+        first: GenerateRequest | None = None,
     ) -> LocalModel:
         """The model of settings that were resolved already.
 
-        `chatting` says that messages will come soon; `most_waiting` bounds the requests that wait.
+        `chatting` says that messages will come soon; `most_waiting` bounds the requests that wait. What is
+        wrong with the `first` request is raised before weights are read.
         """
         llm = cls.__new__(cls)
-        llm._open(settings, progress, chatting, eager, most_waiting)
+        llm._open(settings, progress, chatting, eager, most_waiting, first)
         return llm
 
     def _open(
@@ -95,6 +97,7 @@ class LocalModel:
         chatting: bool = False,
         eager: bool | None = False,
         most_waiting: int | None = None,
+        first: GenerateRequest | None = None,
     ) -> None:
         self.settings = settings
         source = open_model(model_path(settings))
@@ -104,7 +107,9 @@ class LocalModel:
             if chatting:
                 templates.warm()  # a process begins while the model is loaded
             options = as_options(settings, eager)
-            self._engine = Engine(lambda: load(source, templates, settings, options, progress, most_waiting))
+            self._engine = Engine(
+                lambda: load(source, templates, settings, options, progress, most_waiting, first)
+            )
             undo.callback(self._engine.close)
             self.info = self._engine.call(lambda loaded: describe(source, templates.template, loaded))
             self.render: Renderer | None = self._engine.call(lambda loaded: loaded.render)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -60,7 +61,7 @@ def run_command(arguments: list[str]) -> int:
 @options.settings("api_key", "strict")
 @sampling.options(*sampling.SHAPE, *sampling.SCORES)
 @options.settings(*options.RUNNING)
-@options.as_json
+@options.json_or_full
 @options.verbose
 @sampling.options(*sampling.SAMPLING)
 def run(
@@ -71,7 +72,7 @@ def run(
     resume: bool,
     unordered: bool,
     workers: tuple[str, ...],
-    as_json: bool,
+    as_json: Literal["short", "full"] | None,
     verbose: bool,
     **given: object,
 ) -> int:
@@ -96,7 +97,7 @@ def run(
         raise OptionError(f"-f {source} and a prompt are both given: take one of them")
     files = Files(source, output, resume, unordered, workers)
     settings = Settings.resolve(environ=None, **given) if workers else options.resolved(given)
-    return run_file(settings, files, chosen, raw=raw, as_json=as_json, verbose=verbose)
+    return run_file(settings, files, chosen, raw=raw, as_json=as_json is not None, verbose=verbose)
 
 
 @hetrun.command(cls=sampling.Command)

@@ -31,12 +31,13 @@ from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.planner.precision import precision_of
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
+from hetrun.system.units import counted
 from hetrun.tools.batch.line_reader import Lines
 from hetrun.tools.batch.output_file import Output, OutputFile
 from hetrun.tools.batch.reorder_buffer import Held, waiting_beside
 from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, ForAll, Reader
 from hetrun.tools.batch.resume import Done
-from hetrun.tools.batch.runner import Batch, Ends, StaysFull, Tally
+from hetrun.tools.batch.runner import BLOCK, Batch, Ends, StaysFull, Tally
 from hetrun.tools.batch.worker import Brought, Place
 
 T = TypeVar("T")
@@ -144,6 +145,9 @@ async def _run(settings: Settings, files: Files, ends: Ends, sampling: dict[str,
             starts = any(isinstance(place, Brought) for place in places)
             for_all = said_of_all(settings, sampling, raw, None, starts)
             return await _shown(ends, Reader(for_all, kind), places, files, settings, None)
+    for_all = said_of_all(settings, sampling, raw, None)
+    if _has_no_request(ends.lines, Reader(for_all, kind)):
+        return await _shown(ends, Reader(for_all, kind), [], files, settings, None)
     client = WorkerClient(settings)
     try:
         _server()  # imported while the worker loads
@@ -154,6 +158,14 @@ async def _run(settings: Settings, files: Files, ends: Ends, sampling: dict[str,
         return await _shown(ends, reader, [place], files, settings, client)
     finally:
         await client.close()
+
+
+def _has_no_request(lines: Lines, reader: Reader) -> bool:
+    """Whether no line of a file is a request, as far as that shows at once; no model is needed then."""
+    if lines.size is None:  # a pipe is read when the model is there
+        return False
+    asks = [reader.read(line) for line in lines.ahead(BLOCK)]
+    return lines.at_end and all(ask is None or ask.fault for ask in asks)
 
 
 def _server() -> ModuleType:
@@ -297,7 +309,8 @@ def _total(tally: Tally, lines: Lines) -> int | None:
 
 def _remarks(tally: Tally, rate: float) -> str:
     failed = f", {tally.failed} failed" if tally.failed else ""
-    return tally.waits_for or f"{rate:.0f} tokens/s{failed}"
+    running = f"{tally.running} running, " if tally.running else ""
+    return tally.waits_for or f"{running}{counted(rate, 'token', '.0f')}/s{failed}"
 
 
 def summary(tally: Tally, seconds: float) -> dict[str, object]:
@@ -315,9 +328,9 @@ def summary(tally: Tally, seconds: float) -> dict[str, object]:
 
 def in_words(tally: Tally, seconds: float) -> str:
     """One line on how it went."""
-    before = f", {tally.before} were there before" if tally.before else ""
-    rate = tally.answer_tokens / seconds
-    said = f"{tally.answered} results in {seconds:.1f} s{before}; {rate:.0f} tokens/s with loading"
+    before = f", {tally.before} from an earlier run" if tally.before else ""
+    rate = counted(tally.answer_tokens / seconds, "token", ".0f")
+    said = f"{counted(tally.answered, 'result')} in {seconds:.1f} s{before}; {rate}/s with loading"
     if not tally.failed:
         return said
     return f"{said}; {tally.failed} of {tally.answered} failed, the first: {tally.first_failure}"

@@ -10,6 +10,7 @@ from hetrun.cli.exit_codes import WRONG_INPUT
 from hetrun.cli.output import in_json, say
 from hetrun.cli.progress import loading
 from hetrun.errors import UserError, printable
+from hetrun.system.units import counted
 from hetrun.tools.check_model import Checked, check_model, digests
 
 Record = dict[str, Any]
@@ -39,7 +40,7 @@ def to_text(found: Checked, weights: bool) -> str:
         found.architecture,
         f"{count(found.parameters)} parameters",
         found.type,
-        f"{found.tensors} tensors",
+        counted(found.tensors, "tensor"),
         f"vocabulary of {found.vocabulary}" if found.vocabulary else "no vocabulary",
         "chat template" if found.template else "no chat template",
         *(["all weights finite"] if weights else []),

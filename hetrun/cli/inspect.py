@@ -22,6 +22,7 @@ from hetrun.loader.hf_source import HfSource
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import Entry
+from hetrun.system.units import counted
 from hetrun.text.chat import ChatTemplate
 from hetrun.tools import model_summary
 from hetrun.tools.model_summary import PARTS, LayerSize, Memory
@@ -173,8 +174,10 @@ def _heading(facts: Mapping[str, Any]) -> Iterator[str]:
         "format": f"{facts['format']}{files}, {size(facts['bytes'])}",
         "architecture": f"{facts['architecture']}, {facts['runs']}",
         "parameters": f"{facts['parameters']:,}, {facts['bits_per_weight']:.2f} bits each",
-        "shape": f"{facts['layers']} layers, width {facts['width']:,}, context {facts['context']:,}",
-        "tokenizer": f"{facts['tokenizer']}, {facts['vocabulary']:,} tokens",
+        "shape": ", ".join(
+            [counted(facts["layers"], "layer"), f"width {facts['width']:,}", f"context {facts['context']:,}"]
+        ),
+        "tokenizer": f"{facts['tokenizer']}, {counted(facts['vocabulary'], 'token', ',')}",
         "template": facts["template"],
     }
     for name, value in rows.items():

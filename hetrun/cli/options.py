@@ -96,6 +96,26 @@ def as_json(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="print JSON")(command)
 
 
+FULL, FULL_FLAG = "--json=full", "--full-json"  # as people write it, and as click can read it
+
+
+def json_or_full(command: Command) -> Command:
+    """--json, and --json=full; None, "short" or "full"."""
+    short_help = f"print JSON; {FULL}: with the plan and the bill of memory"
+    command = click.option("--json", "as_json", flag_value="short", default=None, help=short_help)(command)
+    return click.option(FULL_FLAG, "as_json", flag_value="full", hidden=True)(command)
+
+
+def readable(args: Sequence[str]) -> list[str]:
+    """Arguments in which click finds --json=full: it knows no option whose value may be left out, unless it
+    takes the prompt after it for one."""
+    end = args.index("--") if "--" in args else len(args)
+    for arg in args[:end]:
+        if arg.startswith("--json=") and arg != FULL:
+            raise OptionError(f"{arg}: take --json, or {FULL} for the plan and the bill of memory as well")
+    return [FULL_FLAG if arg == FULL else arg for arg in args[:end]] + list(args[end:])
+
+
 def verbose(command: Command) -> Command:
     """-v."""
     return click.option("-v", "--verbose", is_flag=True, callback=_say_more, help="say more on stderr")(

@@ -19,6 +19,7 @@ from hetrun.option_types import names
 from hetrun.system.core_sets import core_sets, in_ranges, to_text
 from hetrun.system.cpu_topology import this_machine
 from hetrun.system.terminal_text import visible
+from hetrun.system.units import counted
 
 REFERENCE = "reference"
 
@@ -32,7 +33,7 @@ def print_plan(settings: Settings, as_json: bool) -> None:
     some = cores_of(plans)
     print(visible(plans.to_text()))
     for n in sorted(some):
-        print(f"{n} threads: {some[n].name}, CPU {in_ranges(some[n].cpus)}")
+        print(f"{counted(n, 'thread')}: {some[n].name}, CPU {in_ranges(some[n].cpus)}")
 
 
 def of_devices(measure: bool, conformance: bool, chosen: Sequence[str], as_json: bool) -> int:

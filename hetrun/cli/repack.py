@@ -10,6 +10,7 @@ from hetrun.cli.inspect import size
 from hetrun.cli.output import in_json, say
 from hetrun.cli.progress import loading
 from hetrun.errors import printable
+from hetrun.system.units import counted
 from hetrun.tools.convert.in_place import is_begun
 from hetrun.tools.convert.reorder import Report, Wish, repack_model
 
@@ -34,9 +35,10 @@ def repack(
 
 def to_text(report: Report) -> str:
     """One line."""
-    how = f"{report.tensors} tensors in the order of use, each at a multiple of {report.alignment} bytes"
+    tensors = counted(report.tensors, "tensor")
+    how = f"{tensors} in the order of use, each at a multiple of {report.alignment} bytes"
     if report.records:
-        how += f", {report.records} experts as records"
+        how += f", {counted(report.records, 'expert')} as records"
     if not report.written:
         return f"{report.path}: {how}, already; nothing was written"
     sizes = f"{size(report.bytes_before)} -> {size(report.bytes_after)}"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import Literal
 
 from hetrun.api.local_model import LocalModel
 from hetrun.cli.output import in_json
@@ -18,6 +19,7 @@ from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError, printable
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
 from hetrun.system.terminal_text import visible
+from hetrun.system.units import counted
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 MOST_PROMPT = 64 << 20  # characters read from stdin: far more than any context holds
@@ -29,7 +31,7 @@ def answer(
     sampling: Mapping[str, object],
     *,
     raw: bool,
-    as_json: bool,
+    as_json: Literal["short", "full"] | None,
     verbose: bool,
 ) -> None:
     """Answer a prompt; with `as_json` all at once, else as it comes."""
@@ -38,12 +40,12 @@ def answer(
         if name in sampling and not as_json:
             raise OptionError(f"{ROWS[name].flag} is shown with --json only: add it")
     request = make_request(settings, read_prompt(prompt), params, raw)
-    with open_llm(settings, chatting=not raw) as llm:
+    with open_llm(settings, chatting=not raw, first=request) as llm:
         if verbose:
             print(described(llm, request), file=sys.stderr)
-        events = list(shown(llm.stream_request(request), not as_json))
+        events = list(shown(llm.stream_request(request), show=as_json is None))
         if as_json:
-            print(in_json(as_object(llm, events, params)))
+            print(in_json(as_object(llm, events, params, full=as_json == "full")))
         elif verbose or sys.stderr.isatty():
             print(summary(events[-1], params), file=sys.stderr)
             if streaming := llm.stats.streaming:
@@ -51,10 +53,12 @@ def answer(
 
 
 @contextmanager
-def open_llm(settings: Settings, chatting: bool = False) -> Iterator[LocalModel]:
+def open_llm(
+    settings: Settings, chatting: bool = False, first: GenerateRequest | None = None
+) -> Iterator[LocalModel]:
     """The model of the settings, with a progress bar while it loads."""
     with loading(OPENING) as progress:
-        llm = LocalModel.of(settings, progress, chatting=chatting)
+        llm = LocalModel.of(settings, progress, chatting=chatting, first=first)
     with llm:
         yield llm
 
@@ -109,19 +113,25 @@ def shown(events: Iterator[Event], show: bool) -> Iterator[Event]:
             sys.stdout.write("\n")
 
 
-def as_object(llm: LocalModel, events: list[Event], params: SamplingParams) -> dict[str, object]:
-    """What `run --json` prints."""
+def as_object(
+    llm: LocalModel, events: list[Event], params: SamplingParams, *, full: bool
+) -> dict[str, object]:
+    """What `run --json` prints; `full`: with what the model takes, and where it runs."""
     done = completion(events)
     found: dict[str, object] = {
+        "model": llm.info.name,
         "text": done.text,
         "tokens": done.tokens,
         "finish_reason": done.finish_reason,
         "usage": asdict(done.usage),
         "timings": asdict(done.timings),
-        "memory": dict(llm.memory),
-        "streaming": (streaming := llm.stats.streaming) and asdict(streaming),
-        "plan": llm.plan.to_json(),
     }
+    if full:
+        found |= {
+            "memory": dict(llm.memory),
+            "streaming": (streaming := llm.stats.streaming) and asdict(streaming),
+            "plan": llm.plan.to_json(),
+        }
     if params.logprobs is not None:
         found["logprobs"] = [scored(entry) for entry in done.logprobs]
     if params.prompt_logprobs is not None:
@@ -161,7 +171,7 @@ def deviations(params: SamplingParams, own: float | None) -> Iterator[str]:
             yield f"{row.name} " + (" ".join(map(repr, value)) if isinstance(value, tuple) else repr(value))
     yield f"seed {params.seed}" if chosen else "greedy"
     if params.structure:
-        yield f"{params.structure.kind} of {len(params.structure.text)} characters"
+        yield f"{params.structure.kind} of {counted(len(params.structure.text), 'character')}"
 
 
 def summary(last: Event, params: SamplingParams) -> str:
@@ -170,9 +180,9 @@ def summary(last: Event, params: SamplingParams) -> str:
     greedy = params.temperature == 0
     guessed = f"{accepted(t)}, " if t.drafted else ""
     return (
-        f"[{u.prompt_tokens} prompt tokens at {t.prompt_tok_s:.0f}/s, "
-        f"{u.completion_tokens} tokens at {t.decode_tok_s:.0f}/s, {guessed}loaded in {t.load_s:.1f} s, "
-        f"{'greedy' if greedy else f'seed {params.seed}'}]"
+        f"[{counted(u.prompt_tokens, 'prompt token')} at {t.prompt_tok_s:.0f}/s, "
+        f"{counted(u.completion_tokens, 'token')} at {t.decode_tok_s:.0f}/s, {guessed}"
+        f"loaded in {t.load_s:.1f} s, {'greedy' if greedy else f'seed {params.seed}'}]"
     )
 
 

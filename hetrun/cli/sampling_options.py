@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hetrun.cli.options import Several, spread
+from hetrun.cli.options import FULL_FLAG, Several, readable, spread
 from hetrun.client import sampler_plugins
 from hetrun.client.sampler_plugins import Parameter
 from hetrun.client.sampling_params import CHECKS, MOST_STRUCTURE, STRUCTURES, SamplingParams
@@ -227,6 +227,8 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         several = {flag for param in self.params if isinstance(param, Several) for flag in param.opts}
+        if any(FULL_FLAG in param.opts for param in self.params):
+            args = readable(args)
         known = {flag for param in self.get_params(ctx) for flag in param.opts}
         if any(a.startswith("--") and a.partition("=")[0] not in known for a in args):
             self.take_what_packages_brought()

@@ -18,6 +18,7 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.system.garbage_collection import all_of_this_lasts
+from hetrun.system.units import counted
 
 BESIDE = 256  # requests held besides those that the queue has room for: read, or answered
 POLL_S = 0.1  # how often the bar looks at how far loading has come
@@ -70,7 +71,8 @@ async def _serve(
 
         def started() -> None:
             all_of_this_lasts()
-            what = info.id if shelf.only else f"{len(shelf.models)} models ({', '.join(shelf.models)})"
+            several = f"{counted(len(shelf.models), 'model')} ({', '.join(shelf.models)})"
+            what = info.id if shelf.only else several
             say(f"{what} on {listen.url(bound)}/v1 (Ctrl-C stops)")
             if shelf.only:
                 say(f"chat template: {info.template_origin}")

@@ -290,13 +290,15 @@ def _schema(name: str, value: object) -> str | None:
     """A JSON schema as text; it is compiled where the vocabulary is known."""
     import json  # on use: few answers have a schema
 
+    from hetrun.system.strict_json import fault_in_json
+
     if value is None:
         return None
     try:
         schema = json.loads(value) if isinstance(value, str) else value
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
-        raise OptionError(f"{name} is not JSON: {str(error)[:200]}") from None
+        raise OptionError(f"{name} is not JSON: {fault_in_json(error)}") from None
     if not isinstance(schema, dict | bool):
         raise OptionError(f"{name} must be a JSON object (or true, or false), not {short(schema)}")
     return _structure(name, text)

@@ -63,7 +63,8 @@ class Load:
     engine: str
     options: Mapping[str, object]
     patience: Patience = Patience()
-    verbose: bool = False  # say on standard error what the engine decides
+    verbose: bool = False  # say what the engine decides, too
+    remarks: bool = False  # what it says comes through the pipe, and not to its standard error
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,14 @@ class Unstuck:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that the engine's process says to people; its front knows where there is room for that."""
+
+    level: int  # of `logging`
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The next events of a request; they arrive together or not at all."""
 
@@ -150,7 +159,7 @@ class Answer:
 
 
 ToWorker = Load | Submit | Cancel | Ask | Close
-FromWorker = Progress | Ready | Failed | Answer | Reply | Pulse | Stuck | Unstuck
+FromWorker = Progress | Ready | Failed | Answer | Reply | Pulse | Stuck | Unstuck | Remark
 Message = ToWorker | FromWorker
 
 

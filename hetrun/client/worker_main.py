@@ -32,6 +32,7 @@ from hetrun.client.wire_protocol import (
     Progress,
     Pulse,
     Ready,
+    Remark,
     Submit,
     portable,
 )
@@ -89,8 +90,23 @@ def main(descriptor: int) -> None:
         if load.verbose:
             logging.basicConfig(format="%(message)s")  # warnings come there anyway
             logging.getLogger("hetrun").setLevel(logging.INFO)
+        if load.remarks:
+            logger = logging.getLogger("hetrun")
+            logger.addHandler(Remarks(channel))
+            logger.propagate = False
         _work(channel, orders, load)
     channel.close()
+
+
+class Remarks(logging.Handler):
+    """Sends what is said to the front: written from here it would fall into a bar that the front draws."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._channel.send(Remark(record.levelno, self.format(record)))
 
 
 def _read(channel: Channel, orders: queue.SimpleQueue[Message]) -> None:

@@ -32,6 +32,7 @@ from hetrun.client.wire_protocol import (
     Progress,
     Pulse,
     Ready,
+    Remark,
     Reply,
     Stuck,
     Submit,
@@ -42,6 +43,7 @@ from hetrun.system import subprocesses
 from hetrun.system.run_queue import RunQueue, Standstill
 
 log = logging.getLogger(__name__)
+remarks = logging.getLogger("hetrun.engine")  # what it says would come from there, were it in this process
 
 GRACE_S = 3.0  # how long a worker may take to close by itself
 WRITING_S = 60.0  # and if it has prompts to write before
@@ -88,7 +90,7 @@ class Life:
         self._process, ours = _begin(2 if log is None else log.fileno())
         self._silence = Standstill(RunQueue(self._process.pid), self._patience.busy)
         self._channel = Channel(Connection(ours.detach()))
-        self._channel.send(load)
+        self._channel.send(replace(load, remarks=log is None))
 
     @property
     def pid(self) -> int:
@@ -243,6 +245,8 @@ class Life:
                 self.info = info
             case Failed(error):
                 self.error = error
+            case Remark(level, text):
+                remarks.log(level, "%s", text)
 
     def _replied(self, said: Reply) -> None:
         with self._lock:

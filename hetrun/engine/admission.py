@@ -15,6 +15,7 @@ from heapq import heapreplace
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.step_time import StepTimes
 from hetrun.errors import Overloaded
+from hetrun.system.units import counted
 
 RECENT_REQUESTS = 32  # that count in a mean over requests
 FIRST_ANSWER = 256.0  # tokens, before any answer has ended
@@ -124,7 +125,7 @@ class Admission:
             retry_s = min(max(room.place_s + self._sent_away * turn, LEAST_RETRY_S), MOST_RETRY_S)
         self._sent_away += 1
         many = held - self.places
-        waits = "1 request waits" if many == 1 else f"{many} requests wait"
+        waits = f"{counted(many, 'request')} {'waits' if many == 1 else 'wait'}"
         return Overloaded(
             f"the queue is full: {waits} already (--queue); ask again in {in_words(retry_s)}", retry_s
         )

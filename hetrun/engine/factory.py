@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetrun.client.events import Message, ModelInfo
+from hetrun.client.events import GenerateRequest, Message, ModelInfo
 from hetrun.config import Settings
+from hetrun.engine.first_look import FirstLook
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.prefix_store import Prompts, check_place
@@ -48,8 +49,10 @@ def load(
     options: Options,
     progress: Progress | None,
     most_waiting: int | None = None,
+    first: GenerateRequest | None = None,
 ) -> Loaded:
-    """Everything that runs; called on the engine thread."""
+    """Everything that runs; called on the engine thread. What is wrong with the `first` request is told
+    before weights are read."""
     if settings.prompt_cache:
         check_place(settings.prompt_cache)
     tokenizer = open_tokenizer(source)  # first: it is read in no time, and may be wrong
@@ -59,12 +62,13 @@ def load(
         speculation = speculation_of(settings, options, tokenizer)
         if speculation:
             undo.callback(speculation.close)
-        model = models.open_planned(source, options, progress)
+        render = renderer(templates, tokenizer)
+        look = FirstLook(first, tokenizer, render)
+        model = models.open_planned(source, options, progress, look)
         undo.callback(model.close)
         speculation = with_block(speculation, settings, model)
         undo.pop_all()
     temperature = settings.temperature if settings.temperature is not None else source.temperature
-    render = renderer(templates, tokenizer)
     most_tokens = model.most_cached if isinstance(model, models.PlannedModel) else None
     prefixes = Prefixes(model, most_kept(model), most_tokens)
     prompts = Prompts(model, prefixes, options) if isinstance(model, models.PlannedModel) else None
@@ -78,6 +82,7 @@ def load(
         prefixes=prefixes,
         prompts=prompts,
         speculation=speculation,
+        grammars=look.grammars,
         ending=remembering(prompts, settings.prompt_cache),
     )
 

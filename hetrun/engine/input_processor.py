@@ -42,9 +42,14 @@ class Prepared:
 class Preparer:
     """Prepares requests beside the engine."""
 
-    def __init__(self, render: Renderer | None, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, render: Renderer | None, tokenizer: Tokenizer | None, grammars: Grammars | None = None
+    ) -> None:
+        """`grammars`: where some were compiled already."""
         self._render = render
         self._tokenizer = tokenizer
+        if grammars:
+            self._grammars = grammars
         # Apart, so that no message waits for grammars. One text is rendered at a time anyway.
         self._rendering = ThreadPoolExecutor(1, "hetrun-render")
         self._compiling = ThreadPoolExecutor(GRAMMARS, "hetrun-compile")
@@ -76,12 +81,7 @@ class Preparer:
 
     @cached_property
     def _grammars(self) -> Grammars:
-        from hetrun.sampling.grammar.token_mask import Grammars  # on use: most requests have no grammar
-
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            raise OptionError("an answer of a given form needs a tokenizer, and this model has none")
-        return Grammars(tokenizer.pieces(), tokenizer.control, tokenizer.ends)
+        return grammars_of(self._tokenizer)
 
     def _finish(
         self,
@@ -90,20 +90,38 @@ class Preparer:
         then: Callable[[Prepared | Exception], None],
     ) -> None:
         try:
-            text = self._text(request)
-            opened = opened_in(text or "") if request.messages is not None else ""
-            structure = request.structure
-            if structure and structure.kind == "parts" and opened:
-                structure = replace(structure, text=within_thought(opened, structure.text))
-            constraint = grammars.constraint(structure) if grammars and structure else None
-            then(Prepared(text, constraint, opened))
+            then(prepared(request, self._render, grammars))
         except Exception as error:
             then(error)
 
-    def _text(self, request: GenerateRequest) -> str | None:
-        if request.messages is None:
-            return None
-        if self._render is None:
-            raise OptionError("this model takes no messages; give it a text or tokens")
-        tools = {"tools": request.tools} if request.tools else {}
-        return self._render(request.messages, {**request.template_options, **tools})
+
+def grammars_of(tokenizer: Tokenizer | None) -> Grammars:
+    """What compiles grammars for a vocabulary. On the engine thread: what each token is, only native calls
+    say."""
+    from hetrun.sampling.grammar.token_mask import Grammars  # on use: most requests have no grammar
+
+    if tokenizer is None:
+        raise OptionError("an answer of a given form needs a tokenizer, and this model has none")
+    return Grammars(tokenizer.pieces(), tokenizer.control, tokenizer.ends)
+
+
+def prepared(
+    request: GenerateRequest, render: Renderer | None, grammars: Grammars | None, rendered: bool = True
+) -> Prepared:
+    """What a request becomes; not `rendered`: its grammar only."""
+    text = _text(request, render) if rendered else None
+    opened = opened_in(text or "") if request.messages is not None else ""
+    structure = request.structure
+    if structure and structure.kind == "parts" and opened:
+        structure = replace(structure, text=within_thought(opened, structure.text))
+    constraint = grammars.constraint(structure) if grammars and structure else None
+    return Prepared(text, constraint, opened)
+
+
+def _text(request: GenerateRequest, render: Renderer | None) -> str | None:
+    if request.messages is None:
+        return None
+    if render is None:
+        raise OptionError("this model takes no messages; give it a text or tokens")
+    tools = {"tools": request.tools} if request.tools else {}
+    return render(request.messages, {**request.template_options, **tools})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.input_processor import Renderer
@@ -11,9 +12,13 @@ from hetrun.engine.prefix_store import Prompts
 from hetrun.engine.speculation.interface import Speculation
 from hetrun.engine.step_time import StepTimes
 from hetrun.errors import ContextFull, OptionError, TemplateError
-from hetrun.executor.interface import Model
+from hetrun.executor.interface import Limits, Model
 from hetrun.memory.kv.prefix_cache import Prefixes
+from hetrun.system.units import counted
 from hetrun.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from hetrun.sampling.grammar.token_mask import Grammars
 
 MOST_LETTERS = 128  # of a token: tokenising a text that is longer than a context of such would only take time
 
@@ -32,6 +37,7 @@ class Loaded:
     prompts: Prompts | None = None  # None: they cannot be saved
     ending: Callable[[], None] = lambda: None  # what is to be done before the model goes
     speculation: Speculation | None = None  # None: a step gives each sequence one token
+    grammars: Grammars | None = None  # with what was compiled before the model was loaded
     # Looks for what is wrong with the weights, when their results are no numbers.
     diagnose: Callable[[], Exception | None] = lambda: None
     times: StepTimes = field(init=False)  # what its steps take
@@ -39,34 +45,56 @@ class Loaded:
     def __post_init__(self) -> None:
         self.times = StepTimes(self.model)
 
+    @property
+    def limits(self) -> Limits:
+        """What the model takes."""
+        return Limits(self.model.context, self.model.n_vocab)
+
 
 def tokenizer_of(loaded: Loaded) -> Tokenizer:
     """The tokenizer, which must be there."""
-    if loaded.tokenizer is None:
+    return present(loaded.tokenizer)
+
+
+def present(tokenizer: Tokenizer | None) -> Tokenizer:
+    """The same where the model is not loaded yet."""
+    if tokenizer is None:
         raise OptionError(
             "there is no tokenizer for this model (a folder needs tokenizer.json), so it takes only token ids"
         )
-    return loaded.tokenizer
+    return tokenizer
 
 
-def prompt_tokens(loaded: Loaded, request: GenerateRequest, messages: str | None) -> list[int]:
+def prompt_tokens(
+    limits: Limits, tokenizer: Tokenizer | None, request: GenerateRequest, messages: str | None
+) -> list[int]:
     """The tokens of a request's prompt; `messages` is the text of its messages."""
     if request.tokens is not None:
         tokens = list(request.tokens)
         for i, token in enumerate(tokens):
-            if not 0 <= token < loaded.model.n_vocab:
-                last = loaded.model.n_vocab - 1
+            if not 0 <= token < limits.n_vocab:
+                last = limits.n_vocab - 1
                 raise OptionError(f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {last}")
     else:
         text = messages or request.text or ""
-        if len(text) > MOST_LETTERS * loaded.model.context:
+        if len(text) > MOST_LETTERS * limits.context:
+            room = counted(limits.context, "token")
             raise ContextFull(
-                f"the prompt has {len(text)} characters, far more than {loaded.model.context} tokens hold; "
-                "shorten it"
+                f"the prompt has {len(text)} characters, far more than {room} can hold; shorten it"
             )
-        tokens = tokenizer_of(loaded).encode(text)
+        tokens = present(tokenizer).encode(text)
     if not tokens and messages is not None:
         raise TemplateError("the chat template writes nothing for these messages; use --chat-template FILE")
     if not tokens:
         raise OptionError("the prompt is empty; give at least one token")
     return tokens
+
+
+def check_length(limits: Limits, request: GenerateRequest, n_tokens: int) -> None:
+    """Refuse a prompt that leaves no room for its answer."""
+    if limits.context - n_tokens < (request.most_tokens != 0):
+        what, beside = ("text", "") if request.pooling else ("prompt", " with the answer")
+        raise ContextFull(
+            f"the {what} has {counted(n_tokens, 'token')}, but the context holds {limits.context}{beside}; "
+            "shorten it, or ask for more with --ctx"
+        )

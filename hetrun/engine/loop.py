@@ -49,7 +49,7 @@ class Loop:
         self._model = loaded.model
         self._inbox = inbox
         self._gate = gate
-        self._preparer = Preparer(loaded.render, loaded.tokenizer)
+        self._preparer = Preparer(loaded.render, loaded.tokenizer, loaded.grammars)
         self._waiting: list[Waiting] = []
         self._running: list[Running] = []
         self._displaced: list[Running] = []  # gave up their places

@@ -9,9 +9,9 @@ import numpy as np
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.engine.inbox import Request
 from hetrun.engine.input_processor import Prepared
-from hetrun.engine.loaded_model import Loaded, prompt_tokens, tokenizer_of
+from hetrun.engine.loaded_model import Loaded, check_length, prompt_tokens, tokenizer_of
 from hetrun.engine.sequence import Running
-from hetrun.errors import ContextFull, OptionError
+from hetrun.errors import OptionError
 from hetrun.graph.pooling import Pooled
 from hetrun.sampling.forced import Forced
 from hetrun.sampling.interface import Constraint, Sampler
@@ -24,7 +24,7 @@ PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token
 def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
     """A request as it will run; an error says why it cannot."""
     model = loaded.model
-    tokens = prompt_tokens(loaded, asked.request, prepared.text)
+    tokens = prompt_tokens(loaded.limits, loaded.tokenizer, asked.request, prepared.text)
     if asked.request.echo:
         tokenizer_of(loaded)  # or an error, while it can be one of this request
     params = asked.request.params
@@ -33,14 +33,8 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
     pooling = asked.request.pooling
     if pooling and not model.width:
         raise OptionError("this model gives no embeddings: a library runs it as a whole")
-    room = model.context - len(tokens)
-    most = asked.request.most_tokens
-    if room < (most != 0):
-        what, beside = ("text", "") if pooling else ("prompt", " with the answer")
-        raise ContextFull(
-            f"the {what} has {len(tokens)} tokens, but the context holds {model.context}{beside}; "
-            "shorten it, or ask for more with --ctx"
-        )
+    check_length(loaded.limits, asked.request, len(tokens))
+    room, most = model.context - len(tokens), asked.request.most_tokens
     return Running(
         id=asked.id,
         request=asked.request,

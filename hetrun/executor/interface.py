@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from hetrun.backend import Floats, Rows
 from hetrun.client.events import Streaming
@@ -13,6 +13,13 @@ from hetrun.executor.stats import Stats
 from hetrun.executor.steps import Between, Step
 from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.planner.plan import PlanSet
+
+
+class Limits(NamedTuple):
+    """What a model takes; known before its weights are read."""
+
+    context: int  # tokens
+    n_vocab: int
 
 
 class Budgeted(Protocol):

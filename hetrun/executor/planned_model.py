@@ -17,7 +17,7 @@ from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.core_choice import recall_seats
 from hetrun.executor.autotune.setup import Setup, planned, planner_for
 from hetrun.executor.executor import KEPT_FEW, Executor
-from hetrun.executor.interface import Model
+from hetrun.executor.interface import Limits, Model
 from hetrun.executor.library.model import WholeModel
 from hetrun.executor.library.plan import backend_for
 from hetrun.executor.library.plan import prepare as prepare_whole
@@ -65,7 +65,14 @@ class PlannedModel:
 
     max_sequences = MAX_SEQUENCES
 
-    def __init__(self, source: ModelSource, options: Options, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        options: Options,
+        progress: Progress | None = None,
+        look: Callable[[Limits], None] = lambda limits: None,
+    ) -> None:
+        """`look` may still say no when all is decided and no weight is read."""
         self.stats = Stats()
         with ExitStack() as undo:
             prepared = prepare(source, options, SOON)
@@ -73,6 +80,7 @@ class PlannedModel:
             self._backends = prepared.backends
             undo.callback(self._close_backends)
             self.n_vocab, self.width = self.graph.logits.width, self.graph.hidden.width
+            look(Limits(self.context, self.n_vocab))
             self._kv = KvCache(
                 kv_shapes(self.graph),
                 prepared.quant,
@@ -423,11 +431,16 @@ def _may_be_chosen(name: str, known: Descriptor | None, allowed: Collection[str]
     return known is None or bool(known.preference) or name in allowed
 
 
-def open_planned(source: ModelSource, options: Options, progress: Progress | None = None) -> Model:
-    """A model that takes steps, its weights read."""
+def open_planned(
+    source: ModelSource,
+    options: Options,
+    progress: Progress | None = None,
+    look: Callable[[Limits], None] = lambda limits: None,
+) -> Model:
+    """A model that takes steps, its weights read; `look` may refuse it before they are."""
     if backend := backend_for(source, options.backends):
-        return WholeModel(source, backend, options, progress)
-    return PlannedModel(source, options, progress)
+        return WholeModel(source, backend, options, progress, look)
+    return PlannedModel(source, options, progress, look)
 
 
 def foreseen(source: ModelSource, options: Options, known: Forecast | None = None) -> PlanSet:

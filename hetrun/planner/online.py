@@ -24,6 +24,7 @@ from hetrun.planner.shortest_path import Chain
 from hetrun.planner.switch_cost import turn
 from hetrun.planner.trials import SMALL, Trial
 from hetrun.planner.weight_sizes import sizes_of
+from hetrun.system.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -405,7 +406,7 @@ class OnlinePlanner:
         _, bucket, a, b = changes[0]
         more = f", and {len(changes) - 1} other buckets" if len(changes) > 1 else ""
         if a.backends == b.backends:
-            what = f"{b.threads} threads instead of {a.threads}"
+            what = f"{counted(b.threads, 'thread')} instead of {a.threads}"
         else:
             moved = Counter(y for x, y in zip(a.backends, b.backends, strict=True) if x != y)
             what = " and ".join(

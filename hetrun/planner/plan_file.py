@@ -45,7 +45,8 @@ def load_plan(path: Path, graph: Graph) -> SavedPlan:
     except (ValueError, TypeError, AttributeError, RecursionError) as e:
         raise OptionError(f"{path} is not a plan as `hetrun plan --json` writes it: {e}") from e
     if missing := [b for b in BUCKETS if b not in buckets]:
-        raise OptionError(f"{path} has no plan for steps of {', '.join(missing)} tokens")
+        tokens = "token" if missing == ["1"] else "tokens"
+        raise OptionError(f"{path} has no plan for steps of {', '.join(missing)} {tokens}")
     if unknown := [b for b in buckets if b not in BUCKETS]:
         raise OptionError(
             f"{path}: steps of {unknown[0]} tokens are no bucket; those are {', '.join(BUCKETS)}"

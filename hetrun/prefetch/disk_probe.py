@@ -26,6 +26,7 @@ from hetrun.errors import ModelFileError
 from hetrun.planner.costmodel import Forecast
 from hetrun.prefetch.open_files import go_direct
 from hetrun.system.files import open_regular
+from hetrun.system.units import counted
 
 MIB = 1 << 20
 MEASURE_S = 0.3  # about what measuring may take...
@@ -50,7 +51,7 @@ class Way:
 
     def __str__(self) -> str:
         how = "direct" if self.direct else "cached"
-        return f"{how}, {self.readers} threads, {self.request // MIB} MiB at a time"
+        return f"{how}, {counted(self.readers, 'thread')}, {self.request // MIB} MiB at a time"
 
 
 # 4 MiB under way keep a disk busy, and every read takes time of the threads that compute: decoding an 8B

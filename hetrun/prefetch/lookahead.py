@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from hetrun.system.units import counted
+
 LAYERS_AHEAD = 3  # of streamed bytes; more is never read ahead
 ROOM_SHARE = 16  # the window takes at most one part in so many of the room: all of it could be weights
 
@@ -87,7 +89,7 @@ def window(
     wanted = least + ceil(min(a_layer, meanwhile) / load.largest)
     limits = {
         f"{readers} readers, {takers} takers and what a layer needs meanwhile": wanted,
-        f"{layers} layers of what is streamed": ceil(layers * a_layer / load.largest),
+        f"{counted(layers, 'layer')} of what is streamed": ceil(layers * a_layer / load.largest),
         f"a {ROOM_SHARE}th of the room for weights": room // ROOM_SHARE // load.largest,
     }
     why, pieces = min(limits.items(), key=lambda item: item[1])
@@ -96,4 +98,4 @@ def window(
     if pieces >= load.pieces:
         why, pieces = "all that is streamed", load.pieces
     size = pieces * load.largest
-    return Window(pieces, size, f"{pieces} pieces, {size / 2**20:.1f} MiB: {why}")
+    return Window(pieces, size, f"{counted(pieces, 'piece')}, {size / 2**20:.1f} MiB: {why}")

@@ -10,6 +10,7 @@ from hetrun.client.events import ModelInfo
 from hetrun.errors import ContextFull
 from hetrun.server.errors import ApiError, api_error, wrong_type
 from hetrun.server.fields import Body
+from hetrun.system.units import counted
 
 WANTED = "a text, a list of texts, a list of tokens, or a list of lists of tokens"
 
@@ -66,7 +67,7 @@ def _string(given: str, where: str, field: Field) -> str:
 
 def _tokens(given: Sequence[object], where: str, info: ModelInfo, field: Field) -> tuple[int, ...]:
     if len(given) > info.context:
-        said = f"the {field.one} has {len(given)} tokens; shorten it, or ask for more with --ctx"
+        said = f"the {field.one} has {counted(len(given), 'token')}; shorten it, or ask for more with --ctx"
         raise api_error(ContextFull(said), info.context, where)
     tokens = []
     for i, token in enumerate(given):

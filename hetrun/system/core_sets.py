@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Any
 
 from hetrun.system.cpu_topology import LEVELS, UNKNOWN, Core, TopoTree
+from hetrun.system.units import counted
 
 MOST_SETS = 16
 PARTS = 1 / 2, 3 / 4, 1 / 4  # of the cores of each cache, besides all and one
@@ -70,7 +71,7 @@ def to_text(tree: TopoTree, sets: Sequence[CoreSet]) -> Iterator[str]:
     yield tree.to_text()
     for s in sets:
         where = "anywhere" if s.cpus == tree.cpus and not s.pinned else f"on CPU {in_ranges(s.cpus)}"
-        yield f"  {_count(s.threads, 'thread')}: {s.name}, {where}"
+        yield f"  {counted(s.threads, 'thread')}: {s.name}, {where}"
     if len(tree.cpus) == 2:
         yield "  so few cores leave nothing else to choose"
 
@@ -139,7 +140,7 @@ class _Scope:
         for part in (*PARTS, 0.0):
             some = [_spread(group, max(1, math.ceil(part * len(group)))) for group in groups]
             least, most = min(map(len, some)), max(map(len, some))
-            n = _count(most, "core") if least == most else f"{least} to {most} cores"
+            n = counted(most, "core") if least == most else f"{least} to {most} cores"
             yield f"{n} of each {what}{self.where}", [cpu for group in some for cpu in _cpus(group)]
 
 
@@ -166,7 +167,3 @@ def _grouped(cores: Cores, key: Callable[[Core], Any]) -> list[list[Core]]:
 
 def _cpus(cores: Cores, every: bool = False) -> list[int]:
     return [cpu for core in cores for cpu in (core.cpus if every else core.cpus[:1])]
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" + ("s" if n != 1 else "")

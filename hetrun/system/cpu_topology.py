@@ -19,6 +19,7 @@ from typing import Any
 
 from hetrun.system.cgroups import read_limits
 from hetrun.system.sysfs import cpu_list, cpu_mask, line_of, number_of
+from hetrun.system.units import counted
 
 LEVELS = "socket", "node", "cache", "module"  # from the outermost
 UNKNOWN = -1  # in a path: the group is all that is around it
@@ -77,18 +78,18 @@ class TopoTree:
 
     def to_text(self) -> str:
         """One line for people."""
-        parts = [_count(len(self.cores), "core")]
+        parts = [counted(len(self.cores), "core")]
         if self.kinds > 1:
             parts[0] += f" ({_kinds(self.cores)})"
         if (n := len(self.cpus)) != len(self.cores):
             parts.append(f"{n} hardware threads")
-        parts.append(_count(len(self.groups("socket")), "socket"))
-        parts.append(_count(len(self.groups("node")), "NUMA node"))
+        parts.append(counted(len(self.groups("socket")), "socket"))
+        parts.append(counted(len(self.groups("node")), "NUMA node"))
         if all(core.path[LEVELS.index("cache")] != UNKNOWN for core in self.cores):
             caches = self.groups("cache")
-            parts.append(f"{_count(len(caches), 'last-level cache')} of {_sizes(caches)}")
+            parts.append(f"{counted(len(caches), 'last-level cache')} of {_sizes(caches)}")
         if self.threads < n:
-            parts.append(f"time for {_count(self.threads, 'thread')} in this container")
+            parts.append(f"time for {counted(self.threads, 'thread')} in this container")
         return ", ".join(parts)
 
 
@@ -281,10 +282,6 @@ def _cpus(cores: Iterable[Core]) -> list[int]:
     return sorted(cpu for core in cores for cpu in core.cpus)
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" + ("s" if n != 1 else "")
-
-
 def _kinds(cores: Iterable[Core]) -> str:
     numbers: dict[int, int] = {}
     for core in cores:
@@ -295,4 +292,4 @@ def _kinds(cores: Iterable[Core]) -> str:
 
 def _sizes(groups: Iterable[Sequence[Core]]) -> str:
     sizes = sorted({len(group) for group in groups})
-    return _count(sizes[0], "core") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} cores"
+    return counted(sizes[0], "core") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} cores"

@@ -7,6 +7,7 @@ import re
 from typing import NoReturn
 
 # JSON can spell half of a surrogate pair, which is no text and cannot be encoded again.
+MOST_WORDS = 200  # letters of what Python says of other errors
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -17,6 +18,15 @@ def parsed(raw: bytes) -> object:
     if SURROGATE.search(raw):
         json.dumps(value, ensure_ascii=False).encode()
     return value
+
+
+def fault_in_json(error: Exception) -> str:
+    """Why a text is not JSON, with the place as editors count it."""
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error)[:MOST_WORDS]
+    what = error.msg[:1].lower() + error.msg[1:]
+    line = f"line {error.lineno}, " if error.lineno > 1 else ""
+    return f"{what} at {line}character {error.colno}"
 
 
 def _refuse_constant(name: str) -> NoReturn:

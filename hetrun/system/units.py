@@ -9,3 +9,9 @@ def size_in_words(nbytes: float) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.{1 if unit == 'GiB' else 0}f} {unit}"
     return f"{nbytes:.0f} bytes"
+
+
+def counted(n: float, what: str, form: str = "") -> str:
+    """A number of things: 1 token, 2 tokens; with the form ".1f" 0.5 tokens, with "," 1,024 tokens."""
+    number = format(n, form)
+    return f"{number} {what}" if number == "1" else f"{number} {what}s"

@@ -38,6 +38,7 @@ REFERENCE = "reference"
 AGAINST = (REFERENCE, "llama.cpp")
 TOKENS = 2048
 MOST_TEXT = 64 << 20  # bytes of a text
+SHORT = 256  # tokens
 FEW_ROWS = 32  # compared at once: some tens of megabytes in float64
 MANY_ROWS = 512  # computed at once, where the model's own step is not larger
 
@@ -153,7 +154,8 @@ def evaluate_settings(
     """The same with settings that were resolved before."""
     for name in {against, vs} - {REFERENCE, None}:
         check_peer(str(name), model_path(settings))
-    with open_llm(settings, eager=True) as llm:
+    # What pays in the long run takes longer to bring in than a short text to read.
+    with open_llm(settings, eager=tokens > SHORT) as llm:
         ids = llm.tokenize(text)[: min(tokens, llm.info.context)]
         if len(ids) < 2:
             raise UserError("the text has fewer than 2 tokens: there is nothing to predict")
@@ -205,7 +207,8 @@ def oracle_logits(settings: Settings, against: str, tokens: Sequence[int], conte
         return
     path = model_path(settings)
     context = least_context(path, len(tokens), context)
-    with LocalModel(path, backends=[REFERENCE], kv_type="f32", ctx=context) as llm:
+    # With one backend there is nothing to choose, and measuring it would take longer than the text.
+    with LocalModel(path, backends=[REFERENCE], kv_type="f32", ctx=context, planner="static") as llm:
         yield from logits(llm, tokens)
 
 

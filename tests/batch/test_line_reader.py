@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -72,3 +73,16 @@ def test_a_pipe_is_not_waited_for_while_there_is_something() -> None:
         late.join()
     finally:
         os.close(out)
+
+
+def test_lines_that_were_looked_at_stay_to_be_read(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_bytes(b"a\nb\nc")
+    with (tmp_path / "in.txt").open("rb") as file:
+        lines = Lines(file.fileno(), "in.txt")
+        assert [line.data for line in lines.ahead(2)] == [b"a", b"b"]
+        assert not lines.at_end
+        assert [line.data for line in lines.some(1)] == [b"a"]
+        assert [line.data for line in lines.some(9)] == [b"b"]
+        assert [line.data for line in lines.some(9)] == [b"c"]
+        assert lines.some(9) == []
+        assert lines.at_end

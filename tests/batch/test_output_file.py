@@ -174,7 +174,7 @@ def test_results_of_other_requests_are_not_gone_on_with(tmp_path: Path) -> None:
         done = Done(output)
         with pytest.raises(UserError, match=r"line 1 is not what .* has the result of"):
             done.has(ask(digest="ffffffffffff"))
-        with pytest.raises(UserError, match="1 results of requests that the file has no more"):
+        with pytest.raises(UserError, match="1 result of requests that the file has no more"):
             done.check_all_met()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import subprocess
@@ -12,11 +13,13 @@ from typing import cast
 
 import pytest
 
+from hetrun import cli
 from hetrun.cli import batch
 from hetrun.cli.batch import Outlook
 from hetrun.cli.progress import clock
 from hetrun.client.interface import ChatClient
 from hetrun.client.queries import Question, StepSeconds
+from hetrun.errors import UserError
 from hetrun.tools.batch.line_reader import Lines
 from hetrun.tools.batch.runner import Tally
 from tests.models.tiny import TinyLlama, write_gguf
@@ -60,6 +63,8 @@ def test_the_planner_speaks_until_there_are_results(lines: Lines, monkeypatch: p
     row = outlook.row(tally, lines)
     assert row.left_s == pytest.approx(900 * 11 / 100)
     assert row.remarks == f"{4000 / 11:.0f} tokens/s, 3 failed"
+    tally.running = 64
+    assert outlook.row(tally, lines).remarks == f"64 running, {4000 / 11:.0f} tokens/s, 3 failed"
     tally.complete, tally.waits_for = True, "out: No space left on device"
     row = outlook.row(tally, lines)
     assert (row.total, row.left_s, row.remarks) == (100, 0.0, "out: No space left on device")
@@ -104,6 +109,39 @@ def test_only_the_last_while_counts(lines: Lines, monkeypatch: pytest.MonkeyPatc
 
 def test_clocks() -> None:
     assert [clock(s) for s in (0.4, 65, 3599.6, 7265)] == ["0:00", "1:05", "1:00:00", "2:01:05"]
+
+
+def test_a_file_without_a_request_needs_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr(batch, "WorkerClient", never)
+    (tmp_path / "in.jsonl").write_text('{"prompt"\n\n{"promt": "a"}\n[1]\n')
+    output = tmp_path / "out.jsonl"
+    code = cli.exit_code(["run", "-f", str(tmp_path / "in.jsonl"), "-o", str(output)])
+    assert code == 3
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["error"]["message"][:24] for row in rows] == [
+        "line 1: it is not JSON: ",
+        "line 3: unknown field 'p",
+        "line 4: it is not a JSON",
+    ]
+    assert "hetrun: 3 results in " in capsys.readouterr().err
+
+
+def test_one_request_in_a_file_is_enough_for_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def opened(*arguments: object) -> None:
+        asked.append(arguments)
+        raise UserError("no model here")
+
+    monkeypatch.setattr(batch, "WorkerClient", opened)
+    (tmp_path / "in.jsonl").write_text('{"prompt"\n{"prompt": "a"}\n')
+    assert cli.exit_code(["run", "-f", str(tmp_path / "in.jsonl")]) == 2
+    assert len(asked) == 1
 
 
 @pytest.mark.slow

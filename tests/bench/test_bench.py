@@ -32,7 +32,7 @@ from hetrun.tools.bench.llamacpp_peer import Open, Opened
 from hetrun.tools.bench.memory_bandwidth import Memory
 from hetrun.tools.bench.peer import Peer, check_peer, thread_counts
 from hetrun.tools.bench.process import Process
-from hetrun.tools.bench.report import COLUMNS, PeerResult, Row, to_csv, to_json, to_table
+from hetrun.tools.bench.report import COLUMNS, PeerResult, Row, to_csv, to_json, to_table, with_spread
 from hetrun.tools.bench.roofline import Demands, Limit, demands
 from hetrun.tools.convert.gguf_writer import Tensor, write_model
 from tests.models import tiny
@@ -473,6 +473,13 @@ def test_csv_can_be_read_back() -> None:
     assert (alone["of_limit"], alone["peer_of_limit"], alone["beside"]) == ("0.25", "", "0")
 
 
+def test_one_sample_has_no_spread() -> None:
+    assert with_spread([12.34]) == "12.3"
+    assert with_spread([10.0, 12.0]) == "11.0 ± 1.0"
+    assert with_spread([0.5, 0.6, 0.7], 2) == "0.60 ± 0.10"
+    assert "±" not in to_table([replace(row(), samples=(100.0,))], explain=False)
+
+
 def test_the_table_tells_it_to_people() -> None:
     text = to_table([row(PEER)], explain=True)
     heading, line = text.splitlines()[:2]
@@ -507,7 +514,7 @@ Bench = Callable[..., None]
 @pytest.fixture
 def small(path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """`bench.main` on the tiny model, with the memory of the machine not measured for seconds."""
-    monkeypatch.setattr(bench, "memory", lambda n, nbytes: Memory(n, int(nbytes), 2e9 * n, 1e9 * n))
+    monkeypatch.setattr(bench, "memory", lambda n, nbytes, again: Memory(n, int(nbytes), 2e9 * n, 1e9 * n))
     monkeypatch.setattr(matmul_peak, "WIDTH", 256)
     monkeypatch.setattr(matmul_peak, "TOKENS", 16)
 

@@ -192,7 +192,7 @@ def test_beside_others_both_sides_run_as_their_users_have_them(
         yield
         log.append("end")
 
-    def memory(n: int, nbytes: float) -> Memory:
+    def memory(n: int, nbytes: float, again: bool) -> Memory:
         log.append("memory")
         return Memory(n, int(nbytes), 1e9, 1e9)
 

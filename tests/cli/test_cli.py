@@ -254,20 +254,31 @@ def test_run_verbose_says_what_was_chosen_and_how_it_went(answer: Run) -> None:
 def test_run_json_is_one_object(answer: Run) -> None:
     text = answer("hello", "-n", "6").out
     done = json.loads(answer("hello", "-n", "6", "--json").out)
-    assert set(done) >= {"text", "tokens", "finish_reason", "usage", "timings", "plan"}
+    assert set(done) == {"model", "text", "tokens", "finish_reason", "usage", "timings"}
     assert done["text"].rstrip("\n") == text.rstrip("\n")
     assert (len(done["tokens"]), done["finish_reason"]) == (6, "length")
     assert set(done["usage"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
     assert set(done["timings"]) == {"load_s", "ttft_s", "prompt_tok_s", "decode_tok_s", "drafted", "accepted"}
-    assert done["plan"]["plans"][0]["stages"][0][0]["backend"] == "reference"
+
+
+def test_run_json_full_has_the_plan_and_the_bill_of_memory_as_well(answer: Run) -> None:
+    short = json.loads(answer("-n", "2", "--json", "hello").out)
+    full = json.loads(answer("-n", "2", "--json=full", "hello").out)
+    assert set(full) - set(short) == {"memory", "streaming", "plan"}
+    assert full["text"] == short["text"]
+    assert full["plan"]["plans"][0]["stages"][0][0]["backend"] == "reference"
+    assert full["memory"]["weights"] > 0
+    result = answer("hello", "--json=all")
+    assert (result.code, result.out) == (2, "")
+    assert "--json=all: take --json, or --json=full" in result.sentence
 
 
 def test_run_says_what_came_from_disk(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert json.loads(answer("hello", "-n", "2", "--json").out)["streaming"] is None
+    assert json.loads(answer("hello", "-n", "2", "--json=full").out)["streaming"] is None
     assert "from disk" not in answer("hello", "-n", "2", "-v").err
     found = Streaming(9, 10**10, 3.1e9, 0.831, 1.7234e9, 2_310_000_000, 1_790_000_000, 1 << 31, 1 << 30)
     monkeypatch.setattr(PlannedModel, "streaming", lambda model: found)
-    assert json.loads(answer("hello", "-n", "2", "--json").out)["streaming"] == asdict(found)
+    assert json.loads(answer("hello", "-n", "2", "--json=full").out)["streaming"] == asdict(found)
     assert answer("hello", "-n", "2", "-v").err.splitlines()[-1] == (
         "[from disk: 1.72 GB a token at 3.1 GB/s, 83 % of the time waiting; "
         "2,203 of 3,910 MiB of the weights in memory]"

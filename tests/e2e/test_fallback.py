@@ -392,7 +392,7 @@ Command = Callable[..., tuple[int, str, str]]
 def test_the_command_runs_it(files: Files) -> None:
     path = str(files(foreign.GPT2))
     out = subprocess.run(
-        [sys.executable, "-m", "hetrun", "run", "-m", path, "Hi", "-n", "8", "--temp", "0", "--json"],
+        [sys.executable, "-m", "hetrun", "run", "-m", path, "Hi", "-n", "8", "--temp", "0", "--json=full"],
         capture_output=True,
         text=True,
         check=True,

@@ -17,7 +17,7 @@ SHORT = """
 import json, sys
 from hetrun.cli import main
 sys.argv = ["hetrun", "run", "Write a short poem about the sea and the mountains, the rivers and the woods, "
-            "and about what the wind says to all of them at night.", "-n", "4", "--json"]
+            "and about what the wind says to all of them at night.", "-n", "4", "--json=full"]
 try:
     main()
 finally:

@@ -221,6 +221,52 @@ def test_what_was_measured_in_a_crowd_is_measured_again_without_it(
         llm.call(look)
 
 
+def test_a_start_that_finds_it_quiet_measures_again_what_was_rough(
+    model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs that end with their answer never have an idle moment for that."""
+    others = [1.0]
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.cpu_count", lambda: 1)
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: others[0])
+
+    def start() -> tuple[float, bool]:
+        """Seconds that it measured, and whether what is kept is rough."""
+        began = clock.now
+        with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True):
+            took = clock.now - began
+        (kept,) = (dirs().cache / "times").glob("*.json")
+        works, _ = read(kept)
+        return took, any(cell.rough for cells in works.values() for cell in cells.values())
+
+    clock.speed = lambda at, name, segment: 0.01
+    first, second = start(), start()
+    assert first[1]
+    assert second == (0.0, True), "rough times are used, and nothing is measured beside others again"
+    others[0] = 0.0
+    quiet, again = start(), start()
+    assert quiet[0] > 0
+    assert not quiet[1]
+    assert again == (0.0, False)
+
+
+def test_what_only_measuring_needed_is_given_back_beside_others_too(
+    model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.cpu_count", lambda: 1)
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 1.0)
+    # No time is left but for what was never run.
+    monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_BUSY_S", 0.0)
+
+    def brought(loaded: Loaded) -> list[str]:
+        assert isinstance(loaded.model, PlannedModel)
+        assert loaded.model.pilot is not None
+        return [name for name, uses in loaded.model.pilot.prober._brought.items() if uses]
+
+    clock.speed = lambda at, name, segment: 0.01
+    with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
+        assert llm.call(brought) == []
+
+
 def reasons_of(loaded: Loaded) -> list[str]:
     model = loaded.model
     assert isinstance(model, PlannedModel)

@@ -101,7 +101,7 @@ def test_a_long_text_is_not_tokenised_in_vain() -> None:
     try:
         error = ask(engine, "b" * 10_000).wait().last.error
         assert isinstance(error, ContextFull)
-        assert str(error) == "the prompt has 10000 characters, far more than 64 tokens hold; shorten it"
+        assert str(error) == "the prompt has 10000 characters, far more than 64 tokens can hold; shorten it"
     finally:
         engine.close()
 

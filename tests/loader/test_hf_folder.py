@@ -117,7 +117,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "config is no JSON": (
         lambda f: write_config(f, "{"),
-        "config.json: is not a JSON object: Expecting prop",
+        "config.json: is not a JSON object: expecting prop",
     ),
     "config is a list": (
         lambda f: write_config(f, "[]"),

@@ -94,10 +94,10 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "length 2^63": (whole({}, length=1 << 63), "it is 9223372036854775808 bytes long"),
     "length over the limit": (whole({}, length=100_000_001), "it is 100000001 bytes long"),
     "length over the file": (whole({}, length=1000), "its JSON needs 1000 bytes, but the file ends after 2"),
-    "not JSON": (whole(b"{]"), "at byte 8: it is not a JSON object: Expecting property name"),
+    "not JSON": (whole(b"{]"), "at byte 8: it is not a JSON object: expecting property name"),
     "not an object": (whole(b"[1]"), "at byte 8: it begins with b'[1]', not with a brace"),
     "not UTF-8": (whole(b'{"\xff": 1}'), "it is not a JSON object: byte 2 is not UTF-8"),
-    "two documents": (whole(b"{}{}"), "it is not a JSON object: Extra data"),
+    "two documents": (whole(b"{}{}"), "it is not a JSON object: extra data"),
     "nested": (whole(b'{"a":' * 50_000 + b"1" + b"}" * 50_000), "it is nested too deeply"),
     "too many values": (
         whole(b'{"a":[' + b"1," * (1 << 21) + b"1]}"),

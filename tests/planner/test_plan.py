@@ -321,7 +321,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda d: d.pop("format"), "is not a plan as `hetrun plan --json` writes it: it lacks 'format'"),
     (lambda d: d.pop("ubatch"), "it lacks 'ubatch'"),
     (lambda d: d["plans"].pop(2), "has no plan for steps of 5-8 tokens"),
-    (set_first("bucket", "3"), "has no plan for steps of 1 tokens"),
+    (set_first("bucket", "3"), "has no plan for steps of 1 token"),
     (
         lambda d: d["plans"].append(d["plans"][0] | {"bucket": "3"}),
         "steps of 3 tokens are no bucket; those are 1,",

@@ -254,5 +254,5 @@ def test_what_becomes_too_complex_in_the_middle_is_an_error(shared: Grammars) ->
 
 def test_a_token_that_is_not_allowed_is_an_error(shared: Grammars) -> None:
     constraint = shared.constraint(of_schema({"type": "null"}))
-    with pytest.raises(OptionError, match="after 1 tokens of the answer"):
+    with pytest.raises(OptionError, match="after 1 token of the answer"):
         constraint.accept(ord("x"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import select
 import signal
@@ -299,3 +300,20 @@ async def test_a_slow_reader_blocks_nobody() -> None:
     assert threading.active_count() <= threads + 2  # the engine's, and the one that waits for it
     assert len([event async for event in slow]) == 10_000
     await client.close()
+
+
+async def test_what_the_engine_remarks_is_told_by_its_front(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = WorkerClient(Settings(), engine="tests.server.test_engine_client:remarking_engine")
+    await client.info()
+    await client.close()
+    said = [(r.name, r.levelname, r.getMessage()) for r in caplog.records]
+    assert said == [("hetrun.engine", "WARNING", "the disk is 100% full")]
+    assert "the disk" not in capfd.readouterr().err
+
+
+def remarking_engine(**options: object) -> FakeEngine:
+    logging.getLogger("hetrun.planner").warning("the disk is %d%% full", 100)
+    logging.getLogger("hetrun.planner").info("nobody asked for this")
+    return FakeEngine()

@@ -136,7 +136,7 @@ def test_sizes_are_rounded_so_little_that_no_cache_notices(nbytes: float) -> Non
 def test_a_block_that_a_cache_holds_has_two_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[tuple[int, int]] = []
 
-    def measure(n: int, nbytes: int) -> float:
+    def measure(n: int, nbytes: int, again: bool) -> float:
         measured.append((n, nbytes))
         return n * (20 * GIGA if nbytes > 10**8 else 30 * GIGA if nbytes > 10**6 else 5 * GIGA)
 
@@ -195,3 +195,22 @@ def test_addresses_are_whole_lines_of_pages() -> None:
     with Block(Work(3, 5 * LINE)) as block:
         assert block.part(0) % 4096 == 0
         assert ctypes.string_at(block.part(2), 5 * LINE) == b"\1" * 5 * LINE
+
+
+def test_memory_is_measured_again_only_where_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[int, int]] = []
+
+    def bandwidth(n: int, nbytes: int) -> float:
+        measured.append((n, nbytes))
+        return 1e9 * len(measured)
+
+    monkeypatch.setattr(memory_bandwidth, "bandwidth", bandwidth)
+    monkeypatch.setattr(memory_bandwidth, "_most", {})
+    monkeypatch.setattr(memory_bandwidth, "_large", lambda: 1 << 30)
+    first = memory(2, 1 << 20, again=False)
+    assert (first.dram, first.rate) == (1e9, 2e9)
+    assert memory(2, 1 << 20, again=False) == first
+    assert len(measured) == 2
+    assert memory(2, 1 << 20).rate == 4e9
+    assert memory(1, 1 << 20, again=False).threads == 1
+    assert len(measured) == 6

@@ -6,6 +6,7 @@ from math import ceil
 
 from hetrun.planner.bandit import Verdict
 from hetrun.planner.plan import Plan
+from hetrun.system.units import counted
 
 TAKEN, SPARE = 0.5, 0.35  # cores of others: so many are in the way; so few are not
 
@@ -53,4 +54,4 @@ def backends(plan: Plan) -> str:
 
 def count(threads: int) -> str:
     """A number of threads."""
-    return "1 thread" if threads == 1 else f"{threads} threads"
+    return counted(threads, "thread")

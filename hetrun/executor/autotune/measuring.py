@@ -68,8 +68,8 @@ class Measuring:
         self._home, _ = Counter(setup.home.values()).most_common(1)[0]
 
     def begin(self, names: Sequence[str], progress: Progress | None) -> Mapping[int, float]:
-        """What is not known of these backends; what the same work takes with each number of threads, where
-        that was tried, because others compute."""
+        """What is not known of these backends, and again what was measured beside others that are gone; what
+        the same work takes with each number of threads, where that was tried, because others compute."""
         wanted = [name for name in names if self.unknown(name)]
         take_seats(self._prober, self._planner, self._forecast, self._setup)
         if self._disturbed():
@@ -77,6 +77,9 @@ class Measuring:
             best = min(tried, key=lambda n: tried[n], default=self._setup.threads[-1])
             self._in_turn(wanted, best)
             return tried
+        # A command that ends with its answer has no idle moment in which this would be done later.
+        if rough := [name for name in names if self._rough([name])]:
+            self.refine(rough, progress or (lambda part: None))
         left = PROBE_S
         # What works by itself is quick, and gains most.
         for at, name in enumerate(sorted(wanted, key=lambda n: not self._backends[n].asynchronous)):
@@ -206,7 +209,11 @@ class Measuring:
                 if left > 0 and self._expected(trials) < left / LEAST_RUNS:
                     self._compare_or_probe(trials)
         every = [t for trials in groups.values() for t in trials]
-        self._complete([t for t in every if t.backend not in self._state.refused], HASTY_DOUBT)
+        try:
+            self._complete([t for t in every if t.backend not in self._state.refused], HASTY_DOUBT)
+        finally:
+            for name in names:
+                self._prober.give_back(name)  # memory is for what plans need
         self._executor.forget_threads()
 
     def _longest_first(self, groups: Sequence[Sequence[Trial]]) -> Sequence[Sequence[Trial]]:

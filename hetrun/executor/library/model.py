@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -15,6 +15,7 @@ from hetrun.backend.library_model import WholeRunner
 from hetrun.client.events import Streaming
 from hetrun.client.queries import LayerPlace
 from hetrun.errors import BudgetError, OptionError
+from hetrun.executor.interface import Limits
 from hetrun.executor.library.plan import prepare
 from hetrun.executor.stats import Key, Stats
 from hetrun.executor.steps import Between, Chunk, Step
@@ -25,6 +26,8 @@ from hetrun.planner.plan import bucket_of
 from hetrun.system.progress import Progress
 
 log = logging.getLogger(__name__)
+
+UNKNOWN_VOCABULARY = 1 << 31  # tokens: how many there are the library says once the model is open
 
 
 @dataclass(slots=True)
@@ -44,12 +47,18 @@ class WholeModel:
     alike = 0  # what is taken back, the library may have to compute again from the beginning
 
     def __init__(
-        self, source: ModelSource, backend: Descriptor, options: Options, progress: Progress | None = None
+        self,
+        source: ModelSource,
+        backend: Descriptor,
+        options: Options,
+        progress: Progress | None = None,
+        look: Callable[[Limits], None] = lambda limits: None,
     ) -> None:
         prepared = prepare(source, backend, options)
         self.stats = Stats()
         self.plans, self._setup, self._need = prepared.plans, prepared.setup, prepared.need
         self.context, self.max_sequences = self._setup.context, self._setup.sequences
+        look(Limits(self.context, UNKNOWN_VOCABULARY))
         self._runner: WholeRunner = prepared.whole.open(prepared.files, self._setup, progress)
         if not options.backends:
             log.warning(

@@ -23,6 +23,7 @@ from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet
 from hetrun.planner.static import LARGEST_UBATCH
 from hetrun.system.file_identity import Stamp
 from hetrun.system.memory_info import free_memory
+from hetrun.system.units import counted
 
 EVERYTHING = "everything"
 SEQUENCES = (4, 2, 1)  # side by side; their memory is taken when the model is loaded, so they are few
@@ -213,7 +214,7 @@ def _plans(
     why = "asked for by name" if options.backends else unknown
     stages = ((Segment(EVERYTHING, backend.name, (), (), (), why),),)
     placed = (Placement("", backend.name, why),)
-    reserved = f"{setup.sequences} sequence{'s' * (setup.sequences > 1)} of {setup.context} tokens"
+    reserved = f"{counted(setup.sequences, 'sequence')} of {counted(setup.context, 'token')}"
     return PlanSet(
         {bucket: Plan(bucket, setup.threads, placed, stages) for bucket in BUCKETS},
         setup.ubatch,

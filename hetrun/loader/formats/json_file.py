@@ -12,6 +12,7 @@ from typing import Any
 from hetrun.errors import ModelFileError
 from hetrun.loader.formats.bounded_reader import DAMAGED, open_cursor
 from hetrun.loader.formats.gguf_file import shown
+from hetrun.system.strict_json import fault_in_json
 
 # Settings and templates have some hundred kilobytes, the index of the largest models ten megabytes.
 MAX_BYTES = 32 << 20
@@ -30,7 +31,7 @@ def read_object(path: str | os.PathLike[str], make: Make | None = None) -> dict[
     try:
         return parse_object(read_bytes(path, MAX_BYTES), make)
     except ValueError as e:
-        raise ModelFileError(os.fspath(path), f"is not a JSON object: {e}; {DAMAGED}") from e
+        raise ModelFileError(os.fspath(path), f"is not a JSON object: {fault_in_json(e)}; {DAMAGED}") from e
 
 
 def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:

@@ -19,6 +19,7 @@ from hetrun.loader.formats.bounded_reader import DAMAGED, U64, Cursor, mistaken,
 from hetrun.loader.formats.gguf_file import shown
 from hetrun.loader.formats.json_file import once, parse_object
 from hetrun.system.file_identity import Stamp
+from hetrun.system.strict_json import fault_in_json
 
 MAX_HEADER = 100_000_000  # the format's own
 MAX_DIMS = 16
@@ -114,7 +115,7 @@ def _read_header(cursor: Cursor) -> dict[str, object]:
     try:
         header = parse_object(cursor.take(length, "its JSON"), _made)
     except ValueError as e:
-        cursor.fail(f"it is not a JSON object: {e}; {DAMAGED}", 8)
+        cursor.fail(f"it is not a JSON object: {fault_in_json(e)}; {DAMAGED}", 8)
     notes = header.pop("__metadata__", {})
     if not isinstance(notes, dict) or not all(isinstance(v, str) for v in notes.values()):
         cursor.fail("__metadata__ must be a table of texts", 8)

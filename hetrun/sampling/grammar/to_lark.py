@@ -13,6 +13,7 @@ from hetrun.sampling.grammar.composed import lark_of_parts
 from hetrun.sampling.grammar.error_messages import Fault, refuse
 from hetrun.sampling.grammar.gbnf import TokenOf, is_gbnf
 from hetrun.sampling.grammar.lark import lark_of_gbnf
+from hetrun.system.strict_json import fault_in_json
 
 MOST_DEPTH = 120  # of lists and objects in a schema; llguidance's JSON reader ends at 128
 SAFE_SCHEMA = 1 << 15  # characters of a schema that no trial precedes
@@ -100,7 +101,7 @@ def _read_schema(text: str) -> dict[str, Any]:
     except RecursionError:
         refuse("json_schema", Fault(f"it is nested deeper than {MOST_DEPTH} levels"))
     except ValueError as error:
-        refuse("json_schema", Fault(f"it is not JSON: {error}"))
+        refuse("json_schema", Fault(f"it is not JSON: {fault_in_json(error)}"))
     if schema is False:
         refuse("json_schema", Fault("false allows nothing"))
     if schema is True:

@@ -22,6 +22,7 @@ from hetrun.sampling.grammar.sandbox import STACK, try_out
 from hetrun.sampling.grammar.to_lark import spell
 from hetrun.sampling.interface import Constraint
 from hetrun.system.threads import with_stack
+from hetrun.system.units import counted
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -217,4 +218,6 @@ class TokenMasks:
         if self._matcher.is_error():
             self._grammars.forget(self._structure)
             reason = fault_of(self._matcher.get_error()).reason
-            raise OptionError(f"{self._structure.kind}, after {self._taken} tokens of the answer: {reason}")
+            raise OptionError(
+                f"{self._structure.kind}, after {counted(self._taken, 'token')} of the answer: {reason}"
+            )

@@ -33,6 +33,7 @@ class Lines:
         self._buffer = bytearray()
         self._looked = 0  # there is no line end in so much of the buffer
         self._number = 0
+        self._ahead: list[Line] = []  # that were looked at
         self._ended = self._waits = self._too_long = False
 
     def some(self, most: int) -> list[Line]:
@@ -40,6 +41,9 @@ class Lines:
 
         What comes through a pipe is not waited for while there is anything to be done.
         """
+        if self._ahead:
+            looked_at, self._ahead = self._ahead[:most], self._ahead[most:]
+            return looked_at
         found: list[Line] = []
         begin = self.at
         while len(found) < most and self.at - begin < MOST_AT_ONCE:
@@ -51,6 +55,16 @@ class Lines:
             else:
                 self._read()
         return found
+
+    def ahead(self, most: int) -> list[Line]:
+        """The first lines, which stay to be read."""
+        self._ahead = self.some(most)
+        return self._ahead
+
+    @property
+    def at_end(self) -> bool:
+        """Whether there are no more lines than those that were given or looked at."""
+        return not self._buffer and (self._ended or (self.size is not None and self.at >= self.size))
 
     def _read(self) -> None:
         try:

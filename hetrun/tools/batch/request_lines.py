@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from hetrun.system.strict_json import parsed
+from hetrun.system.strict_json import fault_in_json, parsed
 from hetrun.tools.batch.line_reader import MOST_LINE, Line
 
 Json = dict[str, object]
@@ -195,7 +195,7 @@ def _object(data: bytes) -> Json:
     except RecursionError:
         raise Fault("it is nested too deeply") from None
     except ValueError as error:
-        raise Fault(f"it is not JSON: {error}") from None
+        raise Fault(f"it is not JSON: {fault_in_json(error)}") from None
     if not isinstance(found, dict):
         raise Fault(f"it is not a JSON object, but {type(found).__name__}")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 from hetrun.errors import UserError
+from hetrun.system.units import counted
 from hetrun.tools.batch.output_file import Output
 from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.result_lines import request_of
@@ -66,4 +67,6 @@ class Done:
         """At the end of the requests: nothing was answered that is not asked any more."""
         if self._met < self.count + len(self._waiting):
             left = self.count + len(self._waiting) - self._met
-            raise UserError(f"{self._where} has {left} results of requests that the file has no more")
+            raise UserError(
+                f"{self._where} has {counted(left, 'result')} of requests that the file has no more"
+            )

@@ -45,6 +45,7 @@ class Tally:
     read: int = 0  # requests
     before: int = 0  # of these answered by an earlier run
     answered: int = 0
+    running: int = 0
     failed: int = 0
     written: int = 0
     answer_tokens: int = 0
@@ -94,7 +95,6 @@ class Batch:
         self._in_order, self._same = in_order, same
         self._todo: deque[Ask] = deque()
         self._most_todo = sum(place.lanes for place in places)
-        self._flying = 0
         self._tries: Counter[int] = Counter()
         self._came = 0  # results, of this run and of those before
         self._next_index = 0
@@ -155,7 +155,7 @@ class Batch:
                 self._put_back(ask, away, state)
                 continue
             finally:
-                self._flying -= 1
+                self.tally.running -= 1
             state.failing_since, state.rest_s = None, REST_S
             self._ended(ask, found)
 
@@ -170,12 +170,12 @@ class Batch:
             if not self._todo:
                 return None
             if state.back_at <= monotonic():
-                self._flying += 1
+                self.tally.running += 1
                 return self._todo.popleft()
 
     @property
     def _over(self) -> bool:
-        return self.tally.complete and not self._todo and not self._flying
+        return self.tally.complete and not self._todo and not self.tally.running
 
     def _put_back(self, ask: Ask, away: Away, state: _State) -> None:
         """A place did not answer: another one may, or this one later."""

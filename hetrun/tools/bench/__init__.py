@@ -112,6 +112,9 @@ def run(
         check_peer(options.vs, path)
     text = _text_of(settings, options)
     model = demands(path, settings.kv_type)
+    total = len(cases) * options.rounds * (1 if options.vs is None else 2)
+    if tell:
+        tell(0, total, "loading, and measuring what is not known yet")
     with ExitStack() as stack:
         ours = Ours(
             stack.enter_context(open_llm(settings, spec=spec_of(settings), eager=True, precision=precision)),
@@ -120,22 +123,26 @@ def run(
         )
         for case in cases:
             ours.check(case)
-        # Memory is measured now and behind each case: while the sides take turns, nothing else may run.
+        # Memory is measured now and behind each case: while the sides take turns, nothing else may run. Where
+        # one sample of each will do, so does one measurement of what they are held against.
+        again = options.rounds > 1
         for case in cases:
-            _limit(case, model, ours, ours.threads(case))
+            if tell:
+                tell(0, total, "what memory and products give here")
+            _limit(case, model, ours, ours.threads(case), again=False)
         chosen = _threads_of_peer(options)
         peer = stack.enter_context(Peer(path, chosen.n, text=text)) if options.vs is not None else None
         theirs = None if peer is None else Undisturbed(peer, ours.alone)
-        ticks = _ticks(tell, cases, options.rounds * (1 if peer is None else 2))
+        ticks = _ticks(tell, cases, total // len(cases))
         rows = []
         for case, tick in zip(cases, ticks, strict=True):
             with others(options.beside):
                 duel = measure(case, options.rounds, ours, theirs, tick)
                 # Only now it is certain who makes the products: plans change by what is measured.
                 row = _row(path.stem, case, duel, ours)
-            row = replace(row, limit=_limit(case, model, ours, row.threads))
+            row = replace(row, limit=_limit(case, model, ours, row.threads, again))
             if peer is not None:
-                limit = _limit(case, model, ours, peer.threads(case))
+                limit = _limit(case, model, ours, peer.threads(case), again)
                 row = replace(row, peer=_theirs(peer, case, duel, limit, chosen), ratio=duel.ratio)
             row = replace(row, load=(start, load_average()), beside=options.beside, precision=ours.precision)
             row = replace(row, text=text.about if text else None)
@@ -190,10 +197,10 @@ def _theirs(peer: Peer, case: Case, duel: Duel, limit: Limit, chosen: PeersThrea
     )
 
 
-def _limit(case: Case, model: Demands, ours: Ours, threads: int) -> Limit:
+def _limit(case: Case, model: Demands, ours: Ours, threads: int, again: bool) -> Limit:
     """What no program could exceed here with so many threads while nothing else runs."""
     demand = model.of(case)
-    given = ours.alone(lambda: memory(threads, demand.block))
+    given = ours.alone(lambda: memory(threads, demand.block, again))
     return limit_of(case, demand, given, ours.peak(case, threads))
 
 

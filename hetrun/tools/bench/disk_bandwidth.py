@@ -21,6 +21,7 @@ from time import perf_counter
 
 from hetrun.errors import ModelFileError
 from hetrun.prefetch.open_files import go_direct
+from hetrun.system.units import counted
 
 THREADS = 1, 2, 4
 REQUESTS = 1 << 20, 2 << 20
@@ -40,7 +41,7 @@ class Ceiling:
     @property
     def text(self) -> str:
         """For people."""
-        who = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        who = counted(self.threads, "thread")
         way = "" if self.direct else ", through the page cache: its file system refuses O_DIRECT"
         return f"{self.rate / 1e9:.2f} GB/s ({who}, requests of {self.request >> 20} MiB{way})"
 

@@ -20,7 +20,7 @@ from hetrun.memory.kv.cache import KvCache
 WIDTH = 2048  # a matrix that wide fills any matrix unit
 TOKENS = 512
 LINKS = 8  # products behind each other, so that what goes in and comes out is little beside them
-LEAST_RUNS = 3  # the first one also touches memory and makes what libraries keep
+LEAST_RUNS = 2  # the first one also touches memory and makes what libraries keep
 ENOUGH_S = 0.25
 
 

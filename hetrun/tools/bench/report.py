@@ -221,12 +221,12 @@ def _cells(r: Row) -> list[str]:
         r.precision,
         str(r.batch),
         str(r.threads),
-        _spread(r.samples),
+        with_spread(r.samples),
         _part(r.of_limit),
         r.plan,
     ]
     if r.peer and r.ratio is not None:
-        theirs = [_spread(r.peer.samples), _part(r.peer.of_limit), str(r.peer.threads)]
+        theirs = [with_spread(r.peer.samples), _part(r.peer.of_limit), str(r.peer.threads)]
         cells += [*theirs, f"{r.ratio:.3f}"]
     return cells
 
@@ -240,9 +240,10 @@ def _part(of_limit: float | None) -> str:
     return "-" if of_limit is None else f"{of_limit:.0%}"
 
 
-def _spread(samples: Sequence[float]) -> str:
-    """The median, and half of what lies between the best and the worst."""
-    return f"{median(samples):.1f} ± {(max(samples) - min(samples)) / 2:.1f}"
+def with_spread(samples: Sequence[float], digits: int = 1) -> str:
+    """The median, and half of what lies between the best and the worst; one sample has no spread."""
+    said = f"{median(samples):.{digits}f}"
+    return said if len(samples) < 2 else f"{said} ± {(max(samples) - min(samples)) / 2:.{digits}f}"
 
 
 def aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:

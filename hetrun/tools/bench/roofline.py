@@ -16,6 +16,7 @@ from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.memory.kv.cache import token_bytes
 from hetrun.memory.kv.states import state_bytes
+from hetrun.system.units import counted
 from hetrun.tools.bench.cases import Case
 from hetrun.tools.bench.matmul_peak import Peak
 from hetrun.tools.bench.memory_bandwidth import Memory
@@ -243,7 +244,7 @@ def _takes(case: Case, demand: Demand, peak: Peak) -> str:
     return (
         f"{_what(case)} takes {(demand.products or 0) / 1e9:.2f} GFLOP in products and "
         f"{(demand.attention or 0) / 1e9:.2f} in attention, and {peak.name} multiplies large matrices "
-        f"at {peak.rate / 1e9:.0f} GFLOP/s with {peak.threads} threads"
+        f"at {peak.rate / 1e9:.0f} GFLOP/s with {counted(peak.threads, 'thread')}"
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.loader.formats.hf_folder import Folder
 from hetrun.loader.source import Vocabulary
+from hetrun.system.units import counted
 from hetrun.text.hf_tokenizer import MAX_BEYOND, library, read_tokenizer
 from hetrun.tools.convert import pretokenizers
 from hetrun.tools.convert.gguf_writer import MetaValue
@@ -138,8 +139,9 @@ def read_pieces(file: TokenizerFile, n_vocab: int) -> Pieces:
     pieces = Pieces([f"[PAD{i}]" for i in range(n_vocab)], [UNUSED] * n_vocab)
     beyond = sorted(text for text, i in vocab.items() if i >= n_vocab)
     if beyond:
+        are = "is" if len(beyond) == 1 else "are"
         pieces.notes.append(
-            f"{len(beyond)} tokens of the tokenizer are left out, {beyond[0]!r} first: "
+            f"{counted(len(beyond), 'token')} of the tokenizer {are} left out, {beyond[0]!r} first: "
             "the model has no rows for them"
         )
     for text, i in vocab.items():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from hetrun.tools.bench.report import aligned
+from hetrun.tools.bench.report import aligned, with_spread
 from hetrun.tools.bench.serving.benchmark import ServingReport, ServingRow, Side, percentile, quotient
 from hetrun.tools.bench.serving.cases import ArrivalCase, LoadCase, PrefixCase
 
@@ -154,9 +154,7 @@ def _cell(name: str, value: float) -> str:
 
 
 def _spread(side: Side) -> str:
-    """The median, and half of what lies between the best and the worst."""
-    values = [s.value for s in side.samples]
-    return f"{side.value:.1f} ± {(max(values) - min(values)) / 2:.1f}"
+    return with_spread([s.value for s in side.samples])
 
 
 def _footer(report: ServingReport) -> list[str]:

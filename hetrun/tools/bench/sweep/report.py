@@ -6,12 +6,11 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Any
 
 from hetrun.system.units import size_in_words
 from hetrun.tools.bench.chart import Mark, Series, drawn
-from hetrun.tools.bench.report import aligned
+from hetrun.tools.bench.report import aligned, with_spread
 from hetrun.tools.bench.sweep.results import Point, Sweep
 
 OURS, BOUND = "hetrun", "bound"
@@ -134,7 +133,8 @@ def to_table(sweep: Sweep, width: int) -> str:
 
 
 def _cells(p: Point, compute: float | None, peers: bool) -> list[str]:
-    cells = [p.name, _gib(p.nbytes), _spread([t.sample.tok_s for t in p.turns]) if p.turns else "-"]
+    speed = with_spread([t.sample.tok_s for t in p.turns], 2) if p.turns else "-"
+    cells = [p.name, _gib(p.nbytes), speed]
     share = p.of_bound(compute)
     cells.append("-" if share is None else f"{share:.0%}" + (" !" if p.above(compute) else ""))
     if p.turns:
@@ -150,15 +150,10 @@ def _cells(p: Point, compute: float | None, peers: bool) -> list[str]:
         cells += ["-"] * 3 + [_gib(p.group_peak)]
     if peers:
         theirs = p.peer
-        cells.append(_spread(theirs.samples) if theirs and theirs.samples else "-")
+        cells.append(with_spread(theirs.samples, 2) if theirs and theirs.samples else "-")
         cells.append(_gb(theirs.per_step / p.batch) if theirs and theirs.samples else "-")
         cells.append("-" if p.ratio is None else f"{p.ratio:.2f}")
     return cells
-
-
-def _spread(samples: tuple[float, ...] | list[float]) -> str:
-    """The median, and half of what lies between the best and the worst."""
-    return f"{median(samples):.2f} ± {(max(samples) - min(samples)) / 2:.2f}"
 
 
 def _gib(nbytes: int | None) -> str:

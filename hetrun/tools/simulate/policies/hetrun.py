@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from hetrun.system.units import counted
 from hetrun.tools.simulate.costs import ORDER, Case, Part
 from hetrun.tools.simulate.evaluator import Clock, fits, predict
 from hetrun.tools.simulate.layer_paths import Cost, Path, paths
@@ -62,7 +63,7 @@ def _notes(clock: Clock, found: Placing) -> tuple[str, ...]:
                 kinds.setdefault(f"{share:.0%}", []).append("KV" if name == "score" else name)
             parts = [f"{share} of {', '.join(members)}" for share, members in kinds.items() if share != "0%"]
             said = "; of each other " + " and ".join(parts)
-    return (f"{whole} layers on the GPU{said}" if whole or said else "everything in memory",)
+    return (f"{counted(whole, 'layer')} on the GPU{said}" if whole or said else "everything in memory",)
 
 
 def _improved(clock: Clock, other: Prediction) -> Iterator[Prediction]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from hetrun.system.units import counted
 from hetrun.tools.simulate.costs import HALF, Case, Part
 from hetrun.tools.simulate.evaluator import Clock, predict
 from hetrun.tools.simulate.machine import Device, sides
@@ -105,7 +106,7 @@ def lia(clock: Clock) -> Prediction | None:
         pinned = [{**shares[0], **{k: 1.0 for k, v in there.items() if v}} for shares in ways]
         first, then = (Way((p, shares[1]), float(after)) for p, shares in zip(pinned, ways, strict=True))
         said = ", ".join(shown(pair[1]) for pair in found)
-        notes = (f"{n} layers pinned; the others {said} in prefill and decode",)
+        notes = (f"{counted(n, 'layer')} pinned; the others {said} in prefill and decode",)
         return Placing("LIA", two_bands(clock, n, there), after, first, then, notes=notes)
 
     placing = with_output(clock, lambda after: most_layers(clock, lambda n: make(n, after)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hetrun.planner.two_device.balance import balance
+from hetrun.system.units import counted
 from hetrun.tools.simulate.costs import Case, Part, parts_of
 from hetrun.tools.simulate.evaluator import Clock, predict
 from hetrun.tools.simulate.machine import sides
@@ -44,7 +45,9 @@ def twinpilots(clock: Clock) -> Prediction | None:
             after,
             first,
             then,
-            notes=(f"{n} layers pinned; makespan of another {1000 * ways[1][1]:.1f} ms in decode",),
+            notes=(
+                f"{counted(n, 'layer')} pinned; makespan of another {1000 * ways[1][1]:.1f} ms in decode",
+            ),
         )
 
     placing = with_output(clock, lambda after: most_layers(clock, lambda n: make(n, after)))
