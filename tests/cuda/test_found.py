@@ -92,7 +92,12 @@ def test_each_gpu_speaks_for_itself(files: Path, monkeypatch: pytest.MonkeyPatch
     [
         (FakeDriver(status=100), True, "the NVIDIA driver does not start (cuInit says 100): is there a GPU?"),
         (FakeDriver(), True, "the NVIDIA driver finds no GPU; CUDA_VISIBLE_DEVICES may hide it"),
-        (FakeDriver(("One", 9, 0)), False, "CuPy is not installed: pip install 'hetrun[cuda]'"),
+        (
+            FakeDriver(("One", 9, 0)),
+            False,
+            "CuPy is not installed: pip install cupy-cuda13x cuda-pathfinder nvidia-cuda-nvrtc "
+            "nvidia-cuda-runtime nvidia-cuda-crt nvidia-cublas",
+        ),
     ],
 )
 def test_what_is_missing_is_said(
