@@ -66,7 +66,7 @@ class UsualCommand(click.Command):
 
     def main_flags(self, ctx: click.Context) -> dict[str, str]:
         """The option that help shows, by each name that it goes by."""
-        found = {}
+        found: dict[str, str] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and not param.hidden:
                 aliases = getattr(param, "aliases", ())

@@ -53,14 +53,14 @@ class Asked:
     @classmethod
     def of(cls, words: Sequence[str], text: str | None, given: dict[str, object]) -> Asked:
         """`text` is the prompt of -p; a model that is named goes into `given`."""
-        prompt: str | None
+        doubtful = None
         if given["model"] is not None:
-            prompt, doubtful = " ".join(words) if words else None, None
+            prompt = " ".join(words) if words else None
         else:
-            given["model"], prompt = model_and_prompt(words)
-            doubtful = (
-                words[0] if given["model"] is not None and looks_like_model(words[0], words[1:]) else None
-            )
+            model, prompt = model_and_prompt(words)
+            given["model"] = model
+            if model is not None and looks_like_model(words[0], words[1:]):
+                doubtful = model
         if text is not None and prompt is not None:
             raise OptionError("-p and a prompt are both given: take one of them")
         return cls(prompt if text is None else text, given["model"] is not None, doubtful)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -10,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,6 @@ import httpx
 import pytest
 
 import hetrun
-from hetrun import cli
 from hetrun.backend import registry
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.cli import app as commands
@@ -31,7 +29,7 @@ from hetrun.executor.planned_model import PlannedModel
 from hetrun.system.core_sets import core_sets
 from hetrun.system.cpu_topology import read_topology, this_machine
 from hetrun.system.thread_affinity import Chosen
-from tests.models.tiny import TinyLlama, write_gguf
+from tests.cli.conftest import TINY, Run
 from tests.support.limits import Within
 from tests.support.sysfs import EPYC, of
 
@@ -53,51 +51,6 @@ COMMANDS = (
     "doctor",
     "completion",
 )
-TINY = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2, context=20_000)
-
-Run = Callable[..., "Result"]
-
-
-class Result:
-    """What a command left behind."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def sentence(self) -> str:
-        """The only line of stderr."""
-        (line,) = self.err.splitlines()
-        return line
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_gguf(TINY, tmp_path_factory.mktemp("cli") / "tiny.gguf"))
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command in this process."""
-
-    def run(*arguments: str, stdin: bytes | None = None) -> Result:
-        if stdin is not None:
-            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = cli.exit_code(list(arguments))
-        return Result(code, *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
-def answer(run: Run, tiny: str) -> Run:
-    """`hetrun run` with a tiny model on the reference backend, greedy."""
-
-    def answer(*arguments: str, stdin: bytes | None = None) -> Result:
-        options = ("-m", tiny, "--backend", "reference", "--temp", "0")
-        return run("run", *arguments, *options, stdin=stdin)
-
-    return answer
 
 
 @contextmanager
