@@ -285,13 +285,13 @@ def plan(
 
 @hetrun.command(short_help="Write a model to a GGUF file of another type.")
 @options.only_model
-@click.option("-q", "--quant", required=True, metavar="TYPE", help="q4_k_m, q8_0, f16, ...")
+@click.option("-q", "--quant", metavar="TYPE", help="q4_k_m, q8_0, f16, ...")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or the folder it goes to")
 @click.option("--force", is_flag=True, help="replace a file that is there")
 @options.settings("threads")
 @options.as_json
 def convert(
-    model: Path, quant: str, output: Path | None, force: bool, as_json: bool, **given: object
+    model: Path, quant: str | None, output: Path | None, force: bool, as_json: bool, **given: object
 ) -> None:
     """Write MODEL, a folder of safetensors, to one GGUF file of another type.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetrun.cli import options
+from hetrun.cli.output import say
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError, printable
 
@@ -49,11 +50,12 @@ class Asked:
     prompt: str | None
     named: bool  # a model was named, by a word or by -m
     doubtful: str | None = None  # a word that was taken for a model's name because it looks like one
+    unsure: str | None = None  # a model that may be the first word of a prompt without quotes
 
     @classmethod
     def of(cls, words: Sequence[str], text: str | None, given: dict[str, object]) -> Asked:
         """`text` is the prompt of -p; a model that is named goes into `given`."""
-        doubtful = None
+        doubtful = unsure = None
         if given["model"] is not None:
             prompt = " ".join(words) if words else None
         else:
@@ -61,12 +63,15 @@ class Asked:
             given["model"] = model
             if model is not None and looks_like_model(words[0], words[1:]):
                 doubtful = model
+            unsure = model if model is not None and model.isalpha() and len(words) > 2 else None
         if text is not None and prompt is not None:
             raise OptionError("-p and a prompt are both given: take one of them")
-        return cls(prompt if text is None else text, given["model"] is not None, doubtful)
+        return cls(prompt if text is None else text, given["model"] is not None, doubtful, unsure)
 
     def resolved(self, given: dict[str, object]) -> Settings:
         """All options; UserError says what to do where a word was taken for a model."""
+        if self.unsure is not None and sys.stderr.isatty():
+            say(f"{self.unsure} is the model; if it belongs to the prompt, put all of that in quotes")
         try:
             return options.resolved(given)
         except UserError as error:
@@ -108,7 +113,8 @@ def holds_model(path: Path) -> bool:
     try:
         if path.is_dir():
             names = os.listdir(path)
-            return "config.json" in names or any(name.lower().endswith(".gguf") for name in names)
+            some = ENDINGS if "config.json" in names else ENDINGS[:1]
+            return any(name.lower().endswith(some) for name in names)
         if not path.is_file():
             return False
         if path.suffix.lower() in ENDINGS:

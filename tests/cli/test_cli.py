@@ -139,6 +139,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["plan", "-m", "a\x1b[2J\nb"], "a\\x1b[2J\\nb does not exist"),
         (["plan", "-m", "TINY", "--plan", "/dev/zero"], "is not a regular file"),
         (["eval", "-m", "TINY", "-f", "/dev/zero"], "is not a regular file"),
+        (["convert", "TINY"], "name a type, as -q q4_k_m; there are f32, f16"),
         (["convert", "TINY", "-q", "q8_0", "-o", "/dev/null", "--force"], "is a device"),
         (["convert", "TINY", "-q", "q8_0", "-o", "a" * 300], "File name too long"),
         (["bench", "-p", "x"], "-p must be a number"),

@@ -9,6 +9,7 @@ import pytest
 
 from hetrun.cli.model_argument import model_and_prompt
 from hetrun.errors import UserError
+from hetrun.loader.hub.stores import own_folder
 from tests.cli.conftest import Run
 
 
@@ -87,6 +88,7 @@ def test_what_is_here_is_a_model_by_a_glance_at_it(somewhere: Path, tiny: str) -
     (somewhere / "plain").write_bytes(Path(tiny).read_bytes())
     (somewhere / "hf").mkdir()
     (somewhere / "hf" / "config.json").touch()
+    (somewhere / "hf" / "model.safetensors").touch()
     (somewhere / "my model.gguf").touch()
     for name in (tiny, "plain", "./plain", "hf", "hf/", "my model.gguf"):
         assert model_and_prompt([name, "a", "b"]) == (name, "a b")
@@ -94,6 +96,7 @@ def test_what_is_here_is_a_model_by_a_glance_at_it(somewhere: Path, tiny: str) -
 
 def test_files_that_are_no_models(somewhere: Path) -> None:
     (somewhere / "tests").mkdir()
+    (somewhere / "tests" / "config.json").touch()  # of something else
     (somewhere / "hello").write_text("hello")
     (somewhere / "notes.txt").write_text("hello")
     for word in ("tests", "hello"):  # words, too
@@ -114,6 +117,18 @@ def test_run_answers_with_the_model_that_the_first_word_names(run: Run, tiny: st
     assert run("run", tiny, "a", "b", *options).out == named.out
     assert run("run", "-m", tiny, "a", "b", *options).out == named.out
     assert run("run", "-m", tiny, "a", "c", *options).out != named.out
+
+
+def test_a_model_that_is_a_plain_word_is_named(
+    run: Run, home: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_folder().mkdir(parents=True)
+    (own_folder() / "mistral.gguf").write_bytes(Path(tiny).read_bytes())
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    options = ("-n", "1", "--temp", "0", "--backend", "reference", "--json")
+    said = "hetrun: mistral is the model; if it belongs to the prompt, put all of that in quotes"
+    assert run("run", "mistral", "is", "a", "wind", *options).err.splitlines()[0] == said
+    assert said not in run("run", "mistral", "a wind", *options).err
 
 
 def test_with_m_a_models_name_is_a_prompt_as_any(answer: Run) -> None:
