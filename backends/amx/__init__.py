@@ -21,7 +21,7 @@ OLDEST = (2, 6)
 INSTALL = "pip install 'torch>=2.6'"
 # IPEX goes with one torch only. This is its last version, and the one that is tested.
 IPEX = (2, 8)
-INSTALL_IPEX = "pip install 'torch==2.8.*' 'intel-extension-for-pytorch==2.8.*' in an environment of its own"
+INSTALL_IPEX = "pip install 'torch<2.9' 'intel-extension-for-pytorch<2.9' in an environment of its own"
 
 
 def probe() -> Probe:

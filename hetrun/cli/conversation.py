@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 PROMPT, MORE = "> ", ". "
 MARK = '"""'  # before and after a message of several lines
 LAST = "run -i"  # under which the store knows the last conversation of this kind
+GREETING = "/bye or Ctrl-D ends, /? says what else there is"
 HELP = (
     "/bye or Ctrl-D ends, Ctrl-C stops an answer, /clear begins anew, "
     f"{MARK} begins and ends a message of several lines"
@@ -122,7 +123,7 @@ class PlainConversation:
     def _prepare_the_terminal(self) -> None:
         with suppress(ImportError):
             import readline  # noqa: F401  (input() then edits lines, and remembers them)
-        say(f"{self._llm.info.id}: {HELP}")
+        say(f"{self._llm.info.id}: {GREETING}")
         if count := len(self._talk.tree.path):
             say(f"{printable(self._talk.title)}: goes on after {count} messages")
 
@@ -161,7 +162,7 @@ class PlainConversation:
         elif word in HELPS:
             say(HELP)
         elif word.startswith("/") and word[1:].isalpha():
-            say(f"there is no {word}: {HELP}")
+            say(f"there is no {word}; {HELP}")
         else:
             try:
                 self.answer(text)

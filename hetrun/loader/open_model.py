@@ -24,7 +24,7 @@ def file_in(folder: Path) -> Path | None:
     """The GGUF file of a folder that has one model and nothing but that; None: it has several, or others."""
     from hetrun.loader.hub.select import File, ggufs  # on use: most name a file
 
-    if not folder.is_dir() or (folder / "config.json").exists():
+    if not os.path.isdir(folder) or (folder / "config.json").exists():
         return None
     found = list(ggufs(File(path.name, 0) for path in folder.glob("*") if path.is_file()).values())
     return folder / found[0].files[0].name if len(found) == 1 else None

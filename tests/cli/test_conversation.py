@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ def talk(answer: Run) -> Run:
 def kept() -> list[tuple[str, list[tuple[str, str]]]]:
     """The conversations in the store, the newest first: their titles, and who said what."""
     store = Store(dirs().data / KEPT)
-    found = [(c.title, [(t.role, t.text) for t in store.tree(c).path]) for c in store.conversations()]
+    found = [(c.title, [(str(t.role), t.text) for t in store.tree(c).path]) for c in store.conversations()]
     store.close()
     return found
 
@@ -137,11 +137,21 @@ class Terminal:
         before, _, self.seen = self.seen.partition(text)
         return before
 
-    def wait_for_more(self) -> None:
-        """Read something else."""
-        ready, _, _ = select.select([self._descriptor], [], [], PATIENCE_S)
-        assert ready, "nothing comes"
-        self.seen += os.read(self._descriptor, 65536)
+    def wait_for_text(self, characters: int) -> None:
+        """Read until so much was written, spaces not counted."""
+        until = time.monotonic() + PATIENCE_S
+        while len(b"".join(self.seen.split())) < characters:
+            ready, _, _ = select.select([self._descriptor], [], [], max(0.0, until - time.monotonic()))
+            assert ready, f"no more than {self.seen!r}"
+            self.seen += os.read(self._descriptor, 65536)
+
+    def stop(self) -> int:
+        """Press Ctrl-C until it ends; the exit code. Readline overlooks it just after it wrote the prompt."""
+        while self.process.poll() is None:
+            self.write(b"\x03")
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1)
+        return self.process.returncode
 
     def write(self, text: bytes) -> None:
         os.write(self._descriptor, text)
@@ -171,12 +181,11 @@ def test_a_conversation_that_is_typed(tiny: str) -> None:
         screen.wait_for(b"> ")
         screen.write(b"hello\n")
         screen.wait_for(b"hello\r\n")
-        screen.wait_for_more()
+        screen.wait_for_text(30)
         screen.write(b"\x03")
         screen.wait_for(b"Ctrl-C again ends")
         screen.wait_for(b"> ")
-        screen.write(b"\x03")
-        assert screen.process.wait(PATIENCE_S) == 130
+        assert screen.stop() == 130
     ((_, turns),) = kept()
     assert [role for role, _ in turns] == ["user", "assistant"]
     assert turns[1][1]

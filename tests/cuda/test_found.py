@@ -74,7 +74,9 @@ def test_without_any_there_is_one_that_says_why(files: Path, monkeypatch: pytest
     monkeypatch.setattr(cuda, "DRIVER", "no-such-library.so.1")
     found = descriptor.probe()
     assert isinstance(found, Unavailable)
-    assert found.reason.startswith("there is no NVIDIA driver (no-such-library.so.1): install the one for")
+    assert found.reason.startswith(
+        "there is no NVIDIA driver (no-such-library.so.1): if there is such a GPU, install its driver"
+    )
 
 
 def test_each_gpu_speaks_for_itself(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

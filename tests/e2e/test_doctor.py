@@ -173,7 +173,7 @@ def test_the_lines_that_mend_can_be_pasted() -> None:
     }.items():
         expected = {
             "llama": "pip install 'llama-cpp-python>=0.3.36,<0.3.37'",
-            "ipex": "pip install 'torch==2.8.*' 'intel-extension-for-pytorch==2.8.*'",
+            "ipex": "pip install 'torch<2.9' 'intel-extension-for-pytorch<2.9'",
             "two": "pip install nvidia-cuda-runtime nvidia-cuda-crt",
         }
         assert _mend(line) == expected[name]

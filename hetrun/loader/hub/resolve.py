@@ -125,7 +125,10 @@ def _near(name: str, models: Sequence[Stored]) -> list[str]:
     """The names of models of which this one may be the beginning, or a slip in it."""
     from difflib import get_close_matches  # on use: 4 ms
 
+    bare = name.removeprefix(OLLAMA)  # which all of its names have in common
     known = {called: model.name for model in models for called in _names(model)}
-    begun = {model for called, model in known.items() if called.startswith((f"{name}:", f"{name}-"))}
-    close = sorted(begun) or [known[called] for called in get_close_matches(name, known, n=1, cutoff=0.65)]
+    known |= {model.name: model.name for model in models}
+    known = {called: model for called, model in known.items() if not called.startswith(OLLAMA)}
+    begun = {model for called, model in known.items() if called.startswith((f"{bare}:", f"{bare}-"))}
+    close = sorted(begun) or [known[called] for called in get_close_matches(bare, known, n=1, cutoff=0.65)]
     return close[:2]
