@@ -33,7 +33,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 @hetrun.command(cls=sampling.Command, short_help="Answer a prompt, each line of a file, or line by line.")
-@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=options.files)
 @options.settings("model", "offline", *options.ANSWERING, "prompt_cache")
 @click.option(
     "-i", "--interactive", is_flag=True, help="a conversation, line by line; /bye or Ctrl-D ends it"
@@ -339,7 +339,7 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
 
 
 @hetrun.command(short_help="Find what is wrong with models' files.")
-@click.argument("files", nargs=-1, metavar="MODEL...")
+@click.argument("files", nargs=-1, metavar="MODEL...", shell_complete=options.files)
 @options.also_by_option
 @click.option("--weights", is_flag=True, help="read every weight too: find NaN and infinity")
 @options.as_json

@@ -69,7 +69,9 @@ def model(command: Command) -> Command:
     def call(named: str | None, **given: object) -> object:
         return command(**given | {"model": one_of(named, cast("str | None", given["model"]))})
 
-    return click.argument("named", required=False, metavar="[MODEL]")(settings("model", "offline")(call))
+    return click.argument("named", required=False, metavar="[MODEL]", shell_complete=files)(
+        settings("model", "offline")(call)
+    )
 
 
 def only_model(command: Command) -> Command:
@@ -81,7 +83,9 @@ def only_model(command: Command) -> Command:
             raise click.UsageError("Missing argument 'MODEL'.", click.get_current_context())
         return command(model=placed(found), **given)
 
-    return click.argument("named", required=False, metavar="MODEL")(also_by_option(call))
+    return click.argument("named", required=False, metavar="MODEL", shell_complete=files)(
+        also_by_option(call)
+    )
 
 
 def also_by_option(command: Command) -> Command:
@@ -131,6 +135,11 @@ def completions(name: str, begun: str) -> list[CompletionItem]:
 
         words = sorted(points("backends"))
     return [CompletionItem(word) for word in words if word.startswith(begun)]
+
+
+def files(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """A model that is a word may be a file."""
+    return completions("model", begun)
 
 
 def as_json(command: Command) -> Command:
