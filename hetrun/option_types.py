@@ -106,6 +106,29 @@ def size(least: int) -> Callable[[object, str], int]:
     return parse
 
 
+def memory(value: object, where: str) -> int:
+    """A size, or a share of the machine's memory: 50%."""
+    match = SHARE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return size(1)(value, where)
+    if not 0 < float(match[1]) <= 100:
+        raise refused(where, value, "a size such as 2GiB, or a share of the machine's memory up to 100%")
+    from hetrun.system.memory_info import machine_memory
+
+    return max(1, int(machine_memory() * float(match[1]) / 100))
+
+
+def answer_length(value: object, where: str) -> int | None:
+    """A number of tokens; -1 is none, as llama.cpp and Ollama have it."""
+    try:
+        found = integer(-1)(value, where)
+    except OptionError:
+        raise refused(where, value, ANSWER_LENGTH) from None
+    return None if found == -1 else found
+
+
+ANSWER_LENGTH = "an integer of 1 or more, or -1 for no limit (0 only with prompt_logprobs)"
+SHARE = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*%\s*", re.ASCII)
 SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([a-z]{0,3})\s*", re.ASCII)
 
 

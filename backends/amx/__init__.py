@@ -18,10 +18,10 @@ from hetrun.system.cpu_flags import cpu_flags
 # What products of bf16 and int8 gain from, by the kernel's names for it.
 INSTRUCTIONS = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 OLDEST = (2, 6)
-INSTALL = "pip install 'hetrun[amx]'"
+INSTALL = "pip install 'torch>=2.6'"
 # IPEX goes with one torch only. This is its last version, and the one that is tested.
 IPEX = (2, 8)
-INSTALL_IPEX = "pip install 'hetrun[ipex]' in an environment of its own"
+INSTALL_IPEX = "pip install 'torch<2.9' 'intel-extension-for-pytorch<2.9' in an environment of its own"
 
 
 def probe() -> Probe:
@@ -77,14 +77,14 @@ descriptor = Descriptor(
     "amx",
     probe,
     _creates("amx", "packed"),
-    "torch with oneDNN: products of many tokens in bf16, from a packed second copy",
+    "torch with oneDNN, by AMX where the CPU has it: products of many tokens in bf16, from a packed copy",
     preference=60,
 )
 lean = Descriptor(
     "amx-lean",
     probe,
     _creates("amx-lean", "lean"),
-    "the same from the stored blocks, dequantised before each product: no second copy",
+    "as amx, from the stored blocks, dequantised before each product: no second copy",
     preference=55,
     way_of="amx",
 )
@@ -92,7 +92,7 @@ int8 = Descriptor(
     "amx-int8",
     probe,
     _creates("amx-int8", "int8"),
-    "the same in int8: half the memory, faster, less exact",
+    "as amx in int8: half the memory, faster, less exact",
     preference=58,
     way_of="amx",
     by_name=True,  # its results are a third further from the model's than llama.cpp's are
@@ -101,7 +101,7 @@ ipex = Descriptor(
     "amx-ipex",
     probe_ipex,
     _creates("amx-ipex", "ipex"),
-    "the same with IPEX for the products of few tokens: quicker up to some sixty, twice the memory",
+    "as amx, with IPEX for the products of few tokens: quicker up to some sixty, twice the memory",
     preference=59,
     way_of="amx",
     by_name=True,

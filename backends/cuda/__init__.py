@@ -25,7 +25,9 @@ def probe(number: int = 0) -> Probe:
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:
-        return Unavailable(f"there is no NVIDIA driver ({DRIVER}): install the one for your GPU and system")
+        return Unavailable(
+            f"there is no NVIDIA driver ({DRIVER}): if there is such a GPU, install its driver"
+        )
     if status := driver.cuInit(0):
         return Unavailable(f"the NVIDIA driver does not start (cuInit says {status}): is there a GPU?")
     if importlib.util.find_spec("cupy") is None:

@@ -12,7 +12,10 @@ from pathlib import Path
 
 from hetrun.errors import BackendUnavailable
 
-INSTALL = "pip install 'hetrun[cuda]'"
+INSTALL = (
+    "pip install cupy-cuda13x cuda-pathfinder nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt "
+    "nvidia-cublas"
+)
 OLDEST = (12, 0)
 # What sources include: a folder with the first but without the second is common, as they are two packages.
 HEADERS = "cuda_fp16.h", "crt/mma.h"

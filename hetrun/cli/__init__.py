@@ -6,6 +6,7 @@ input was wrong, 130 stopped by Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -17,6 +18,9 @@ from typing import NoReturn
 from hetrun.cli.exit_codes import OUR_FAULT, STOPPED, WRONG_INPUT
 from hetrun.cli.output import say
 from hetrun.errors import UserError
+
+# What a disk, a quota or a file system says when it takes no more; nothing that a program could mend.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def main() -> NoReturn:
@@ -64,6 +68,12 @@ def exit_code(arguments: list[str]) -> int:
         return 0
     except (KeyboardInterrupt, Abort):
         return STOPPED
+    except OSError as e:
+        if e.errno not in DISK:
+            return _our_fault(e, verbose="-v" in arguments or "--verbose" in arguments)
+        say(f"{e.filename or 'the output'} cannot be written: {e.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try once more, and complain
+        return WRONG_INPUT
     except Exception as e:
         return _our_fault(e, verbose="-v" in arguments or "--verbose" in arguments)
 

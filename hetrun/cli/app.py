@@ -10,21 +10,10 @@ import click
 from hetrun import __version__
 from hetrun.cli import options
 from hetrun.cli import sampling_options as sampling
+from hetrun.cli.commands import InOrder
 from hetrun.cli.exit_codes import heed_sigterm
 from hetrun.config import Settings
 from hetrun.errors import OptionError
-
-
-class InOrder(click.Group):
-    """Lists its commands as they stand here: the most used first. Each has -v, of which errors tell."""
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        if not any(param.name == "verbose" for param in cmd.params):
-            cmd.params.append(options.told_of_errors())
-        super().add_command(cmd, name)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(
@@ -33,7 +22,10 @@ class InOrder(click.Group):
 )
 @click.version_option(__version__, message="hetrun %(version)s")
 def hetrun() -> None:
-    """Run language models on this machine, on whatever silicon it has."""
+    """Run local language models within a memory limit that you choose.
+
+    hetrun run "Why is the sky blue?" asks the demonstration model; hetrun list has the names of others.
+    """
 
 
 def run_command(arguments: list[str]) -> int:
@@ -41,9 +33,14 @@ def run_command(arguments: list[str]) -> int:
     return int(hetrun.main(arguments, prog_name="hetrun", standalone_mode=False) or 0)
 
 
-@hetrun.command(cls=sampling.Command)
-@click.argument("prompt", required=False)
+@hetrun.command(cls=sampling.Command, short_help="Answer a prompt, each line of a file, or line by line.")
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=options.files)
 @options.settings("model", "offline", *options.ANSWERING, "prompt_cache")
+@click.option(
+    "-i", "--interactive", is_flag=True, help="a conversation, line by line; /bye or Ctrl-D ends it"
+)
+@click.option("--continue", "go_on", is_flag=True, help="go on with the last conversation of -i")
+@click.option("-p", "--prompt", "text", hidden=True)
 @click.option("--raw", is_flag=True, help="continue the text as it stands, without the chat template")
 @click.option("-f", "--file", "source", metavar="FILE", help="a request in each line; -: standard input")
 @click.option(
@@ -58,14 +55,17 @@ def run_command(arguments: list[str]) -> int:
     metavar="URL...",
     help="with -f: servers that answer instead, or what a package brings: ray:auto",
 )
-@options.settings("api_key", "strict")
+@options.settings("api_key", "strict", help={"api_key": "with --workers: their key"})
 @sampling.options(*sampling.SHAPE, *sampling.SCORES)
 @options.settings(*options.RUNNING)
 @options.json_or_full
 @options.verbose
 @sampling.options(*sampling.SAMPLING)
 def run(
-    prompt: str | None,
+    words: tuple[str, ...],
+    text: str | None,
+    interactive: bool,
+    go_on: bool,
     raw: bool,
     source: str | None,
     output: Path | None,
@@ -76,32 +76,48 @@ def run(
     verbose: bool,
     **given: object,
 ) -> int:
-    """Answer one PROMPT; - or nothing reads it from stdin.
+    """Answer a PROMPT, for example: hetrun run smollm2 "Why is the sky blue?"
+
+    MODEL is a .gguf file, a folder, hf:user/repo, or a name that hetrun list shows; with -m, all words are
+    the prompt. Text on standard input comes before the prompt: hetrun run "Sum this up." < report.txt. Alone,
+    it is the prompt.
 
     With -f every line of a file: a prompt, {"prompt": ...} or {"messages": [...]} with what else a request
     may have, or OpenAI's batch format. The results are JSON lines. If some lines fail, the others go on, and
     the exit code is 3.
     """
-    chosen = sampling.taken(given)
-    if source is None:
-        from hetrun.cli.run import answer
+    from hetrun.cli.model_argument import Asked
 
+    chosen = sampling.taken(given)
+    asked = Asked.of(words, text, given)
+    if source is None:
         alone = {"-o": output, "--resume": resume, "--unordered": unordered, "--workers": workers}
         options.refuse_without("-f", alone | {"--api-key": given["api_key"], "--strict": given["strict"]})
-        settings = options.resolved(given)
-        answer(settings, prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
+        settings = asked.resolved(given)
+        if asked.is_conversation(interactive, go_on, plain=not raw and not as_json):
+            from hetrun.cli.conversation import converse
+
+            flag = "--continue" if go_on else "-i" if interactive else "a conversation"
+            options.refuse_beside(flag, {"--raw": raw, "--json": as_json})
+            once = go_on and not interactive
+            return converse(settings, asked.prompt, chosen, go_on=go_on, once=once, verbose=verbose)
+        from hetrun.cli.run import answer
+
+        answer(settings, asked.prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
         return 0
     from hetrun.cli.batch import Files, run_file
 
-    if prompt is not None:
+    options.refuse_beside("-f", {"-i": interactive, "--continue": go_on})
+    if asked.prompt is not None:
         raise OptionError(f"-f {source} and a prompt are both given: take one of them")
     files = Files(source, output, resume, unordered, workers)
-    settings = Settings.resolve(environ=None, **given) if workers else options.resolved(given)
+    settings = Settings.resolve(environ=None, **given) if workers else asked.resolved(given)
     return run_file(settings, files, chosen, raw=raw, as_json=as_json is not None, verbose=verbose)
 
 
-@hetrun.command(cls=sampling.Command)
-@options.settings("model", "offline", "url", "api_key", *options.ANSWERING, "prompt_cache", *options.RUNNING)
+@hetrun.command(cls=sampling.Command, short_help="Talk to a model in the terminal.")
+@options.model
+@options.settings("url", "api_key", *options.ANSWERING, "prompt_cache", *options.RUNNING)
 @sampling.options(*sampling.SAMPLING)
 def chat(**given: object) -> None:
     """Talk to a model in the terminal, and see what the machine does.
@@ -115,8 +131,9 @@ def chat(**given: object) -> None:
     talk(settings if settings.url else options.resolved(given), chosen)
 
 
-@hetrun.command(cls=sampling.Command)
-@options.settings("model", "offline", "models", "models_max", "sleep_idle")
+@hetrun.command(cls=sampling.Command, short_help="Serve OpenAI's chat API on this machine.")
+@options.model
+@options.settings("models", "models_max", "sleep_idle")
 @options.settings("host", "port", "uds", "api_key", "allowed_hosts", "cors_origins", "queue", "strict")
 @options.settings("temperature", "chat_template", "tool_parser", "reasoning_format", "prompt_cache")
 @options.settings(*options.RUNNING)
@@ -133,8 +150,8 @@ def serve(verbose: bool, **given: object) -> None:
     serve_forever(options.resolved(given), chosen, verbose)
 
 
-@hetrun.command()
-@options.settings("model", "offline")
+@hetrun.command(short_help="Measure speed, alone or beside llama.cpp.")
+@options.model
 @click.option("-p", "prompt", help="tokens of a prompt; 512,2048: both  [default: 512]")
 @click.option("-n", "generate", default="64", show_default=True, help="tokens to generate")
 @click.option("-d", "depth", help="tokens seen before generating  [default: 512; 32 in a sweep over --ram]")
@@ -218,9 +235,9 @@ def bench(
         tool.serve(settings, chosen)
 
 
-@hetrun.command(name="eval")
+@hetrun.command(name="eval", short_help="Measure perplexity, and how close predictions are.")
+@options.model
 @click.option("-f", "--file", "file", type=click.Path(path_type=Path), required=True, help="a text file")
-@options.settings("model", "offline")
 @click.option("--against", default="reference", show_default=True, help="reference or llama.cpp")
 @click.option("--vs", metavar="PEER", help="llama.cpp: how close it is to the float32 model, too")
 @click.option("--tokens", default=2048, show_default=True, help="how many tokens of the text")
@@ -234,8 +251,9 @@ def evaluate(file: Path, against: str, vs: str | None, tokens: int, as_json: boo
     tool.main(settings, tool.EvalOptions(file, against, tokens, as_json, vs))
 
 
-@hetrun.command()
-@options.settings("model", "offline", *options.RUNNING)
+@hetrun.command(short_help="Show what would run where, and why, without loading.")
+@options.model
+@options.settings(*options.RUNNING)
 @click.option("--machine", metavar="NAME|FILE", help="predict for another machine, as its file describes it")
 @click.option(
     "--shape", metavar="NAME", help="with --machine: a model's measures, as opt-30b or llama-70b:q4_0"
@@ -266,15 +284,15 @@ def plan(
         print_plan(settings, as_json)
 
 
-@hetrun.command()
-@click.argument("model", type=click.Path(path_type=Path))
-@click.option("-q", "--quant", required=True, metavar="TYPE", help="q4_k_m, q8_0, f16, ...")
+@hetrun.command(short_help="Write a model to a GGUF file of another type.")
+@options.only_model
+@click.option("-q", "--quant", metavar="TYPE", help="q4_k_m, q8_0, f16, ...")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or the folder it goes to")
 @click.option("--force", is_flag=True, help="replace a file that is there")
 @options.settings("threads")
 @options.as_json
 def convert(
-    model: Path, quant: str, output: Path | None, force: bool, as_json: bool, **given: object
+    model: Path, quant: str | None, output: Path | None, force: bool, as_json: bool, **given: object
 ) -> None:
     """Write MODEL, a folder of safetensors, to one GGUF file of another type.
 
@@ -285,11 +303,11 @@ def convert(
     from hetrun.cli import convert as tool
 
     threads = Settings.resolve(environ=None, **given).threads
-    tool.convert(options.placed(model), quant, output, threads, force, as_json)
+    tool.convert(model, quant, output, threads, force, as_json)
 
 
-@hetrun.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@hetrun.command(short_help="Reorder a GGUF file that is larger than memory.")
+@options.only_model
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or the folder it goes to")
 @click.option("--merged", is_flag=True, help="keep the experts of a mixture in one tensor, as llama.cpp does")
 @click.option("--in-place", is_flag=True, help="where the disk has no room for two; goes on after a kill")
@@ -306,11 +324,11 @@ def repack(
     """
     from hetrun.cli import repack as tool
 
-    tool.repack(options.placed(model), output, force, as_json, merged=merged, in_place=in_place)
+    tool.repack(model, output, force, as_json, merged=merged, in_place=in_place)
 
 
-@hetrun.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@hetrun.command(short_help="Show what a model is made of, and what it takes to run.")
+@options.only_model
 @click.option("--tensors", is_flag=True, help="list every tensor")
 @click.option("--full", is_flag=True, help="with --json: arrays to their end")
 @options.as_json
@@ -318,21 +336,24 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
     """What MODEL, a GGUF file or a folder, is made of, and what it takes to run."""
     from hetrun.cli.inspect import print_model
 
-    print_model(options.placed(model), tensors, full, as_json)
+    print_model(model, tensors, full, as_json)
 
 
-@hetrun.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@hetrun.command(short_help="Find what is wrong with models' files.")
+@click.argument("files", nargs=-1, metavar="MODEL...", shell_complete=options.files)
+@options.also_by_option
 @click.option("--weights", is_flag=True, help="read every weight too: find NaN and infinity")
 @options.as_json
-def check(files: tuple[Path, ...], weights: bool, as_json: bool) -> int:
+def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: bool) -> int:
     """Find what is wrong with models, files or folders, without loading them."""
     from hetrun.cli import check as tool
 
-    return tool.check([options.placed(file) for file in files], weights, as_json)
+    if not (named := [*files, *filter(None, [other])]):
+        raise click.UsageError("Missing argument 'MODEL...'.", click.get_current_context())
+    return tool.check([options.placed_if_known(model) for model in named], weights, as_json)
 
 
-@hetrun.command()
+@hetrun.command(short_help="List the backends, and why one cannot work here.")
 @click.option("--measure", is_flag=True, help="measure what products reach here; it takes a second or two")
 @click.option("--conformance", is_flag=True, help="compare what each computes with the reference")
 @click.option("--backend", "chosen", metavar="NAME", multiple=True, help="with --conformance: only this one")
@@ -350,7 +371,7 @@ def devices(measure: bool, conformance: bool, chosen: tuple[str, ...], as_json: 
     return of_devices(measure, conformance, chosen, as_json)
 
 
-@hetrun.command()
+@hetrun.command(short_help="Download a model from Hugging Face's hub.")
 @click.argument("name")
 @options.settings("offline")
 @options.as_json
@@ -365,10 +386,13 @@ def pull(name: str, as_json: bool, **given: object) -> None:
     models.pull(name, Settings.resolve(environ=None, **given).offline, as_json)
 
 
-@hetrun.command(name="list")
+@hetrun.command(name="list", short_help="List the models on this machine.")
 @options.as_json
 def list_models(as_json: bool) -> None:
-    """The models on this machine, those of Ollama and LM Studio too, by the names that -m takes."""
+    """The models on this machine by the names that -m takes; those of Ollama and LM Studio, too.
+
+    Where only one model is meant by it, a name may be shorter: tiny for ollama:tiny:latest.
+    """
     from hetrun.cli import models
 
     models.print_list(as_json)
@@ -385,7 +409,7 @@ def remove(name: str, yes: bool, as_json: bool) -> None:
     models.take_away(name, yes, as_json)
 
 
-@hetrun.command()
+@hetrun.command(short_help="Check the installation, and say how to repair it.")
 @options.as_json
 def doctor(as_json: bool) -> int:
     """What is installed, what works here, and the line that mends what does not.
@@ -397,7 +421,7 @@ def doctor(as_json: bool) -> int:
     return tool.doctor(as_json)
 
 
-@hetrun.command()
+@hetrun.command(short_help="Print completion for bash, zsh or fish.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print what makes SHELL complete commands and options.

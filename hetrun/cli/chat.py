@@ -71,9 +71,9 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
 
     def models() -> list[Offered]:
         from hetrun.cli.inspect import size
-        from hetrun.loader.hub.stores import stored
+        from hetrun.loader.hub.stores import available
 
-        found = stored(warn=lambda _: None)
+        found = available(warn=lambda _: None)
         return [Offered(model.name, str(model.path), size(model.size)) for model in found]
 
     return Doors(reopen, models)

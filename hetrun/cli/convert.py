@@ -10,15 +10,17 @@ from hetrun.cli.exit_codes import heed_sigterm
 from hetrun.cli.inspect import size
 from hetrun.cli.output import say
 from hetrun.cli.progress import loading
-from hetrun.errors import printable
+from hetrun.errors import OptionError, printable
 from hetrun.tools.convert import Report, Wish, convert_model
-from hetrun.tools.convert.quant_mixtures import by_option
+from hetrun.tools.convert.quant_mixtures import RECIPES, by_option
 
 
 def convert(
-    source: Path, quant: str, output: Path | None, threads: int | None, force: bool, as_json: bool
+    source: Path, quant: str | None, output: Path | None, threads: int | None, force: bool, as_json: bool
 ) -> None:
     """Convert and say what came of it."""
+    if quant is None:
+        raise OptionError(f"name a type, as -q q4_k_m; there are {', '.join(RECIPES).lower()}")
     heed_sigterm()
     wish = Wish(source, by_option(quant), output, threads, force)
     with loading("converting") as tell:

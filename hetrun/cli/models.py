@@ -10,12 +10,13 @@ from pathlib import Path
 
 from hetrun.cli.inspect import size
 from hetrun.cli.output import in_json, say
-from hetrun.errors import UserError
+from hetrun.config import Settings
+from hetrun.errors import UserError, printable
 from hetrun.loader.hub.download import Progress, fetch, not_here, offline
 from hetrun.loader.hub.names import wanted
 from hetrun.loader.hub.remove import removal, remove
 from hetrun.loader.hub.resolve import find
-from hetrun.loader.hub.stores import stored
+from hetrun.loader.hub.stores import DEMO, available
 from hetrun.system.terminal_text import visible
 
 
@@ -32,12 +33,12 @@ def pull(name: str, forbidden: bool, as_json: bool) -> None:
         return
     print(visible(str(path)))
     if sys.stderr.isatty():
-        say(f"{size(chosen.size)}; hetrun run -m {which.name} uses it")
+        say(f'{size(chosen.size)}; hetrun run {which.name} "a prompt" uses it')
 
 
 def print_list(as_json: bool) -> None:
     """The models on this machine."""
-    models = stored(warn=say)
+    models = available(warn=say)
     if as_json:
         print(in_json([asdict(model) | {"path": str(model.path)} for model in models], indent=1))
         return
@@ -48,6 +49,16 @@ def print_list(as_json: bool) -> None:
         )
     if not models:
         say("there is no model here yet; hetrun pull user/repo brings one from Hugging Face's hub")
+    elif sys.stderr.isatty():
+        say(
+            f'hetrun run {visible(models[0].name)} "a prompt" uses one; without a name it is {default_name()}'
+        )
+
+
+def default_name() -> str:
+    """What runs where no model is named."""
+    named = Settings.resolve(environ=None).model
+    return DEMO if named is None else printable(named)
 
 
 def take_away(name: str, yes: bool, as_json: bool) -> None:
@@ -66,10 +77,10 @@ def take_away(name: str, yes: bool, as_json: bool) -> None:
         say(f"{visible(what.name)} is gone: {size(what.size)} came free")
 
 
-def place_of(model: Path, forbidden: bool = False) -> Path:
+def place_of(model: str, forbidden: bool = False) -> Path:
     """The path of a model as a command names it."""
     with fetching() as progress:
-        return find(str(model), not forbidden, progress)
+        return find(model, not forbidden, progress)
 
 
 @contextmanager

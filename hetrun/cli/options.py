@@ -9,14 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from hetrun.cli import words
+from hetrun.cli.commands import AliasedOption
+from hetrun.cli.output import say
 from hetrun.config import OPTIONS, Settings
 from hetrun.errors import OptionError
 from hetrun.option_types import SPECULATION, Choice
+from hetrun.system.memory_info import machine_memory
+from hetrun.system.units import size_in_words
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -45,26 +51,66 @@ RUNNING = (
 ANSWERING = ("max_tokens", "temperature", "seed", "system", "chat_template")
 
 
-def settings(*names: str) -> Decorator:
-    """Options that become keywords of `Settings.resolve`."""
+def settings(*names: str, help: Mapping[str, str] | None = None) -> Decorator:
+    """Options that become keywords of `Settings.resolve`; `help` replaces texts that do not fit a command."""
 
     def decorate(command: Command) -> Command:
         for name in reversed(names):
-            command = _option(name)(command)
+            command = _option(name, (help or {}).get(name, OPTIONS[name].help))(command)
         return command
 
     return decorate
 
 
-def _option(name: str) -> Decorator:
+def model(command: Command) -> Command:
+    """-m and --offline; the model may also be the first word."""
+
+    @wraps(command)
+    def call(named: str | None, **given: object) -> object:
+        return command(**given | {"model": one_of(named, cast("str | None", given["model"]))})
+
+    return click.argument("named", required=False, metavar="[MODEL]", shell_complete=files)(
+        settings("model", "offline")(call)
+    )
+
+
+def only_model(command: Command) -> Command:
+    """MODEL, which must be named; -m does that, too."""
+
+    @wraps(command)
+    def call(named: str | None, other: str | None, **given: object) -> object:
+        if (found := one_of(named, other)) is None:
+            raise click.UsageError("Missing argument 'MODEL'.", click.get_current_context())
+        return command(model=placed(found), **given)
+
+    return click.argument("named", required=False, metavar="MODEL", shell_complete=files)(
+        also_by_option(call)
+    )
+
+
+def also_by_option(command: Command) -> Command:
+    """-m of a command whose MODEL is an argument. Not listed: it is the same."""
+    return click.option("-m", "--model", "other", hidden=True)(command)
+
+
+def one_of(named: str | None, option: str | None) -> str | None:
+    """The model that was named, in whichever way."""
+    if named is not None and option is not None and named != option:
+        raise OptionError(f"the models {named} and -m {option} are both given: take one of them")
+    return option if named is None else named
+
+
+def _option(name: str, text: str) -> Decorator:
     known = OPTIONS[name]
     if name in FLAGS:
-        return click.option(*known.flags, name, is_flag=True, default=None, help=known.help)
+        return click.option(*known.flags, name, is_flag=True, default=None, help=text)
     default = known.shows or str(getattr(Settings, name))
-    help_text = f"{known.help}  [default: {default}]"
+    help_text = f"{text}  [default: {default}]"
     return click.option(
         *known.flags,
         name,
+        cls=AliasedOption,
+        aliases=words.ALIASES.get(name, ()),
         multiple=name in REPEATED,
         metavar="VALUE",
         help=help_text,
@@ -89,6 +135,11 @@ def completions(name: str, begun: str) -> list[CompletionItem]:
 
         words = sorted(points("backends"))
     return [CompletionItem(word) for word in words if word.startswith(begun)]
+
+
+def files(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """A model that is a word may be a file."""
+    return completions("model", begun)
 
 
 def as_json(command: Command) -> Command:
@@ -132,12 +183,6 @@ def _say_more(ctx: click.Context, param: click.Parameter, given: bool) -> bool:
     return given
 
 
-def told_of_errors() -> click.Option:
-    """-v of a command that has no more to say: it is for errors of our own only."""
-    help_text = "on an error of hetrun's own: where it was"
-    return click.Option(["-v", "--verbose"], is_flag=True, expose_value=False, help=help_text)
-
-
 class Several(click.Option):
     """An option with all that follows it up to the next one; it may also be repeated."""
 
@@ -162,26 +207,56 @@ def refuse_without(flag: str, given: Mapping[str, object]) -> None:
             raise OptionError(f"{name} goes with {flag}: give it, or leave {name} out")
 
 
+def refuse_beside(flag: str, given: Mapping[str, object]) -> None:
+    """OptionError for options that mean nothing beside another one."""
+    for name, value in given.items():
+        if value not in (None, False, ()):
+            raise OptionError(f"{name} does not go with {flag}: leave one of them out")
+
+
 def resolved(given: Mapping[str, object]) -> Settings:
     """All options; a model that was named, and is no path, is looked for and perhaps downloaded."""
     settings = Settings.resolve(environ=None, **given)
+    _remark_on_excess(settings)
     if settings.models:
-        models = tuple([str(placed(Path(place), settings.offline)) for place in settings.models])
+        models = tuple([str(placed(place, settings.offline)) for place in settings.models])
         settings = replace(settings, models=models)
     kind, _, draft = settings.spec.partition(":")
     if draft:
-        settings = replace(settings, spec=f"{kind}:{placed(Path(draft), settings.offline)}")
+        settings = replace(settings, spec=f"{kind}:{placed(draft, settings.offline)}")
     if settings.model is None or os.path.exists(os.path.expanduser(settings.model)):
         return settings
     from hetrun.cli.models import place_of
 
-    return replace(settings, model=str(place_of(Path(settings.model), settings.offline)))
+    return replace(settings, model=str(place_of(settings.model, settings.offline)))
 
 
-def placed(model: Path, offline: bool = False) -> Path:
+def _remark_on_excess(settings: Settings) -> None:
+    """Say it where more is allowed than there is."""
+    usable = len(os.sched_getaffinity(0))
+    if settings.threads is not None and settings.threads > usable:
+        say(f"--threads {settings.threads} is more than the {usable} hardware threads here: that is slower")
+    if settings.ram is not None and settings.ram > (total := machine_memory()):
+        ram, whole = size_in_words(settings.ram), size_in_words(total)
+        say(f"--ram {ram} is more than the {whole} that there are: it limits nothing")
+
+
+def placed_if_known(model: str) -> Path:
+    """The same where the name is known; else what was typed, as a path."""
+    path = Path(model)
+    if os.path.exists(path):
+        return path
+    from hetrun.loader.hub.resolve import by_name
+    from hetrun.loader.hub.stores import available
+
+    return placed(model) if ":" in model or by_name(model, available()) else path
+
+
+def placed(model: str, offline: bool = False) -> Path:
     """The path of a model that may be given by a name instead."""
-    if os.path.exists(model) or ":" not in str(model):
-        return model
+    path = Path(model)
+    if os.path.exists(path):
+        return path
     from hetrun.cli.models import place_of
 
     return place_of(model, offline)

@@ -90,6 +90,7 @@ def print_devices(measure: bool, as_json: bool) -> None:
         return
     for row in rows:
         print(f"{row['backend']:<10} {'yes' if row['available'] else 'no ':<4} {row['detail']}")
+        print(f"{'':<15} {row['summary']}")
         for kind, rate in row.get("peaks", {}).items():
             print(f"{'':<15} {kind} products: {rate / 1e9:,.0f} G operations/s, measured now")
     print("", *to_text(tree, sets), sep="\n")

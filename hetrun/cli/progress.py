@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
+from hetrun.system.progress import Measuring
+
 PATIENCE = 1.0  # seconds before a bar is worth drawing
-OPENING = "loading (and measuring, the first time)"  # one bar for both: only the model knows which it is
+OPENING, MEASURING = "loading", "measuring this model, once"
 
 
 @contextmanager
@@ -92,7 +94,12 @@ class _Bar:
         task = progress.add_task(self._what, total=1.0)
         progress.start()
         self._close = progress.stop
-        self._draw = lambda part: progress.update(task, completed=part)
+
+        def draw(part: float) -> None:
+            what = MEASURING if isinstance(part, Measuring) and part < 1 else self._what
+            progress.update(task, completed=part, description=what)
+
+        self._draw = draw
 
     def close(self) -> None:
         if self._close:

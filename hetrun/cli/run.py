@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from typing import Literal
 
 from hetrun.api.local_model import LocalModel
+from hetrun.cli import standard_input
 from hetrun.cli.output import in_json
 from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
@@ -22,7 +23,6 @@ from hetrun.system.terminal_text import visible
 from hetrun.system.units import counted
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
-MOST_PROMPT = 64 << 20  # characters read from stdin: far more than any context holds
 
 
 def answer(
@@ -64,23 +64,17 @@ def open_llm(
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The prompt as given, or from stdin."""
-    if prompt is not None and prompt != "-":
-        return prompt
-    if prompt is None and sys.stdin.isatty():
-        raise UserError('no prompt was given; try: hetrun run "Why is the sky blue?"')
-    text = sys.stdin.buffer.read(MOST_PROMPT + 1)
-    if len(text) > MOST_PROMPT:
-        raise UserError(f"the prompt on stdin is longer than {MOST_PROMPT >> 20} MiB")
-    if not text.strip():
-        raise UserError("the prompt on stdin is empty")
-    try:
-        # The shell's own line end at the end of a pipe is no part of what somebody asked.
-        return text.decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as e:
-        raise UserError(
-            f"the prompt on stdin is not UTF-8 text: byte {e.start} is {text[e.start]:#x}"
-        ) from None
+    """The prompt as given, after what else is on stdin; or stdin alone."""
+    if prompt is None or prompt == "-":
+        if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
+            raise UserError('no prompt was given; try: hetrun run "Why is the sky blue?"')
+        if not (text := standard_input.read_text()).strip():
+            raise UserError("the prompt on stdin is empty")
+        return text
+    text = standard_input.text_beside_a_prompt()
+    if not prompt.strip() and not text:
+        raise UserError('the prompt is empty; try: hetrun run "Why is the sky blue?"')
+    return f"{text.rstrip()}\n\n{prompt}" if text and prompt.strip() else text or prompt
 
 
 def make_params(settings: Settings, sampling: Mapping[str, object]) -> SamplingParams:

@@ -11,12 +11,15 @@ from typing import Any
 
 import click
 
+from hetrun.cli import words
+from hetrun.cli.commands import UsualCommand
 from hetrun.cli.options import FULL_FLAG, Several, readable, spread
 from hetrun.client import sampler_plugins
 from hetrun.client.sampler_plugins import Parameter
 from hetrun.client.sampling_params import CHECKS, MOST_STRUCTURE, STRUCTURES, SamplingParams
 from hetrun.config import OPTIONS, Settings
 from hetrun.errors import OptionError
+from hetrun.option_types import ANSWER_LENGTH, refused
 from hetrun.system.files import read_text
 
 HEADING = "Sampling, with defaults in brackets"
@@ -123,8 +126,24 @@ class Row:
 
 
 SHAPE = (
-    Row("json_schema", ("-j", "--json-schema"), "answer in JSON by this schema", "", "FILE", structure),
-    Row("grammar", ("--grammar",), "answer by this grammar: GBNF or Lark", "", "FILE", structure),
+    Row(
+        "json_schema",
+        ("-j", "--json-schema"),
+        "answer in JSON by this schema",
+        "",
+        "FILE|JSON",
+        structure,
+        aliases=words.ALIASES["json_schema"],
+    ),
+    Row(
+        "grammar",
+        ("--grammar",),
+        "answer by this grammar: GBNF or Lark",
+        "",
+        "FILE|TEXT",
+        structure,
+        aliases=words.ALIASES["grammar"],
+    ),
     Row("regex", ("--regex",), "answer by this regular expression", "", "TEXT", as_typed),
 )
 SCORES = (
@@ -222,7 +241,7 @@ class Option(click.Option):
         return f"{flags} {self.row.metavar}" if self.row.metavar else flags, self.row.help_text
 
 
-class Command(click.Command):
+class Command(UsualCommand):
     """Its help has the usual options first."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -280,6 +299,6 @@ def taken(given: dict[str, object]) -> dict[str, object]:
 def params_of(settings: Settings, sampling: Mapping[str, object]) -> SamplingParams:
     """What all options together say about sampling."""
     if settings.max_tokens == 0 and "prompt_logprobs" not in sampling:
-        raise OptionError("max_tokens (--max-tokens) must be 1 or more; 0 goes with prompt_logprobs only")
+        raise refused("max_tokens (--max-tokens)", 0, ANSWER_LENGTH)
     own = {"max_tokens": settings.max_tokens, "temperature": settings.temperature, "seed": settings.seed}
     return SamplingParams.from_mapping(own | dict(sampling))

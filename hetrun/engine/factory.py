@@ -68,6 +68,7 @@ def load(
         undo.callback(model.close)
         speculation = with_block(speculation, settings, model)
         undo.pop_all()
+    remark_on_context(settings, source)
     temperature = settings.temperature if settings.temperature is not None else source.temperature
     most_tokens = model.most_cached if isinstance(model, models.PlannedModel) else None
     prefixes = Prefixes(model, most_kept(model), most_tokens)
@@ -85,6 +86,17 @@ def load(
         grammars=look.grammars,
         ending=remembering(prompts, settings.prompt_cache),
     )
+
+
+def remark_on_context(settings: Settings, source: ModelSource) -> None:
+    """Most models write nonsense beyond the length that they were trained for."""
+    trained = source.get_int("context_length", 0, 0, 1 << 31)
+    if settings.ctx is not None and settings.ctx > trained > 0:
+        log.warning(
+            "--ctx %d is more than the %d tokens that the model was trained for: answers may get worse",
+            settings.ctx,
+            trained,
+        )
 
 
 def speculation_of(settings: Settings, options: Options, tokenizer: Tokenizer | None) -> Speculation | None:

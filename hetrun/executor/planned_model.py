@@ -48,7 +48,7 @@ from hetrun.prefetch.expert_trace import Kept
 from hetrun.prefetch.mapped_weights import FromMaps
 from hetrun.prefetch.streamed_weights import FromDisk
 from hetrun.system.allocator import give_back
-from hetrun.system.progress import Progress, stretch
+from hetrun.system.progress import Measuring, Progress, stretch
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class PlannedModel:
             self.pilot: Pilot | None = None
             self._budget = self._disk or self._experts or self._in_memory(prepared)
             if setup:
-                self._measure(setup, forecast, stretch(progress, LOADING, 1))
+                self._measure(setup, forecast, stretch(progress, LOADING, 1, Measuring))
             if self._disk:
                 self._executor.kept = KEPT_FEW
                 self._disk.open(stretch(progress, 0.1, 1))

@@ -20,8 +20,19 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path) or path.suffix in (".safetensors", ".json")
 
 
+def file_in(folder: Path) -> Path | None:
+    """The GGUF file of a folder that has one model and nothing but that; None: it has several, or others."""
+    from hetrun.loader.hub.select import File, ggufs  # on use: most name a file
+
+    if not os.path.isdir(folder) or (folder / "config.json").exists():
+        return None
+    found = list(ggufs(File(path.name, 0) for path in folder.glob("*") if path.is_file()).values())
+    return folder / found[0].files[0].name if len(found) == 1 else None
+
+
 def open_model(path: Path) -> ModelSource:
     """Read what is known of a model without its weights."""
+    path = file_in(path) or path
     if is_folder(path):
         from hetrun.loader.hf_source import open_folder  # on use: most models are GGUF files
 

@@ -34,6 +34,12 @@ def free_memory(root: Path = Path("/")) -> Free:
     return Free(machine) if group is None or group.left >= machine else Free(group.left, group.limit)
 
 
+def machine_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory that the machine has, or a container's limit where that is less."""
+    whole, group = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit(root)
+    return whole if group is None else min(whole, group.limit)
+
+
 def available_memory() -> int:
     """Bytes that a new allocation could take without swapping, or passing a container's limit."""
     return free_memory().nbytes

@@ -7,6 +7,10 @@ from collections.abc import Callable
 Progress = Callable[[float], None]
 
 
-def stretch(progress: Progress | None, a: float, b: float) -> Progress:
+class Measuring(float):
+    """A part that was reached by measuring, which is done once for each model."""
+
+
+def stretch(progress: Progress | None, a: float, b: float, kind: type[float] = float) -> Progress:
     """Reports a part of a longer task, from a to b of it; does nothing without a callback."""
-    return (lambda part: progress(a + part * (b - a))) if progress else (lambda part: None)
+    return (lambda part: progress(kind(a + part * (b - a)))) if progress else (lambda part: None)

@@ -23,8 +23,9 @@ from typing import Literal
 from hetrun import __version__
 from hetrun.config import Settings, config_file, default_model, dirs
 from hetrun.errors import HetrunError, PluginError
+from hetrun.executor.autotune.cpu_contention import others_running
 from hetrun.loader.hub.cache import cache_folder
-from hetrun.loader.hub.stores import stored
+from hetrun.loader.hub.stores import available
 from hetrun.system.cgroups import memory_limit
 from hetrun.system.cpu_topology import this_machine
 from hetrun.system.subprocesses import ending, python
@@ -35,6 +36,7 @@ from hetrun.tools.missing_packages import Missing, not_to_be_had
 State = Literal["ok", "note", "warning", "error"]
 
 OLDEST = (3, 11)
+BUSY = 0.5  # threads of other programs that run, of which it is worth knowing
 PROBING_S = 30.0  # of all backends that do not hang; a slow disk counted
 SPARE = 5 << 30  # bytes of a disk with less than which no model fits
 SECRETS = ("api_key",)
@@ -153,6 +155,19 @@ def _memory() -> Iterator[Finding]:
         yield Finding("machine", "container", "note", f"may have {most} of it, of which {left} are left")
 
 
+def _load() -> Iterator[Finding]:
+    busy, all_cores = others_running(), len(os.sched_getaffinity(0))
+    if busy < BUSY:
+        return
+    cores = "all cores" if busy >= all_cores else "a core" if busy < 1.5 else f"{busy:.0f} cores"
+    yield Finding(
+        "machine",
+        "load",
+        "note",
+        f"other programs keep {cores} busy: answers are slower, and so is all that is measured now",
+    )
+
+
 # --- backends
 
 
@@ -201,8 +216,10 @@ def _of_plugin(row: dict[str, object]) -> Finding:
 
 def _mend(text: str) -> str:
     """The line in what a backend says of itself that installs what it needs, and no word behind it."""
-    found = INSTALL.search(text)
-    return found[0] if found else ""
+    if found := INSTALL.search(text):
+        return found[0]
+    _, comma, driver = text.rpartition(": ")
+    return driver if comma and "install its driver" in driver else ""
 
 
 def _asked(skipped: list[str]) -> tuple[str, list[dict[str, object]]]:
@@ -283,7 +300,7 @@ def _models() -> Iterator[Finding]:
         text, _, mend = str(error).partition(", or run: ")
         yield Finding("models", "default", "note", text, mend)
     troubles: list[str] = []
-    found = stored(troubles.append)
+    found = available(troubles.append)
     yield Finding("models", "here", "ok", f"{len(found)} by name; hetrun list shows them")
     for trouble in troubles:
         yield Finding("models", "here", "warning", trouble)
@@ -343,6 +360,7 @@ CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
     ("hetrun", _packages),
     ("machine", _cores),
     ("machine", _memory),
+    ("machine", _load),
     ("backends", _backends),
     ("models", _models),
     ("settings", _settings),

@@ -26,7 +26,7 @@ def test_a_missing_or_old_torch_is_named_with_what_to_do(monkeypatch: pytest.Mon
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     missing = amx.probe()
     assert isinstance(missing, Unavailable)
-    assert "pip install 'hetrun[amx]'" in missing.reason
+    assert "pip install 'torch>=2.6'" in missing.reason
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(amx, "version", lambda name: "2.5.1+cpu")
     old = amx.probe()
@@ -45,7 +45,7 @@ def test_a_missing_or_old_torch_is_named_with_what_to_do(monkeypatch: pytest.Mon
             "2.13.0",
             None,
             "avx2",
-            "IPEX is not installed: pip install 'hetrun[ipex]' in an environment of its own",
+            "IPEX is not installed: pip install 'torch<2.9' 'intel-extension-for-pytorch<2.9' in an",
         ),
         ("2.13.0", "2.8.0", "avx2", "IPEX 2.8 and torch 2.8 are wanted, not 2.8.0 and 2.13.0: pip install"),
         ("2.7.1", "2.7.0", "avx2", "not 2.7.0 and 2.7.1"),

@@ -36,7 +36,7 @@ from hetrun.graph.ops import OPS
 from hetrun.graph.quant import QUANTS
 from hetrun.memory.kv.cache import KvCache
 from hetrun.system import entry_points
-from tests.cli.test_cli import Run, run
+from tests.cli.conftest import Run, run
 
 __all__ = ["run"]  # a fixture
 

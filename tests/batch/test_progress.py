@@ -14,12 +14,13 @@ from typing import cast
 import pytest
 
 from hetrun import cli
-from hetrun.cli import batch
+from hetrun.cli import batch, progress
 from hetrun.cli.batch import Outlook
-from hetrun.cli.progress import clock
+from hetrun.cli.progress import OPENING, clock, loading
 from hetrun.client.interface import ChatClient
 from hetrun.client.queries import Question, StepSeconds
 from hetrun.errors import UserError
+from hetrun.system.progress import Measuring, stretch
 from hetrun.tools.batch.line_reader import Lines
 from hetrun.tools.batch.runner import Tally
 from tests.models.tiny import TinyLlama, write_gguf
@@ -168,3 +169,23 @@ def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
     assert "tokens/s" in text
     assert " left" in text
     assert "400 results in " in text
+
+
+def test_the_bar_says_when_a_model_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown(*parts: float) -> str:
+        with loading(OPENING) as tell:
+            assert tell is not None
+            for part in parts:
+                tell(part)
+        return capsys.readouterr().err
+
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    measured: list[float] = []
+    stretch(measured.append, 0.5, 1, Measuring)(0.5)
+    assert "measuring this model, once" in shown(0.3, *measured)
+    said = shown(0.3, 0.75, Measuring(1.0))
+    assert "loading" in said
+    assert "measuring" not in said

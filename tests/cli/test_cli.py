@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -10,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,6 @@ import httpx
 import pytest
 
 import hetrun
-from hetrun import cli
 from hetrun.backend import registry
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.cli import app as commands
@@ -31,7 +29,7 @@ from hetrun.executor.planned_model import PlannedModel
 from hetrun.system.core_sets import core_sets
 from hetrun.system.cpu_topology import read_topology, this_machine
 from hetrun.system.thread_affinity import Chosen
-from tests.models.tiny import TinyLlama, write_gguf
+from tests.cli.conftest import TINY, Run
 from tests.support.limits import Within
 from tests.support.sysfs import EPYC, of
 
@@ -53,51 +51,6 @@ COMMANDS = (
     "doctor",
     "completion",
 )
-TINY = TinyLlama("tiny", layers=1, embd=64, ffn=64, heads=2, kv_heads=2, context=20_000)
-
-Run = Callable[..., "Result"]
-
-
-class Result:
-    """What a command left behind."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def sentence(self) -> str:
-        """The only line of stderr."""
-        (line,) = self.err.splitlines()
-        return line
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_gguf(TINY, tmp_path_factory.mktemp("cli") / "tiny.gguf"))
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command in this process."""
-
-    def run(*arguments: str, stdin: bytes | None = None) -> Result:
-        if stdin is not None:
-            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        code = cli.exit_code(list(arguments))
-        return Result(code, *capsys.readouterr())
-
-    return run
-
-
-@pytest.fixture
-def answer(run: Run, tiny: str) -> Run:
-    """`hetrun run` with a tiny model on the reference backend, greedy."""
-
-    def answer(*arguments: str, stdin: bytes | None = None) -> Result:
-        options = ("-m", tiny, "--backend", "reference", "--temp", "0")
-        return run("run", *arguments, *options, stdin=stdin)
-
-    return answer
 
 
 @contextmanager
@@ -156,7 +109,14 @@ def test_help_imports_nothing_heavy() -> None:
         (["run", "hi", "--ctx", "lots"], "ctx (--ctx) must be an integer of 1 or more, not 'lots'"),
         (["run", "hi", "--seed", "1.5"], "seed (--seed) must be"),
         (["run", "hi", "--temp", "-1"], "temperature (--temp) must be"),
-        (["run", "hi", "-n", "0"], "max_tokens (--max-tokens) must be 1 or more"),
+        (
+            ["run", "hi", "-n", "0"],
+            "max_tokens (--max-tokens) must be an integer of 1 or more, or -1 for no limit",
+        ),
+        (["run", "hi", "-n", "-5"], "must be an integer of 1 or more, or -1 for no limit"),
+        (["run", "", "-m", "TINY"], "the prompt is empty"),
+        (["run", "hi", "-m", "http://example.com/x.gguf"], "http://example.com/x.gguf is an address"),
+        (["run", "hi", "--ram", "0%"], "a share of the machine's memory"),
         (["run", "hi", "--logprobs", "2"], "--logprobs is shown with --json only"),
         (["run", "hi", "--json-schema", "missing.json"], "--json-schema missing.json: No such file"),
         (["run", "hi", "-j", "{}", "--grammar", "x"], "--grammar x: No such file"),
@@ -179,6 +139,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["plan", "-m", "a\x1b[2J\nb"], "a\\x1b[2J\\nb does not exist"),
         (["plan", "-m", "TINY", "--plan", "/dev/zero"], "is not a regular file"),
         (["eval", "-m", "TINY", "-f", "/dev/zero"], "is not a regular file"),
+        (["convert", "TINY"], "name a type, as -q q4_k_m; there are f32, f16"),
         (["convert", "TINY", "-q", "q8_0", "-o", "/dev/null", "--force"], "is a device"),
         (["convert", "TINY", "-q", "q8_0", "-o", "a" * 300], "File name too long"),
         (["bench", "-p", "x"], "-p must be a number"),
@@ -203,8 +164,9 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
     [
         (["rnu"], "Did you mean 'run'?"),
         (["run", "--temprature", "3"], "No such option"),
-        (["run", "a", "b"], "unexpected extra argument"),
-        (["inspect"], "Missing argument"),
+        (["inspect"], "Missing argument 'MODEL'"),
+        (["check"], "Missing argument 'MODEL...'"),
+        (["plan", "a", "b"], "unexpected extra argument"),
     ],
 )
 def test_wrong_usage_says_where_help_is(run: Run, arguments: list[str], said: str) -> None:
@@ -474,7 +436,7 @@ def test_devices(run: Run) -> None:
     reference = next(row for row in rows if row["backend"] == "reference")
     assert reference["available"] is True
     assert "numpy" in reference["detail"]
-    assert "reference" in run("devices").out
+    assert f"{'':<15} {reference['summary']}" in run("devices").out.splitlines()
     assert not any("peaks" in row for row in rows)
     assert sorted(told["cores"]["cpus"]) == list(this_machine().cpus)
     assert told["cores"]["sets"][-1]["threads"] == this_machine().threads

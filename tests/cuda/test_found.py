@@ -74,7 +74,9 @@ def test_without_any_there_is_one_that_says_why(files: Path, monkeypatch: pytest
     monkeypatch.setattr(cuda, "DRIVER", "no-such-library.so.1")
     found = descriptor.probe()
     assert isinstance(found, Unavailable)
-    assert found.reason.startswith("there is no NVIDIA driver (no-such-library.so.1): install the one for")
+    assert found.reason.startswith(
+        "there is no NVIDIA driver (no-such-library.so.1): if there is such a GPU, install its driver"
+    )
 
 
 def test_each_gpu_speaks_for_itself(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +94,12 @@ def test_each_gpu_speaks_for_itself(files: Path, monkeypatch: pytest.MonkeyPatch
     [
         (FakeDriver(status=100), True, "the NVIDIA driver does not start (cuInit says 100): is there a GPU?"),
         (FakeDriver(), True, "the NVIDIA driver finds no GPU; CUDA_VISIBLE_DEVICES may hide it"),
-        (FakeDriver(("One", 9, 0)), False, "CuPy is not installed: pip install 'hetrun[cuda]'"),
+        (
+            FakeDriver(("One", 9, 0)),
+            False,
+            "CuPy is not installed: pip install cupy-cuda13x cuda-pathfinder nvidia-cuda-nvrtc "
+            "nvidia-cuda-runtime nvidia-cuda-crt nvidia-cublas",
+        ),
     ],
 )
 def test_what_is_missing_is_said(

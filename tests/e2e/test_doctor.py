@@ -15,6 +15,7 @@ import pytest
 
 from hetrun.backends.amx import INSTALL_IPEX
 from hetrun.backends.llamacpp.ggml_api import INSTALL as LLAMA
+from hetrun.tools import doctor as tool
 from hetrun.tools.doctor import _mend, examine
 
 pytestmark = pytest.mark.slow
@@ -153,6 +154,23 @@ def test_a_backend_that_ends_or_hangs_is_named_and_the_others_are_told(
     assert found["reference"].state == found["llamacpp"].state == "ok"
 
 
+@pytest.mark.parametrize(
+    ("busy", "said"),
+    [
+        (0.3, ""),
+        (0.9, "other programs keep a core busy"),
+        (2.2, "keep 2 cores busy"),
+        (9.0, "keep all cores busy"),
+    ],
+)
+def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch, busy: float, said: str) -> None:
+    monkeypatch.setattr(tool, "others_running", lambda: busy)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    found = [finding for finding in tool._load() if finding.state == "note"]
+    assert len(found) == bool(said)
+    assert all(said in finding.text for finding in found)
+
+
 def test_a_password_in_an_address_is_not_shown() -> None:
     told = findings(HETRUN_URL="http://me:hush@host:1")["settings url"]["text"]
     assert "hush" not in told
@@ -169,11 +187,13 @@ def test_the_lines_that_mend_can_be_pasted() -> None:
     for name, line in {
         "llama": f"it is not installed: {LLAMA}",
         "ipex": f"IPEX is not installed: {INSTALL_IPEX}",
+        "driver": "there is no NVIDIA driver (libcuda.so.1): if there is such a GPU, install its driver",
         "two": "missing: pip install nvidia-cuda-runtime nvidia-cuda-crt, or pip install 'hetrun[cuda]'",
     }.items():
         expected = {
             "llama": "pip install 'llama-cpp-python>=0.3.36,<0.3.37'",
-            "ipex": "pip install 'hetrun[ipex]'",
+            "ipex": "pip install 'torch<2.9' 'intel-extension-for-pytorch<2.9'",
+            "driver": "if there is such a GPU, install its driver",
             "two": "pip install nvidia-cuda-runtime nvidia-cuda-crt",
         }
         assert _mend(line) == expected[name]

@@ -216,7 +216,7 @@ def places() -> Iterator[Case]:
     yield in_place("directory", "has no config.json, so it is no model's folder", Path.mkdir)
     yield in_place("pipe", "is not a regular file", os.mkfifo)
     yield in_place("/dev/zero", "is not a regular file", lambda path: path.symlink_to("/dev/zero"))
-    says = "it begins with b'\\x00\\x00\\x00\\x00', not b'GGUF'"
+    says = "it begins with the bytes 00 00 00 00, not 'GGUF'"
     yield in_place("5 GiB of zeros", says, lambda path: sparse(path, b""))
     text = File([pair("k", STRING, u64(4 << 30))]).bytes()
     yield in_place("a text of 4 GiB", "hetrun reads up to", lambda path: sparse(path, text))

