@@ -18,7 +18,7 @@ class ModelOptions(TypedDict, total=False):
     ctx: int | None
     """Tokens per sequence (default: as trained, less where memory is)."""
     ram: int | str | None
-    """Most memory, as 2GiB (default: what is free minus a margin)."""
+    """Most memory, as 2GiB or 50% (default: what is free minus a margin)."""
     vram: int | str | None
     """Most memory on each GPU, as 8GiB; 0: use none (default: what is free minus a margin)."""
     threads: int | None
@@ -59,11 +59,11 @@ class ModelOptions(TypedDict, total=False):
     prompt_cache: str | PathLike[str] | None
     """File that keeps computed prompts for the next time (default: none)."""
     max_tokens: int | None
-    """Most tokens of an answer (default: until the model ends)."""
+    """Most tokens of an answer, -1: no limit (default: until the model ends)."""
     temperature: float | None
     """0 is greedy (default: the model's own, else 0.8 (server 1))."""
     seed: int | None
-    """Of the random draws (default: random, printed)."""
+    """Random seed (default: random; printed)."""
     chat_template: str | PathLike[str] | None
     """File with a Jinja template, or chatml (default: the model's own)."""
     tool_parser: (

@@ -15,8 +15,10 @@ NUMBER = r"\d[\d.,]*\d|\d"
 # How the value of an option is written in a message, by the function that reads such options.
 VALUES = {
     "integer": NUMBER,
+    "answer_length": NUMBER,
     "number": NUMBER,
     "size": rf"(?:{NUMBER})(?: ?[KMGT]i?B)?",
+    "memory": rf"(?:{NUMBER})(?: ?[KMGT]i?B|%)?",
     "speculation": r"draft:\S+|off|lookup|mtp|auto",
     "names": r"[a-z][a-z0-9-]*",
 }

@@ -31,6 +31,8 @@ TYPES = {
     "integer": "int",
     "number": "float",
     "size": "int | str",
+    "memory": "int | str",
+    "answer_length": "int",
     "names": "Sequence[str] | str",
     "speculation": "str",
 }

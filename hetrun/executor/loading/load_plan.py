@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hetrun.backend import Backend, Segment, WeightUse
 from hetrun.backend.weight_streaming import Cut, Mixture
+from hetrun.errors import BudgetError
 from hetrun.executor.loading.backend_selection import create_backends
 from hetrun.executor.loading.context_length import (
     Context,
@@ -179,7 +180,10 @@ class Deciding:
             with suppress(TooLittle):
                 return self._decide()
         self._homes, self._spared = (), HELPER
-        return self._decide()
+        try:
+            return self._decide()
+        except TooLittle as e:
+            raise BudgetError(str(e)) from None  # which others know
 
     def _decide(self) -> Prepared:
         """All in memory, if that is possible: in RAM or in that of one device; else in both together."""
