@@ -118,12 +118,7 @@ class PlannedModel:
             self._budget = self._disk or self._experts or self._in_memory(prepared)
             if setup:
                 self._measure(setup, forecast, stretch(progress, LOADING, 1))
-            if self._disk:
-                self._executor.kept = KEPT_FEW
-                self._disk.open(stretch(progress, 0.1, 1))
-            if self._experts:
-                self._executor.kept = KEPT_FEW
-                self._experts.open()
+            self._open_disk(progress)
             self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.rewind
             self.free, self.length = self._kv.free, self._kv.length
             self.fits, self.shareable, self.thin = self._kv.fits, self._kv.shareable, self._kv.thin
@@ -141,6 +136,15 @@ class PlannedModel:
         if part := prepared.experts:
             self._experts = FromExperts(part, self._backends[part.backend], self._kv, self.books)
             undo.callback(self._experts.close)
+
+    def _open_disk(self, progress: Progress | None) -> None:
+        """Have the weights that stay in memory read, where others come from disk for every pass."""
+        if self._disk or self._experts:
+            self._executor.kept = KEPT_FEW
+        if self._disk:
+            self._disk.open(stretch(progress, 0.1, 1))
+        if self._experts:
+            self._experts.open()
 
     def _vet(self, plans: PlanSet) -> None:
         """Try what would have weights from the beginning; others are tried when they start."""
