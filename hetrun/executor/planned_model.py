@@ -104,15 +104,9 @@ class PlannedModel:
             self._load(prepared, stretch(progress, 0, end))
             self.predictor = self._predictor(prepared, undo)
             forecast = Forecast.load(setup.memory) if setup and setup.memory else Forecast()
+            same = options.wishes.deterministic
             self._executor = Executor(
-                self.graph,
-                prepared.plans,
-                self._backends,
-                store,
-                self._kv,
-                self.stats,
-                options.wishes.deterministic,
-                forecast,
+                self.graph, prepared.plans, self._backends, store, self._kv, self.stats, same, forecast
             )
             self.pilot: Pilot | None = None
             self._budget = self._disk or self._experts or self._in_memory(prepared)
