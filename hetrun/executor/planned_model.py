@@ -106,21 +106,15 @@ class PlannedModel:
             self._load(prepared, stretch(progress, 0, end))
             self.predictor = self._predictor(prepared, undo)
             forecast = Forecast.load(setup.memory) if setup and setup.memory else Forecast()
+            same = options.wishes.deterministic
             self._executor = Executor(
-                self.graph,
-                prepared.plans,
-                self._backends,
-                store,
-                self._kv,
-                self.stats,
-                options.wishes.deterministic,
-                forecast,
+                self.graph, prepared.plans, self._backends, store, self._kv, self.stats, same, forecast
             )
             self.pilot: Pilot | None = None
             self._budget = self._disk or self._experts or self._in_memory(prepared)
             if setup:
                 self._measure(setup, forecast, stretch(progress, LOADING, 1, Measuring))
-            self._keep_what_fits(stretch(progress, 0.1, 1))
+            self._open_disk(progress)
             self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.rewind
             self.free, self.length = self._kv.free, self._kv.length
             self.fits, self.shareable, self.thin = self._kv.fits, self._kv.shareable, self._kv.thin
@@ -139,12 +133,12 @@ class PlannedModel:
             self._experts = FromExperts(part, self._backends[part.backend], self._kv, self.books)
             undo.callback(self._experts.close)
 
-    def _keep_what_fits(self, progress: Progress) -> None:
-        """Of weights that passes read, once everything else is in memory."""
+    def _open_disk(self, progress: Progress | None) -> None:
+        """Have the weights that stay in memory read, where others come from disk for every pass."""
         if self._disk or self._experts:
             self._executor.kept = KEPT_FEW
         if self._disk:
-            self._disk.open(progress)
+            self._disk.open(stretch(progress, 0.1, 1))
         if self._experts:
             self._experts.open()
 

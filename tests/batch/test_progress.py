@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import pty
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from hetrun import cli
 from hetrun.cli import batch, progress
 from hetrun.cli.batch import Outlook
-from hetrun.cli.progress import OPENING, clock, loading
+from hetrun.cli.progress import OPENING, Row, clock, loading, rows
 from hetrun.client.interface import ChatClient
 from hetrun.client.queries import Question, StepSeconds
 from hetrun.errors import UserError
@@ -189,3 +190,27 @@ def test_the_bar_says_when_a_model_is_measured(
     said = shown(0.3, 0.75, Measuring(1.0))
     assert "loading" in said
     assert "measuring" not in said
+def test_a_remark_stands_in_a_line_of_its_own_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    engine = logging.getLogger("hetrun.engine")
+    with os.fdopen(theirs, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        logging.getLogger("hetrun").addHandler(cli.REMARKS)
+        try:
+            with rows("answers") as show:
+                assert show
+                show(Row(1, 300, "64 running, 9 tokens/s"))
+                engine.warning("the disk is full")
+                show(Row(2, 300, "64 running, 9 tokens/s"))
+        finally:
+            logging.getLogger("hetrun").removeHandler(cli.REMARKS)
+            cli.REMARKS.said.discard("the disk is full")
+        stderr.flush()
+        text = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    # What the terminal was told between the bar and the remark takes the bar's line away.
+    (before, after) = text.split("hetrun: the disk is full")
+    assert before.endswith(("\x1b[2K", "\r", "\n"))
+    assert after.startswith("\r\n")
