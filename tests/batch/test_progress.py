@@ -190,6 +190,8 @@ def test_the_bar_says_when_a_model_is_measured(
     said = shown(0.3, 0.75, Measuring(1.0))
     assert "loading" in said
     assert "measuring" not in said
+
+
 def test_a_remark_stands_in_a_line_of_its_own_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
