@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 from textual.geometry import Region
+from textual.message_pump import MessagePump
 from textual.widgets import Footer
 
 from hetrun.client.engine_client import LocalClient
@@ -185,8 +186,8 @@ class Presses:
 
     async def _look(self, chat: Driver) -> None:
         """Everything has been done that was asked for, and the app still runs."""
-        queues = [chat.app._message_queue, chat.screen._message_queue]
-        await chat.until(lambda: all(queue.empty() for queue in queues))
+        pumps: list[MessagePump] = [chat.app, chat.screen]
+        await chat.until(lambda: all(pump.message_queue_size == 0 for pump in pumps))
         assert chat.app.is_running, f"it has ended: {self.pressed[-60:]}"
         assert not chat.app._notifications, "nothing is said in a corner"
         if chat.front is not chat.screen:
