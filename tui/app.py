@@ -32,7 +32,7 @@ class ChatApp(App[None]):
     CSS_PATH = Path(__file__).with_name("app.tcss")
     TITLE = "hetrun"
     ENABLE_COMMAND_PALETTE = False
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-low"), (LOW, "-high")]
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (LOW, "-high")]  # noqa: RUF012 - as Textual declares it
     # Textual has this binding too, but keeps it out of the footer.
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+q", "quit", "Quit", priority=True)]
 
@@ -110,9 +110,9 @@ class ChatApp(App[None]):
     async def on_event(self, event: events.Event) -> None:
         """A letter that is typed where nothing is written begins a message: the box has the focus before the
         key is sent on, so that letters keep their order however fast they come."""
-        typed = isinstance(event, events.Key) and not event.is_forwarded
-        if typed and event.character and event.is_printable and self.screen_stack[-1:] == [self._screen]:
-            self._screen.begin_message()
+        if isinstance(event, events.Key) and not event.is_forwarded and event.is_printable:
+            if self.screen_stack[-1:] == [self._screen]:
+                self._screen.begin_message()
         await super().on_event(event)
 
     async def run_action(self, *args: Any, **options: Any) -> bool:  # noqa: ANN401 - as Textual has them

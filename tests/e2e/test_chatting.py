@@ -53,7 +53,7 @@ def test_a_conversation_with_smollm2(tmp_path: Path) -> None:
         assert "Say hello." in terminal.screen
         assert "Count to a thousand." in terminal.screen
         terminal.keys("C-f", "Enter")
-        terminal.until("r Rename")
+        terminal.until("→ Menu")
         terminal.keys("Down", "Enter")
         terminal.until("broken off")
         terminal.keys("C-q")

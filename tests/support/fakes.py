@@ -327,6 +327,8 @@ def deadlock(libc: ctypes.CDLL, seconds: float | None) -> None:
 
 def _foreseen(changes: Mapping[str, object]) -> Foreseen:
     """More context takes more memory, and half the threads are half as fast."""
+    if wrong := [name for name in ("ctx", "threads") if not str(changes.get(name, "1")).isdecimal()]:
+        raise OptionError(f"{wrong[0]} must be an integer, not {changes[wrong[0]]!r}")
     context = int(str(changes.get("ctx", 2048)))
     ram = parse_size(changes.get("ram", "1GiB"))
     if ram < LEAST_RAM:

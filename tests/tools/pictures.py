@@ -24,6 +24,7 @@ from hetrun.tui.screens.settings import SettingsScreen
 from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.tokens import TokensScreen
 from hetrun.tui.screens.whatif import WhatIfScreen
+from hetrun.tui.widgets.command_list import CommandList
 from tests.support.fakes import ENDLESS, FakeEngine
 from tests.tui.driver import Driver
 from tests.tui.looks import looks
@@ -136,6 +137,22 @@ async def edit(chat: Driver) -> None:
     await chat.until(lambda: chat.screen.editing)
 
 
+async def commands(chat: Driver) -> None:
+    """The list above the box."""
+    await conversation(chat)
+    await chat.command("/system You are brief.")
+    await chat.press(*"/")
+    await chat.until(lambda: chat.screen.query_one(CommandList).display)
+
+
+async def wrong(chat: Driver) -> None:
+    """A command that could not be done, below a turn that is selected."""
+    await chat.exchange("say hello")
+    await chat.send("/set temperture 0.2")
+    await chat.until(lambda: chat.said != [])
+    await chat.select(1)
+
+
 async def themes(chat: Driver) -> None:
     await chat.press("f8")
     await chat.opened(Choose)
@@ -161,6 +178,10 @@ SCENES: dict[str, tuple[Scene, tuple[int, int]]] = {
     "attach": (attach, SMALL),
     "edit": (edit, SMALL),
     "themes": (themes, SMALL),
+    "commands": (commands, SMALL),
+    "commands-60x15": (commands, (60, 15)),
+    "wrong": (wrong, SMALL),
+    "settings-60x15": (settings, (60, 15)),
     "what-if-light": (what_if_light, SMALL),
     "machine-80x24": (machine, SMALL),
     "machine-gpu": (machine, (80, 50)),

@@ -1,4 +1,4 @@
-"""Everything that can be written behind a slash, and the keys that no other test presses."""
+"""Everything that can be written after a slash, and the keys that no other test presses."""
 
 from __future__ import annotations
 

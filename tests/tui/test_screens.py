@@ -9,13 +9,14 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Event
+from unittest.mock import PropertyMock, patch
 
 import pytest
-from textual.widgets import Input, Static, TextArea
+from textual.widgets import Button, Input, Static, TextArea
 
 from hetrun.client.engine_client import LocalClient, WorkerClient
-from hetrun.client.interface import ChatClient
-from hetrun.client.queries import State
+from hetrun.client.interface import ChatClient, Health
+from hetrun.client.queries import EngineState, Foreseen, LayerPlace, State
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.tui.app import ChatApp
@@ -26,7 +27,7 @@ from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.navigation import ANOTHER, EXCHANGING
 from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.tokens import TokensScreen
-from hetrun.tui.screens.whatif import WhatIfScreen, turned
+from hetrun.tui.screens.whatif import WhatIfScreen, compared, turned, typed_size
 from hetrun.tui.widgets.machine import MachinePane
 from tests.support.fakes import REFUSED, FakeEngine
 from tests.tui.driver import Driver, chatting
@@ -219,6 +220,9 @@ def foreseen(chat: Driver) -> str:
         ("f16", "f16 q8_0", 1, "q8_0"),
         ("", "f16 q8_0", 1, "q8_0"),
         ("", "one", 1, "1"),
+        ("18.6GiB", "double", -1, "9.3GiB"),
+        ("1GiB", "double", -1, "512MiB"),
+        ("512MiB", "double", 1, "1GiB"),
     ],
 )
 def test_knobs(value: str, how: str, step: int, then: str) -> None:
@@ -375,3 +379,85 @@ async def test_help_names_every_command(engine: FakeEngine) -> None:
             assert word in text
         await chat.press("escape")
         await chat.until(lambda: chat.front is chat.screen)
+
+
+async def test_models_are_listed_and_another_may_be_written_with_a_hint(
+    engine: FakeEngine, engines: Engines
+) -> None:
+    async with chatting(engine, doors=engines.doors) as chat:
+        await chat.press("f6")
+        await chat.opened(Choose)
+        await chat.press("up", "enter")
+        await chat.opened(Ask)
+        hint = str(chat.front.query_one(".hint", Static).content)
+        assert "hf:user/repo" in hint
+        assert "ollama:NAME" in hint
+
+
+async def test_a_server_offers_its_models_and_no_others(engine: FakeEngine, engines: Engines) -> None:
+    doors = replace(engines.doors, is_server=True)
+    async with chatting(engine, doors=doors) as chat:
+        await chat.press("f6")
+        await chat.opened(Choose)
+        assert chat.options == ["/m/big", "/m/s"]
+        await chat.press("enter")
+        await chat.until(lambda: engines.options == [{"model": "/m/big"}] and chat.screen.info is not None)
+        await chat.press("f4")
+        await chat.opened(WhatIfScreen)
+        assert chat.front.query_one("#apply", Button).disabled
+
+
+async def test_an_answer_that_waits_for_its_model_says_so(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        loading = PropertyMock(return_value=Health("loading", 0.42))
+        with patch.object(LocalClient, "health", loading):
+            await chat.send("silence")
+            await chat.until(lambda: "… loading the model, 42 %" in chat.shown)
+        await chat.until(lambda: chat.shown.endswith("…\n"))
+
+
+async def test_a_dialog_is_as_high_as_its_content(engine: FakeEngine) -> None:
+    for size in ((60, 15), (80, 24), (140, 45)):
+        async with chatting(engine, size=size) as chat:
+            for key in ("f4", "f5"):
+                await chat.press(key)
+                await chat.until(lambda: chat.front is not chat.screen and chat.front.is_mounted)
+                dialog = chat.front.query_one(".dialog")
+                buttons = chat.front.query_one(".buttons")
+                body = chat.front.query_one(".body")
+                await chat.until(lambda b=buttons, d=dialog: 0 < b.region.bottom <= d.region.bottom - 1)  # type: ignore[misc]
+                await chat.until(lambda b=body: b.region.height > 0)  # type: ignore[misc]
+                assert dialog.region.height <= min(size[1], 24)
+                await chat.press("escape")
+                await chat.until(lambda: chat.front is chat.screen)
+
+
+def test_speeds_that_nobody_knows_are_a_sentence() -> None:
+    now = Foreseen(2048, None, None, None, {"limit": 19010 << 20}, {}, 0, False, 2, "f16")
+    text = compared(now, replace(now, context=4096), 60, 53.0).plain
+    assert "unknown" not in text
+    assert "Speeds cannot be predicted here" in text
+    assert "18.6 GiB" in text
+    known = compared(replace(now, decode_tok_s=29.8, measured=True), now, 60, 53.0).plain
+    assert "Speeds are predictions" in known
+    assert "The last answer ran at 53 tokens/s" in known
+    assert typed_size(19010 << 20) == "18.6GiB"
+
+
+async def test_going_back_to_an_earlier_plan_is_told() -> None:
+    facts, said = (
+        Facts(),
+        ["1 thread instead of 2", "1 thread instead of 2", "cores are free again: 2 threads"],
+    )
+    engine = FakeEngine()
+    state = engine.ask(State())
+    for reason in [*said, said[0]]:
+        with patch.object(FakeEngine, "ask", partial(_state, replace(state, reason=reason))):
+            await look(facts, LocalClient(engine))
+    assert [why for _, why in facts.reasons] == [said[0], said[2], said[0]]
+    assert "decode   1 thread\n" in draw(facts, 30).plain
+    engine.close()
+
+
+def _state(state: EngineState, question: object) -> object:
+    return state if isinstance(question, State) else (LayerPlace("blk.0", 1, 0, 0, {"a": 1}, {"a": 1}),)

@@ -297,6 +297,7 @@ def test_places_follow_the_specification() -> None:
     assert found.config == Path("/c/hetrun")
     assert found.cache == Path("/h/.cache/hetrun")
     assert found.data == Path("/h/.local/share/hetrun")
+    assert found.state == Path("/h/.local/state/hetrun")
     assert config_file(environ) == Path("/c/hetrun/config.toml")
 
 

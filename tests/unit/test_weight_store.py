@@ -122,7 +122,10 @@ def test_the_store_loads_in_the_order_of_the_file_and_each_weight_once(numbers: 
     assert isinstance(held, Kept)
     assert (held.raw.view(np.float32) == np.arange(40, 48)).all()
 
+    store.settle()
+    assert store.copied_bytes == {"a": 0, "b": 0}
     store.load({"a": [late], "b": [early]})
+    assert store.copied_bytes == {"a": 0, "b": 32}  # all that came later
     assert (a.order, b.order) == (["from 8", "from 40"], ["from 40", "from 8"])
     assert store.resident_bytes == 4 * 32
 
