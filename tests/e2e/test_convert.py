@@ -81,7 +81,7 @@ def test_a_folder_without_tokenizer_is_converted_and_said(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["MODEL"], "Missing option '-q' / '--quant'"),
+        (["MODEL"], "name a type, as -q q4_k_m; there are f32"),
         (["MODEL", "-q", "q9"], "-q: there is no type 'q9'; there are f32, f16, bf16, q8_0"),
         (["missing", "-q", "q8_0"], "missing"),
         (["MODEL", "-q", "q8_0", "-o", "/proc/x.gguf"], "/proc/x.gguf"),
