@@ -28,11 +28,17 @@ class Dialog(ModalScreen[T]):
 
     AROUND = 0  # lines that are no part of its body
 
+    def on_mount(self) -> None:
+        self._fit(self.app.size.height)  # its first size may have come before there was a body
+
     def on_resize(self, event: events.Resize) -> None:
+        self._fit(event.size.height)
+
+    def _fit(self, height: int) -> None:
         """Where a dialog is as high as its body, that has what the rest leaves of the screen."""
         for body in self.query(".fitting .body"):
-            around = self.AROUND - GAPS * (event.size.height < LOW)
-            body.styles.max_height = max(event.size.height * SHARE // 100 - around, 3)
+            around = self.AROUND - GAPS * (height < LOW)
+            body.styles.max_height = max(height * SHARE // 100 - around, 3)
 
     def leave(self, result: T | None = None) -> None:
         """Close, once: a second key, or the mouse, may ask for it before it is gone."""
