@@ -42,7 +42,7 @@ def run_command(arguments: list[str]) -> int:
 
 @hetrun.command(cls=sampling.Command)
 @click.argument("prompt", required=False)
-@options.settings("model", "offline", *options.ANSWERING, "prompt_cache")
+@options.settings("model", "offline", "url", "api_key", *options.ANSWERING, "prompt_cache")
 @click.option("--raw", is_flag=True, help="continue the text as it stands, without the chat template")
 @click.option("-f", "--file", "source", metavar="FILE", help="a request in each line; -: standard input")
 @click.option(
@@ -57,7 +57,7 @@ def run_command(arguments: list[str]) -> int:
     metavar="URL...",
     help="with -f: servers that answer instead, or what a package brings: ray:auto",
 )
-@options.settings("api_key", "strict")
+@options.settings("strict")
 @sampling.options(*sampling.SHAPE, *sampling.SCORES)
 @options.settings(*options.RUNNING)
 @options.as_json
@@ -80,18 +80,29 @@ def run(
     With -f every line of a file: a prompt, {"prompt": ...} or {"messages": [...]} with what else a request
     may have, or OpenAI's batch format. The results are JSON lines. If some lines fail, the others go on, and
     the exit code is 3.
+
+    With --url a running server answers, as http://localhost:8080 or unix:/path/to.sock.
     """
     chosen = sampling.taken(given)
     if source is None:
+        alone = {"-o": output, "--resume": resume, "--unordered": unordered, "--workers": workers}
+        options.refuse_without("-f", alone | {"--strict": given["strict"]})
+        settings = Settings.resolve(environ=None, **given)
+        if settings.url:
+            from hetrun.cli import remote_run
+
+            remote_run.answer(settings, prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
+            return 0
+        options.refuse_without("-f or --url", {"--api-key": given["api_key"]})
         from hetrun.cli.run import answer
 
-        alone = {"-o": output, "--resume": resume, "--unordered": unordered, "--workers": workers}
-        options.refuse_without("-f", alone | {"--api-key": given["api_key"], "--strict": given["strict"]})
         settings = options.resolved(given)
         answer(settings, prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
         return 0
     from hetrun.cli.batch import Files, run_file
 
+    if given["url"]:
+        raise OptionError("--url answers one prompt: with -f give the server as --workers URL")
     if prompt is not None:
         raise OptionError(f"-f {source} and a prompt are both given: take one of them")
     files = Files(source, output, resume, unordered, workers)

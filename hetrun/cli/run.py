@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-from hetrun.api import LLM
 from hetrun.cli.output import in_json
 from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
@@ -18,6 +18,9 @@ from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError, printable
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
 from hetrun.system.terminal_text import visible
+
+if TYPE_CHECKING:
+    from hetrun.api import LLM
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 MOST_PROMPT = 64 << 20  # characters read from stdin: far more than any context holds
@@ -53,6 +56,8 @@ def answer(
 @contextmanager
 def open_llm(settings: Settings, chatting: bool = False) -> Iterator[LLM]:
     """The model of the settings, with a progress bar while it loads."""
+    from hetrun.api import LLM  # on use: a server that answers needs no engine here
+
     with loading(OPENING) as progress:
         llm = LLM.of(settings, progress, chatting=chatting)
     with llm:
