@@ -144,6 +144,29 @@ def serve(verbose: bool, **given: object) -> None:
 
 
 @hetrun.command()
+@options.as_json
+def ps(as_json: bool) -> None:
+    """Your servers on this machine: models, address, process, and since when each runs."""
+    from hetrun.cli import servers
+
+    servers.print_servers(as_json)
+
+
+@hetrun.command()
+@click.argument("server", required=False, metavar="[ADDRESS|PID]")
+@click.option("--all", "everyone", is_flag=True, help="all of them")
+@options.as_json
+def stop(server: str | None, everyone: bool, as_json: bool) -> None:
+    """Stop a server of yours, as hetrun ps lists it, and wait until it has ended.
+
+    Its address or the number of its process says which; where only one runs, neither is needed.
+    """
+    from hetrun.cli import servers
+
+    servers.end(server, everyone, as_json)
+
+
+@hetrun.command()
 @options.settings("model", "offline")
 @click.option("-p", "prompt", help="tokens of a prompt; 512,2048: both  [default: 512]")
 @click.option("-n", "generate", default="64", show_default=True, help="tokens to generate")

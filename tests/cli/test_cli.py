@@ -39,6 +39,8 @@ COMMANDS = (
     "run",
     "chat",
     "serve",
+    "ps",
+    "stop",
     "bench",
     "eval",
     "plan",
