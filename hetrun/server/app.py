@@ -29,6 +29,7 @@ from hetrun.server.routes import (
     machine,
     metrics,
     models,
+    page,
     plugin_routes,
     ram,
     tokenize,
@@ -39,7 +40,7 @@ from hetrun.server.service import Service
 ENDPOINTS = (
     *(chat_completions.routes, completions.routes, routes.routes, embeddings.routes, models.routes),
     *(tokenize.routes, introspection.routes, machine.routes, metrics.routes, health.routes, ram.routes),
-    *(openapi.routes, plugin_routes.routes, unsupported.routes),
+    *(page.routes, openapi.routes, plugin_routes.routes, unsupported.routes),
 )
 
 
@@ -65,7 +66,7 @@ def create_app(
         middleware=[
             Middleware(Counted, traffic=service.traffic),
             Middleware(Unread),
-            Middleware(Guard, hosts=hosts, origins=tuple(origins)),
+            Middleware(Guard, hosts=hosts, origins=tuple(origins), keyed=api_key is not None),
             *([] if api_key is None else [Middleware(RequireKey, key=api_key)]),
             Middleware(InTurn),
         ],

@@ -21,7 +21,7 @@ import hetrun
 from hetrun.backend import registry
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.cli import app as commands
-from hetrun.cli import plan as reports
+from hetrun.cli.reports import plan as reports
 from hetrun.cli.run import amount
 from hetrun.client.events import Streaming
 from hetrun.engine import query_handlers
@@ -37,6 +37,8 @@ COMMANDS = (
     "run",
     "chat",
     "serve",
+    "ps",
+    "stop",
     "bench",
     "eval",
     "plan",
@@ -87,7 +89,7 @@ def test_every_command_has_help_and_only_what_belongs_to_it(run: Run, command: s
     result = run(command, "--help")
     assert result.code == 0
     offered = set(re.findall(r"--[a-z-]+", result.out))
-    assert ("--url" in offered) == (command == "chat")
+    assert ("--url" in offered) == (command in ("run", "chat"))
     assert "--verbose" in offered
 
 
