@@ -183,8 +183,6 @@ def serve(verbose: bool, **given: object) -> None:
     serve_forever(options.resolved(given), chosen, verbose)
 
 
-@hetrun.command(short_help="Measure speed, alone or beside llama.cpp.")
-@options.model
 @hetrun.command()
 @options.as_json
 def ps(as_json: bool) -> None:

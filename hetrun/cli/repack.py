@@ -6,9 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hetrun.cli.exit_codes import heed_sigterm
-from hetrun.cli.output import in_json, say
+from hetrun.cli.output import in_json, say, size
 from hetrun.cli.progress import loading
-from hetrun.cli.reports.inspect import size
 from hetrun.errors import printable
 from hetrun.system.units import counted
 from hetrun.tools.convert.in_place import is_begun
