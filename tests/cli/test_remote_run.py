@@ -55,7 +55,7 @@ def test_a_running_server_answers(url: str, engine: FakeEngine, capsys: pytest.C
     assert [m["role"] for m in request.messages] == ["system", "user"]
     p = request.params
     assert (p.max_tokens, p.temperature, p.top_k, p.seed) == (9, 0.25, 7, 3)
-    assert json.loads(p.json_schema or "") == {"type": "object"}
+    assert json.loads(str(p.json_schema)) == {"type": "object"}
 
 
 def test_a_prompt_from_stdin_and_in_json(
