@@ -184,14 +184,15 @@ async def test_a_stream_that_outlasts_the_server_ends_with_an_error(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(listen, "GRACE_S", 0)
-    field = {CHAT: asking("forever"), "/v1/completions": {"prompt": "forever"}}.get(
+    most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body: dict[str, object] = {most: 100_000, "stream": True}
+    body |= {CHAT: asking("forever"), "/v1/completions": {"prompt": "forever"}}.get(
         path, {"input": "forever"}
     )
     with listen.listening(Address(port=0)) as bound:
         stop, started = asyncio.Event(), asyncio.Event()
         running = asyncio.create_task(serve(create_app(LocalClient(engine)), bound, stop, started.set))
         await started.wait()
-        body = {**field, "stream": True, "max_tokens" if "resp" not in path else "max_output_tokens": 100_000}
         async with (
             httpx.AsyncClient(base_url=url(bound)) as http,
             http.stream("POST", path, json=body) as got,
