@@ -126,7 +126,7 @@ async def test_of_several_models_all_that_is_asked_is_about_one() -> None:
     fakes: dict[str, FakeEngine] = {}
 
     def load(found: Found, ram: int | None) -> ChatClient:
-        fakes[found.name] = FakeEngine(**({"vram": 1} if found.name == "large" else {}))
+        fakes[found.name] = FakeEngine(vram=1) if found.name == "large" else FakeEngine()
         fakes[found.name].info = replace(INFO, path=str(found.path))
         return LocalClient(fakes[found.name])
 

@@ -185,10 +185,9 @@ async def test_a_stream_that_outlasts_the_server_ends_with_an_error(
 ) -> None:
     monkeypatch.setattr(listen, "GRACE_S", 0)
     most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    prompt = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path)
     body: dict[str, object] = {most: 100_000, "stream": True}
-    body |= {CHAT: asking("forever"), "/v1/completions": {"prompt": "forever"}}.get(
-        path, {"input": "forever"}
-    )
+    body.update({prompt: "forever"} if prompt else asking("forever"))
     with listen.listening(Address(port=0)) as bound:
         stop, started = asyncio.Event(), asyncio.Event()
         running = asyncio.create_task(serve(create_app(LocalClient(engine)), bound, stop, started.set))
