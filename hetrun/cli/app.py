@@ -180,7 +180,7 @@ def serve(verbose: bool, **given: object) -> None:
     from hetrun.cli.serve import serve_forever
 
     chosen = sampling.taken(given)
-    serve_forever(options.resolved(given), chosen, verbose)
+    serve_forever(options.resolved(given), chosen)
 
 
 @hetrun.command()

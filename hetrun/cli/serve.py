@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time
 
+from hetrun.cli import REMARKS
 from hetrun.cli.output import say
 from hetrun.cli.progress import OPENING, loading
 from hetrun.client.engine_client import WorkerClient
@@ -25,14 +27,15 @@ BESIDE = 256  # requests held besides those that the queue has room for: read, o
 POLL_S = 0.1  # how often the bar looks at how far loading has come
 
 
-def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: bool) -> None:
+def serve_forever(settings: Settings, sampling: Mapping[str, object]) -> None:
     """Bind first, so that a wrong address is said before a model is loaded."""
     from hetrun.server import listen
 
+    logging.getLogger("uvicorn").addHandler(REMARKS)
     address = listen.Address(settings.host, settings.port, settings.uds)
     listen.check_exposure(address, settings.api_key)
     with listen.listening(address) as bound:
-        asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts), verbose))
+        asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts)))
 
 
 @dataclass
@@ -56,7 +59,6 @@ async def _serve(
     sampling: Mapping[str, object],
     bound: socket.socket,
     hosts: Iterable[str] | None,
-    verbose: bool,
 ) -> None:
     from hetrun.server import listen
     from hetrun.server.control import controlled
@@ -65,7 +67,7 @@ async def _serve(
     serving = Serving(where, shelf_of(settings))
     async with controlled(serving.stop, serving.status):
         try:
-            await _answering(settings, sampling, bound, hosts, verbose, serving)
+            await _answering(settings, sampling, bound, hosts, serving)
         finally:
             await serving.shelf.close()
 
@@ -75,7 +77,6 @@ async def _answering(
     sampling: Mapping[str, object],
     bound: socket.socket,
     hosts: Iterable[str] | None,
-    verbose: bool,
     serving: Serving,
 ) -> None:
     shelf, stop = serving.shelf, serving.stop
@@ -113,7 +114,7 @@ async def _answering(
         if shelf.only:
             say(f"chat template: {info.template_origin}")
 
-    await listen.serve(app, bound, stop, started, access_log=verbose)
+    await listen.serve(app, bound, stop, started)
 
 
 def names(shelf: Shelf) -> list[str]:

@@ -17,6 +17,7 @@ from hetrun.server.middleware.auth import RequireKey
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
 from hetrun.server.middleware.drain import Unread
 from hetrun.server.middleware.fair_turns import InTurn
+from hetrun.server.middleware.farewell import Farewell
 from hetrun.server.middleware.origin import Guard
 from hetrun.server.middleware.request_counter import Counted
 from hetrun.server.responses import routes
@@ -65,6 +66,7 @@ def create_app(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],
         middleware=[
             Middleware(Counted, traffic=service.traffic),
+            Middleware(Farewell),
             Middleware(Unread),
             Middleware(Guard, hosts=hosts, origins=tuple(origins), keyed=api_key is not None),
             *([] if api_key is None else [Middleware(RequireKey, key=api_key)]),
