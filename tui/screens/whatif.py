@@ -83,7 +83,7 @@ class WhatIfScreen(Dialog[dict[str, object] | None]):
                 yield Button("Close", id="close", compact=True)
 
     def on_mount(self) -> None:
-        self.query_one(Knob).focus()
+        self.set_focus(self.query_one(Knob), scroll_visible=False)
         self._ask()
 
     @property
