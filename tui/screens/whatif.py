@@ -183,7 +183,8 @@ def compared(now: Foreseen, then: Foreseen, width: int, measured: float = 0.0) -
         line = Content(f"{name[:name_width]:<{name_width}}  {a:>11} ")
         lines.append(line + Content.styled(f"{b:>11}", "$text-primary bold" if a != b else ""))
     lines += [Content.styled(note, "dim") for note in _of_speeds(now, then, measured)]
-    lines += [Content.styled(visible(note), "dim") for note in then.notes]
+    told = [note for note in then.notes if not note.startswith("speeds are unknown")]  # that is said above
+    lines += [Content.styled(visible(note), "dim") for note in told]
     return Content("\n").join(lines)
 
 
