@@ -1,4 +1,4 @@
-"""`python -m tests.cuda STAGE`: see docs/gpu.md."""
+"""`python -m tests.cuda STAGE`: see docs/testing-on-a-gpu.md."""
 
 from __future__ import annotations
 
