@@ -74,7 +74,7 @@ def test_a_running_server_shows_its_machine(tmp_path: Path) -> None:
             # Tests do not measure: what is not known has no rows.
             assert "unknown" not in terminal.until("Speeds cannot be predicted here")
             terminal.keys("Escape")
-            terminal.until("Write a message")
+            terminal.until_gone("Esc closes")
             terminal.type("/tokens")
             terminal.keys("Enter")
             assert "%" in terminal.until("token 1 of")
