@@ -291,7 +291,7 @@ class Settings:
     )
     url: str | None = field(
         default=None,
-        metadata=option("a running server that answers", option_types.text, "--url", shows="none"),
+        metadata=option("a running server to chat with", option_types.text, "--url", shows="none"),
     )
     # Name -> where its value came from; what is not in here is at its default.
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

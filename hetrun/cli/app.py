@@ -89,8 +89,6 @@ def run(
     With -f every line of a file: a prompt, {"prompt": ...} or {"messages": [...]} with what else a request
     may have, or OpenAI's batch format. The results are JSON lines. If some lines fail, the others go on, and
     the exit code is 3.
-
-    With --url a running server answers, as http://localhost:8080 or unix:/path/to.sock.
     """
     from hetrun.cli.model_argument import Asked
 
@@ -180,30 +178,7 @@ def serve(verbose: bool, **given: object) -> None:
     from hetrun.cli.serve import serve_forever
 
     chosen = sampling.taken(given)
-    serve_forever(options.resolved(given), chosen)
-
-
-@hetrun.command()
-@options.as_json
-def ps(as_json: bool) -> None:
-    """Your servers on this machine: models, address, process, and since when each runs."""
-    from hetrun.cli import servers
-
-    servers.print_servers(as_json)
-
-
-@hetrun.command()
-@click.argument("server", required=False, metavar="[ADDRESS|PID]")
-@click.option("--all", "everyone", is_flag=True, help="all of them")
-@options.as_json
-def stop(server: str | None, everyone: bool, as_json: bool) -> None:
-    """Stop a server of yours, as hetrun ps lists it, and wait until it has ended.
-
-    Its address or the number of its process says which; where only one runs, neither is needed.
-    """
-    from hetrun.cli import servers
-
-    servers.end(server, everyone, as_json)
+    serve_forever(options.resolved(given), chosen, verbose)
 
 
 @hetrun.command(short_help="Measure speed, alone or beside llama.cpp.")

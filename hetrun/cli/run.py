@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from hetrun.api.local_model import LocalModel
 from hetrun.cli import standard_input
 from hetrun.cli.output import in_json
 from hetrun.cli.progress import OPENING, loading
@@ -20,9 +21,6 @@ from hetrun.errors import OptionError, UserError, printable
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
 from hetrun.system.terminal_text import visible
 from hetrun.system.units import counted
-
-if TYPE_CHECKING:
-    from hetrun.api.local_model import LocalModel
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
@@ -59,8 +57,6 @@ def open_llm(
     settings: Settings, chatting: bool = False, first: GenerateRequest | None = None
 ) -> Iterator[LocalModel]:
     """The model of the settings, with a progress bar while it loads."""
-    from hetrun.api.local_model import LocalModel  # on use: a server that answers needs no engine here
-
     with loading(OPENING) as progress:
         llm = LocalModel.of(settings, progress, chatting=chatting, first=first)
     with llm:

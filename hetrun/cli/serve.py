@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from time import time
 
-from hetrun.cli import REMARKS
 from hetrun.cli.output import say
 from hetrun.cli.progress import OPENING, loading
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.interface import ChatClient
-from hetrun.client.model_catalog import Found, find_models, name_of
+from hetrun.client.model_catalog import Found, find_models
 from hetrun.client.model_pool import Shelf
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
@@ -27,31 +24,14 @@ BESIDE = 256  # requests held besides those that the queue has room for: read, o
 POLL_S = 0.1  # how often the bar looks at how far loading has come
 
 
-def serve_forever(settings: Settings, sampling: Mapping[str, object]) -> None:
+def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: bool) -> None:
     """Bind first, so that a wrong address is said before a model is loaded."""
     from hetrun.server import listen
 
-    logging.getLogger("uvicorn").addHandler(REMARKS)
     address = listen.Address(settings.host, settings.port, settings.uds)
     listen.check_exposure(address, settings.api_key)
     with listen.listening(address) as bound:
-        asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts)))
-
-
-@dataclass
-class Serving:
-    """What `hetrun ps` is told."""
-
-    address: str
-    shelf: Shelf
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    since: float = field(default_factory=time)
-    ready: bool = False
-
-    def status(self) -> dict[str, object]:
-        """As it is now."""
-        state = "stopping" if self.stop.is_set() else "ready" if self.ready else "loading"
-        return {"models": names(self.shelf), "address": self.address, "since": self.since, "state": state}
+        asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts), verbose))
 
 
 async def _serve(
@@ -59,69 +39,47 @@ async def _serve(
     sampling: Mapping[str, object],
     bound: socket.socket,
     hosts: Iterable[str] | None,
+    verbose: bool,
 ) -> None:
-    from hetrun.server import listen
-    from hetrun.server.control import controlled
-
-    where = f"unix:{settings.uds.absolute()}" if settings.uds else listen.url(bound)
-    serving = Serving(where, shelf_of(settings))
-    async with controlled(serving.stop, serving.status):
-        try:
-            await _answering(settings, sampling, bound, hosts, serving)
-        finally:
-            await serving.shelf.close()
-
-
-async def _answering(
-    settings: Settings,
-    sampling: Mapping[str, object],
-    bound: socket.socket,
-    hosts: Iterable[str] | None,
-    serving: Serving,
-) -> None:
-    shelf, stop = serving.shelf, serving.stop
-    if shelf.only:
-        shelf.only.begin()
-    # Imported while the worker loads.
-    from hetrun.server import listen
-    from hetrun.server.app import create_app
-
-    listen.stop_on_signals(stop)
-    if shelf.only:
-        await loaded(shelf.only, stop)
-        if stop.is_set():
-            return
-        info = await shelf.only.info()
-        SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
-    app = create_app(
-        shelf.only or shelf,
-        strict=settings.strict,
-        api_key=settings.api_key,
-        sampling=sampling,
-        most_requests=settings.queue + BESIDE,
-        hosts=hosts,
-        origins=settings.cors_origins,
-        tool_parser=settings.tool_parser,
-        reasoning_format=settings.reasoning_format,
-    )
-
-    def started() -> None:
-        serving.ready = True
-        all_of_this_lasts()
-        several = f"{counted(len(shelf.models), 'model')} ({', '.join(shelf.models)})"
-        what = info.id if shelf.only else several
-        say(f"{what} on {listen.url(bound)}/v1 (Ctrl-C stops)")
+    shelf = shelf_of(settings)
+    try:
         if shelf.only:
-            say(f"chat template: {info.template_origin}")
+            shelf.only.begin()
+        # Imported while the worker loads.
+        from hetrun.server import listen
+        from hetrun.server.app import create_app
 
-    await listen.serve(app, bound, stop, started)
+        stop = asyncio.Event()
+        listen.stop_on_signals(stop)
+        if shelf.only:
+            await loaded(shelf.only, stop)
+            if stop.is_set():
+                return
+            info = await shelf.only.info()
+            SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
+        app = create_app(
+            shelf.only or shelf,
+            strict=settings.strict,
+            api_key=settings.api_key,
+            sampling=sampling,
+            most_requests=settings.queue + BESIDE,
+            hosts=hosts,
+            origins=settings.cors_origins,
+            tool_parser=settings.tool_parser,
+            reasoning_format=settings.reasoning_format,
+        )
 
+        def started() -> None:
+            all_of_this_lasts()
+            several = f"{counted(len(shelf.models), 'model')} ({', '.join(shelf.models)})"
+            what = info.id if shelf.only else several
+            say(f"{what} on {listen.url(bound)}/v1 (Ctrl-C stops)")
+            if shelf.only:
+                say(f"chat template: {info.template_origin}")
 
-def names(shelf: Shelf) -> list[str]:
-    """What the models are called, as far as that is known before one is loaded."""
-    if (only := shelf.only) is None:
-        return list(shelf.models)
-    return [only.known.id if only.known else name_of(only.found.path)]
+        await listen.serve(app, bound, stop, started, access_log=verbose)
+    finally:
+        await shelf.close()
 
 
 def shelf_of(settings: Settings) -> Shelf:

@@ -46,9 +46,7 @@ class Address:
 
 
 def address(url: str, option: str) -> Address:
-    """Of a URL as people give it, with /v1 at its end or without; unix:PATH is a socket, and so is a path."""
-    if url.startswith(("/", "./")):
-        return Address(f"unix:{url}", socket=url)
+    """Of a URL as people give it, with /v1 at its end or without; unix:PATH is a socket."""
     if url.startswith("unix:"):
         path = url.removeprefix("unix:").removeprefix("//")
         if not path:

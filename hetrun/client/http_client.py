@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from time import monotonic
 from typing import Any, TypeVar, cast
-from urllib.parse import urlencode
 
 import h11
 
@@ -46,7 +45,6 @@ MOST_BODY = 64 << 20  # bytes of an answer that comes whole
 MOST_LINE = 4 << 20  # characters of a line of a stream
 LOOK_S = 30.0  # for an answer that needs no model
 AGAIN_S = 0.3  # between two looks at a server that loads
-RAM = "/v1/ram"  # of all models together
 
 
 class Broken(UserError):
@@ -62,12 +60,6 @@ class RemoteClient:
         self._model = model
         self._health = Health("loading", 0.0)
         self._info: ModelInfo | None = None
-        self._asleep = False  # the server has not loaded the model
-
-    @property
-    def url(self) -> str:
-        """As it was given."""
-        return self._where.url
 
     @property
     def progress(self) -> float:
@@ -106,9 +98,8 @@ class RemoteClient:
         if not named:
             some = ", ".join([model["id"] for model in known[:5]]) or "none"
             raise UserError(f"{self._where.url} has no model {self._model or 'at all'}; it has: {some}")
-        found = next((model for model in named if _status(model) == "loaded"), named[0])
-        self._model, self._asleep = found["id"], _status(found) == "unloaded"
-        return info_of(found, self._where.url)
+        self._model = named[0]["id"]
+        return info_of(named[0], self._where.url)
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """As a server sends it; whatever goes wrong is the last event."""
@@ -145,8 +136,6 @@ class RemoteClient:
                     count += 1
                     first = first or monotonic()
                     yield Event("token", piece.text, logprob=piece.logprob)
-        if self._asleep:
-            self._info = None  # little was known of it while it was not loaded; now it is
         if "finish_reason" not in end:
             raise Broken(f"{self._where.url} broke off in the middle of its answer; ask again")
         yield last_of(end, count, begun, first, monotonic(), thinking)
@@ -178,7 +167,7 @@ class RemoteClient:
             case WhatIf(changes):
                 return self._read(Foreseen, await self._asked("POST", "/what-if", dict(changes)))
             case SetRam(nbytes):
-                return (await self._asked("POST", RAM, {"ram": nbytes})).get("memory", {})
+                return (await self._asked("POST", "/v1/ram", {"ram": nbytes})).get("memory", {})
         raise UserError(f"{self._where.url} does not offer that")
 
     async def _machine(self, part: str, kind: Any) -> object:  # noqa: ANN401 - a type of ours
@@ -199,10 +188,7 @@ class RemoteClient:
     # --- HTTP
 
     async def _asked(self, method: str, path: str, body: Json | None = None) -> Json:
-        """About our model, of several that the server may have."""
-        model = {} if path == RAM else {"model": self._model}
-        query = f"?{urlencode(model)}" if body is None and model else ""
-        status, said = await self._json(method, path + query, None if body is None else {**model, **body})
+        status, said = await self._json(method, path, body)
         if status == 404:
             raise UserError(f"{self._where.url} does not offer {path}: it may be no hetrun")
         if status != 200:
@@ -278,14 +264,6 @@ class RemoteClient:
             raise Broken(f"{where.url} broke off: {str(error) or 'it hung up'}; ask again") from None
         finally:
             writer.close()
-
-
-def _status(model: Json) -> str:
-    """Of one of several that a server may load; empty where it says nothing."""
-    match model:
-        case {"status": {"value": str(status)}}:
-            return status
-    return ""
 
 
 def _request(where: Address, method: str, path: str, body: Json | None, key: str | None) -> list[h11.Event]:

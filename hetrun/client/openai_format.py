@@ -84,19 +84,13 @@ def piece_of(said: Json, thinking: bool) -> Piece:
 
 
 def _score(said: object) -> TokenLogprob | None:
-    """Of the first token, of chats or completions; a stream has one in each piece."""
+    """Of the first token; a stream has one in each piece."""
     match said:
         case {"content": [{"token": str(token), "logprob": int() | float() as logprob, **more}, *_]}:
             top = more.get("top_logprobs")
             known = [t for t in top if isinstance(t, dict)] if isinstance(top, list) else []
             pairs = [(str(t.get("token", "")), float(t.get("logprob", 0.0))) for t in known]
             return _scored(token, float(logprob), pairs)
-        case {"tokens": [str(token), *_], "token_logprobs": [int() | float() as logprob, *_], **more}:
-            match more.get("top_logprobs"):
-                case [dict(best), *_]:
-                    pairs = [(str(t), float(p)) for t, p in best.items() if isinstance(p, int | float)]
-                    return _scored(token, float(logprob), sorted(pairs, key=lambda pair: -pair[1]))
-            return _scored(token, float(logprob), [])
     return None
 
 

@@ -17,7 +17,6 @@ from hetrun.server.middleware.auth import RequireKey
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
 from hetrun.server.middleware.drain import Unread
 from hetrun.server.middleware.fair_turns import InTurn
-from hetrun.server.middleware.farewell import Farewell
 from hetrun.server.middleware.origin import Guard
 from hetrun.server.middleware.request_counter import Counted
 from hetrun.server.responses import routes
@@ -30,7 +29,6 @@ from hetrun.server.routes import (
     machine,
     metrics,
     models,
-    page,
     plugin_routes,
     ram,
     tokenize,
@@ -41,7 +39,7 @@ from hetrun.server.service import Service
 ENDPOINTS = (
     *(chat_completions.routes, completions.routes, routes.routes, embeddings.routes, models.routes),
     *(tokenize.routes, introspection.routes, machine.routes, metrics.routes, health.routes, ram.routes),
-    *(page.routes, openapi.routes, plugin_routes.routes, unsupported.routes),
+    *(openapi.routes, plugin_routes.routes, unsupported.routes),
 )
 
 
@@ -66,9 +64,8 @@ def create_app(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],
         middleware=[
             Middleware(Counted, traffic=service.traffic),
-            Middleware(Farewell),
             Middleware(Unread),
-            Middleware(Guard, hosts=hosts, origins=tuple(origins), keyed=api_key is not None),
+            Middleware(Guard, hosts=hosts, origins=tuple(origins)),
             *([] if api_key is None else [Middleware(RequireKey, key=api_key)]),
             Middleware(InTurn),
         ],

@@ -11,14 +11,11 @@ from starlette.types import Receive
 
 T = TypeVar("T")
 
-SERVER_ENDS = "the server ends"  # says the cancellation of work that outlasted the time for it
-
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Do the work, but cancel it as soon as the client hangs up, with the error that starlette has for that.
 
-    The request's body must have been read. When this is cancelled, which is how a server ends what still
-    runs, the work is cancelled with SERVER_ENDS, and may use that to tell its client.
+    The request's body must have been read.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_disconnected(receive))
@@ -27,13 +24,9 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         if not working.done():
             raise ClientDisconnect
         return working.result()
-    except asyncio.CancelledError:
-        working.cancel(SERVER_ENDS)
-        raise
     finally:
-        watching.cancel()
-        if not working.cancelling():  # a second time would take the reason away
-            working.cancel()
+        for task in (working, watching):
+            task.cancel()
         await asyncio.gather(working, watching, return_exceptions=True)
 
 

@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 # OpenAI's clients ask again twice after 408, 409, 429 and every 5xx: for what would fail again.
 FINAL = {"x-should-retry": "false"}
-STOPPING = "The server is stopping, and the answer was not complete"
-MOST_NAMES = 20  # of models in an error
 
 
 class ApiError(Exception):
@@ -102,12 +100,8 @@ def wrong_type(param: str, wanted: str, value: object) -> ApiError:
     return ApiError(f"{param} must be {wanted}, not {type(value).__name__}", param, "invalid_type")
 
 
-def not_found(model: str, there: Collection[str]) -> ApiError:
-    """`there`: the models that this server has."""
-    names = list(there)[:MOST_NAMES]
-    more = f" and {len(there) - len(names)} more, see /v1/models" if len(there) > len(names) else ""
-    message = f"The model '{model}' does not exist here; this server has {', '.join(names)}{more}"
-    return ApiError(message, "model", "model_not_found", status=404)
+def not_found(model: str) -> ApiError:
+    return ApiError(f"The model '{model}' does not exist here", "model", "model_not_found", status=404)
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:

@@ -22,7 +22,6 @@ from hetrun.errors import OptionError
 from hetrun.server.middleware.timeouts import Connection
 
 GRACE_S = 2  # how long running answers may go on once we were asked to stop
-FAREWELL_S = 1.0  # in which those that go on even then are told
 
 
 @dataclass(frozen=True)
@@ -142,14 +141,6 @@ def _remove_stale(path: Path) -> None:
     raise OptionError(f"--uds {path}: another server listens there")
 
 
-def _no_news(record: logging.LogRecord) -> bool:
-    """What uvicorn cancels at its end hears it from us."""
-    return not str(record.msg).startswith("Cancel %s running task")
-
-
-logging.getLogger("uvicorn.error").addFilter(_no_news)
-
-
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -170,6 +161,7 @@ async def serve(
     bound: socket.socket,
     stop: asyncio.Event,
     started: Callable[[], None],
+    access_log: bool = False,
 ) -> None:
     """Answer requests on the socket until `stop` is set; the socket is closed then."""
     config = uvicorn.Config(
@@ -178,9 +170,8 @@ async def serve(
         http=Connection,
         ws="none",
         lifespan="off",
-        log_config=None,  # it would write to standard output, and in a form of its own
-        log_level=logging.WARNING,
-        access_log=False,
+        log_level=logging.INFO if access_log else logging.WARNING,
+        access_log=access_log,
         timeout_graceful_shutdown=GRACE_S,
         server_header=False,
     )
@@ -191,8 +182,6 @@ async def serve(
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await running
-        if cut := set(server.server_state.tasks):
-            await asyncio.wait(cut, timeout=FAREWELL_S)
     finally:
         stopping.cancel()
 

@@ -14,10 +14,9 @@ from starlette.responses import Response
 
 from hetrun import __version__
 from hetrun.client.events import Event, ModelInfo, TokenLogprob
-from hetrun.errors import DeadlineExceeded, EngineStopped
+from hetrun.errors import DeadlineExceeded
 from hetrun.server import parallel_sampling
-from hetrun.server.disconnect import SERVER_ENDS, unless_gone
-from hetrun.server.errors import STOPPING
+from hetrun.server.disconnect import unless_gone
 from hetrun.server.json_stream import json_response, json_text
 from hetrun.server.parallel_sampling import Numbered
 from hetrun.server.request import Order
@@ -161,16 +160,11 @@ async def _first(events: Events, order: Order) -> Numbered:
 
 
 async def _behind(first: Numbered, rest: Events) -> Events:
-    """All events; closing it closes the rest. Where the server ends first, that is the last one."""
+    """All events; closing it closes the rest."""
     try:
         yield first
         async for numbered in rest:
             yield numbered
-    except asyncio.CancelledError as cut:
-        if SERVER_ENDS not in cut.args or (task := asyncio.current_task()) is None:
-            raise
-        task.uncancel()
-        yield first[0], Event("error", error=EngineStopped(STOPPING))
     finally:
         await rest.aclose()
 

@@ -13,9 +13,6 @@ import pytest
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.http_client import RemoteClient
-from hetrun.client.interface import ChatClient
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import Shelf
 from hetrun.client.openai_format import THINKING, THOUGHT, read
 from hetrun.client.queries import (
     Counts,
@@ -34,15 +31,14 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError, UserError
 from hetrun.server import listen
 from hetrun.server.app import create_app
-from tests.support.fakes import INFO, FakeEngine
+from tests.support.fakes import FakeEngine
 
 
 @asynccontextmanager
-async def remote(engine: FakeEngine | ChatClient, place: listen.Address) -> AsyncIterator[RemoteClient]:
-    app = create_app(LocalClient(engine) if isinstance(engine, FakeEngine) else engine)
+async def remote(engine: FakeEngine, place: listen.Address) -> AsyncIterator[RemoteClient]:
     stop, started = asyncio.Event(), asyncio.Event()
     with listen.listening(place) as bound:
-        running = asyncio.create_task(listen.serve(app, bound, stop, started.set))
+        running = asyncio.create_task(listen.serve(create_app(LocalClient(engine)), bound, stop, started.set))
         await started.wait()
         client = RemoteClient(f"unix:{place.uds}" if place.uds else f"{listen.url(bound)}/v1")
         yield client
@@ -120,35 +116,6 @@ async def test_questions_that_the_server_has_routes_for(client: RemoteClient, en
     assert await client.ask(Layers()) == engine.ask(Layers())
     with pytest.raises(UserError, match="does not offer that"):
         await client.ask(Detokenize((1,)))
-
-
-async def test_of_several_models_all_that_is_asked_is_about_one() -> None:
-    fakes: dict[str, FakeEngine] = {}
-
-    def load(found: Found, ram: int | None) -> ChatClient:
-        fakes[found.name] = FakeEngine(vram=1) if found.name == "large" else FakeEngine()
-        fakes[found.name].info = replace(INFO, path=str(found.path))
-        return LocalClient(fakes[found.name])
-
-    models = [Found(name, Path(f"/models/{name}.gguf"), 1) for name in ("large", "small")]
-    shelf = Shelf(models, load, ram=1 << 30)
-    async with remote(shelf, listen.Address(port=0)) as client:
-        assert (await client.info()).id == "large"  # none is loaded: the first
-        small = RemoteClient(client.url, model="small")
-        assert (await small.info()).context == 0  # nothing is known of it yet
-        with pytest.raises(UserError, match="sleeps"):
-            await small.ask(State())
-        await events_of(client, asking("say x"))
-        await events_of(small, asking("say x"))
-        assert (await small.info()).context == 2048
-        assert await small.ask(Layers()) == fakes["small"].ask(Layers())
-        assert await client.ask(Layers()) == fakes["large"].ask(Layers()) != fakes["small"].ask(Layers())
-        assert (await small.ask(WhatIf({"ctx": 4096}))).context == 4096
-        await shelf.models["large"].close()
-        assert (await RemoteClient(client.url).info()).id == "small"  # the one that is loaded
-    await shelf.close()
-    for fake in fakes.values():
-        fake.close()
 
 
 async def test_what_other_options_would_mean(client: RemoteClient, engine: FakeEngine) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import socket
 import stat
@@ -177,79 +176,3 @@ def test_urls(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET6) as six:
         six.bind(("::1", 0))
         assert url(six) == f"http://[::1]:{six.getsockname()[1]}"
-
-
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
-async def test_a_stream_that_outlasts_the_server_ends_with_an_error(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
-    monkeypatch.setattr(listen, "GRACE_S", 0)
-    most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    prompt = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path)
-    body: dict[str, object] = {most: 100_000, "stream": True}
-    body.update({prompt: "forever"} if prompt else asking("forever"))
-    with listen.listening(Address(port=0)) as bound:
-        stop, started = asyncio.Event(), asyncio.Event()
-        running = asyncio.create_task(serve(create_app(LocalClient(engine)), bound, stop, started.set))
-        await started.wait()
-        async with (
-            httpx.AsyncClient(base_url=url(bound)) as http,
-            http.stream("POST", path, json=body) as got,
-        ):
-            lines = [line async for line in _lines_until_stopped(got, stop)]
-        await asyncio.wait_for(running, 10)
-    assert "The server is stopping" in lines[-1]
-    assert lines[-1].startswith('data: {"error":' if path != "/v1/responses" else "data: ")
-    if path == "/v1/responses":
-        assert any(line == "event: response.failed" for line in lines)
-    assert await asyncio.to_thread(engine.idle.wait, 5)
-    assert engine.cancelled == [1]
-
-
-async def _lines_until_stopped(response: httpx.Response, stop: asyncio.Event) -> AsyncIterator[str]:
-    """All lines; the server is asked to stop when the answer has begun. A cut connection would raise."""
-    async for line in response.aiter_lines():
-        if "ha " in line:
-            stop.set()
-        if line:
-            yield line
-
-
-async def test_an_answer_that_outlasts_the_server_is_refused_in_words(
-    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(listen, "GRACE_S", 0)
-    with listen.listening(Address(port=0)) as bound:
-        stop, started = asyncio.Event(), asyncio.Event()
-        running = asyncio.create_task(serve(create_app(LocalClient(engine)), bound, stop, started.set))
-        await started.wait()
-        async with httpx.AsyncClient(base_url=url(bound)) as http:
-            asked = [
-                asyncio.create_task(http.post(CHAT, json=asking(order, **more)))
-                for order in ("forever", "silence")
-                for more in ({}, {"n": 2}, {"stream": True})
-                if (order, more) != ("forever", {"stream": True})
-            ]
-            while len(engine.requests) < 6:  # of one with n: 2 that is silent only the first choice begins
-                await asyncio.sleep(0.001)
-            stop.set()
-            answers = await asyncio.gather(*asked)
-        await asyncio.wait_for(running, 10)
-    for answer in answers:
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "engine_stopped"
-        assert answer.headers["x-should-retry"] == "false"
-    assert caplog.records == []
-
-
-async def test_each_request_is_one_line_of_the_log(
-    engine: FakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO", "hetrun"):
-        async with served(engine, Address(port=0)) as http:
-            await http.post(f"{CHAT}?key=secret", json=asking("say hello"))
-            await http.get("/nothing")
-    lines = [record.getMessage() for record in caplog.records if record.name.endswith("request_counter")]
-    assert len(lines) == 2
-    assert re.fullmatch(r'127\.0\.0\.1 "POST /v1/chat/completions" 200 in \d+\.\d{3} s', lines[0])
-    assert re.fullmatch(r'127\.0\.0\.1 "GET /nothing" 404 in \d+\.\d{3} s', lines[1])

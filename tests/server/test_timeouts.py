@@ -37,7 +37,7 @@ from hetrun.config import Settings
 from hetrun.server import listen
 listen.GRACE_S = 0.3
 fronts.WorkerClient = partial(WorkerClient, engine="tests.support.fakes:FakeEngine")
-fronts.serve_forever(Settings.resolve(environ={}, uds=Path(sys.argv[1])), {})
+fronts.serve_forever(Settings.resolve(environ={}, uds=Path(sys.argv[1])), {}, False)
 """
 
 

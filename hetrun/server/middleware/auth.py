@@ -9,8 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hetrun.server.errors import ApiError
 
-# A supervisor only asks whether we live; the page asks its reader for the key.
-OPEN = frozenset({"/health", "/v1/health", "/"})
+OPEN = frozenset({"/health", "/v1/health"})  # a supervisor that only asks whether we live needs no key
 
 
 class RequireKey:

@@ -30,15 +30,12 @@ class Guard:
     """Middleware: refuses requests to other hosts, and those of pages that are not `origins`.
 
     `hosts`: names that lead here, besides addresses of this machine alone; None: any, because others
-    than browsers decide who comes in (a key, or who may open a Unix socket). `keyed`: a key is asked for.
+    than browsers decide who comes in (a key, or who may open a Unix socket).
     """
 
-    def __init__(
-        self, app: ASGIApp, hosts: Iterable[str] | None, origins: Iterable[str], keyed: bool = False
-    ) -> None:
+    def __init__(self, app: ASGIApp, hosts: Iterable[str] | None, origins: Iterable[str]) -> None:
         self._app = app
         self._hosts = None if hosts is None else frozenset(map(str.lower, hosts))
-        self._own_pages = hosts is not None or keyed
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,10 +68,8 @@ class Guard:
     def _wrong_origin(self, origin: str | None, headers: Headers) -> ApiError | None:
         if origin is None or ANY in self._origins or origin.lower() in self._origins:
             return None
-        # A page of our own, as the browser sees it, perhaps through a proxy with TLS. Either the host was
-        # found to be us, or a key is asked for, which a stranger's page under a name of its own lacks.
-        host = headers.get("host", "").lower()
-        if self._own_pages and origin.lower() in (f"http://{host}", f"https://{host}"):
+        # A page of our own, as the browser sees it; whether that host is us was looked at before.
+        if self._hosts is not None and origin.lower() == f"http://{headers.get('host', '').lower()}":
             return None
         message = (
             f"Pages of {origin[:80]!r} may not use this server: start it with --cors-origin to allow them"

@@ -1,16 +1,11 @@
-"""Counts what the server answers, for /metrics, and logs it."""
+"""Counts what the server answers, for /metrics."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from time import perf_counter
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-MOST_PATH = 200  # characters of it in a line
-
-log = logging.getLogger(__name__)
 
 
 class Traffic:
@@ -24,7 +19,7 @@ class Traffic:
 
 
 class Counted:
-    """Middleware that writes a `Traffic`, and with -v a line for each request."""
+    """Middleware that writes a `Traffic`."""
 
     def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
         self._app = app
@@ -34,13 +29,11 @@ class Counted:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        traffic, begin, status = self._traffic, perf_counter(), 0
+        traffic, begin = self._traffic, perf_counter()
 
         async def counting(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                traffic.statuses[status] += 1
+                traffic.statuses[message["status"]] += 1
             await send(message)
 
         traffic.open += 1
@@ -49,11 +42,4 @@ class Counted:
         finally:
             traffic.open -= 1
             traffic.answered += 1
-            seconds = perf_counter() - begin
-            traffic.seconds += seconds
-            # Neither the query nor a header: they may hold what is nobody's business.
-            who, where = (
-                (scope.get("client") or ("unix",))[0],
-                f"{scope['method']} {scope['path'][:MOST_PATH]}",
-            )
-            log.info('%s "%s" %s in %.3f s', who, where, status or "without an answer", seconds)
+            traffic.seconds += perf_counter() - begin

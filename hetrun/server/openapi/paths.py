@@ -62,13 +62,6 @@ _HEALTH: Json = {"503": {"description": "not now", "content": {JSON: {"schema": 
 _KEPT = ("/v1/responses/{name}", "/responses/{name}")
 OPERATIONS = (
     Operation(
-        ("/",),
-        "get",
-        "What is here: a chat for browsers, a few words for others",
-        {"text/plain": STRING, "text/html": STRING},
-        open=True,
-    ),
-    Operation(
         ("/v1/chat/completions", "/chat/completions"),
         "post",
         "Answer a conversation",
@@ -226,4 +219,4 @@ def _parameters(path: str) -> Json:
 
 
 def _id(method: str, path: str) -> str:
-    return "_".join([method, *(re.findall(r"\w+", path) or ["root"])])
+    return "_".join([method, *re.findall(r"\w+", path)])

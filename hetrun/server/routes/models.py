@@ -34,15 +34,15 @@ async def meant(said: Mapping[str, object], service: Service) -> Service:
         raise wrong_type("model", "a string", name)
     if isinstance(service.client, Shelf):
         return replace(service, client=_of_several(name, service.client))
-    if name is not None and service.strict and not answers_to(info := await service.info(), name):
-        raise not_found(name, [info.id])
+    if name is not None and service.strict and not answers_to(await service.info(), name):
+        raise not_found(name)
     return service
 
 
 def _of_several(name: str | None, shelf: Shelf) -> OnDemand:
     if name is not None:
         if (model := shelf.find(name)) is None:
-            raise not_found(name, shelf.models)
+            raise not_found(name)
         return model
     if shelf.usual is None:
         message = (
@@ -81,7 +81,7 @@ def routes(service: Service) -> list[Route]:
             return JSONResponse(described(model.found.name, model, model.known))
         info = await service.info()
         if not answers_to(info, name):
-            raise not_found(name, [info.id])
+            raise not_found(name)
         return JSONResponse(described(info.id, service.client, info))
 
     # A model's name may hold a slash.
