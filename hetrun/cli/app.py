@@ -57,7 +57,7 @@ def run_command(arguments: list[str]) -> int:
     metavar="URL...",
     help="with -f: servers that answer instead, or what a package brings: ray:auto",
 )
-@options.settings("api_key", "strict")
+@options.settings("url", "no_server", "api_key", "strict")
 @sampling.options(*sampling.SHAPE, *sampling.SCORES)
 @options.settings(*options.RUNNING)
 @options.as_json
@@ -80,18 +80,24 @@ def run(
     With -f every line of a file: a prompt, {"prompt": ...} or {"messages": [...]} with what else a request
     may have, or OpenAI's batch format. The results are JSON lines. If some lines fail, the others go on, and
     the exit code is 3.
+
+    With --url a running server answers. Without it a server of yours that has loaded the model does (hetrun
+    ps), unless options such as --ram say how the model is to run; --no-server loads it here always.
     """
     chosen = sampling.taken(given)
     if source is None:
         from hetrun.cli.run import answer
 
         alone = {"-o": output, "--resume": resume, "--unordered": unordered, "--workers": workers}
-        options.refuse_without("-f", alone | {"--api-key": given["api_key"], "--strict": given["strict"]})
-        settings = options.resolved(given)
+        options.refuse_without("-f", alone | {"--strict": given["strict"]})
+        settings = options.resolved_or_remote(given)
+        if settings.url is None:
+            options.refuse_without("-f or --url", {"--api-key": given["api_key"]})
         answer(settings, prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
         return 0
     from hetrun.cli.batch import Files, run_file
 
+    options.refuse_with("-f", {"--url": given["url"], "--no-server": given["no_server"]}, "use --workers")
     if prompt is not None:
         raise OptionError(f"-f {source} and a prompt are both given: take one of them")
     files = Files(source, output, resume, unordered, workers)
@@ -110,8 +116,7 @@ def chat(**given: object) -> None:
     from hetrun.cli.chat import talk
 
     chosen = sampling.taken(given)
-    settings = Settings.resolve(environ=None, **given)
-    talk(settings if settings.url else options.resolved(given), chosen)
+    talk(options.resolved_or_remote(given), chosen)
 
 
 @hetrun.command(cls=sampling.Command)
@@ -130,6 +135,28 @@ def serve(verbose: bool, **given: object) -> None:
 
     chosen = sampling.taken(given)
     serve_forever(options.resolved(given), chosen, verbose)
+
+
+@hetrun.command(name="ps")
+@options.as_json
+def list_servers(as_json: bool) -> None:
+    """Your running servers: models, addresses, memory, requests."""
+    from hetrun.cli import servers
+
+    servers.print_servers(as_json)
+
+
+@hetrun.command()
+@click.argument("name", required=False)
+@click.option("--all", "all_of_them", is_flag=True, help="every server of yours")
+def stop(name: str | None, all_of_them: bool) -> None:
+    """Stop a running server of yours: NAME is its model, address or pid.
+
+    Without NAME the only one. Answers that run have two seconds to end.
+    """
+    from hetrun.cli import servers
+
+    servers.stop_servers(name, all_of_them)
 
 
 @hetrun.command()

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from time import monotonic
 from typing import Any, TypeVar, cast
+from urllib.parse import urlencode
 
 import h11
 
 from hetrun.client.address import Address, address
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import Health
-from hetrun.client.openai_format import asked_for, echoed, failure, info_of, last_of, number, piece_of, read
+from hetrun.client.openai_format import (
+    asked_for,
+    echoed,
+    failure,
+    info_of,
+    last_of,
+    number,
+    piece_of,
+    read,
+    status_of,
+)
 from hetrun.client.queries import (
     EngineState,
     Foreseen,
@@ -45,6 +56,7 @@ MOST_BODY = 64 << 20  # bytes of an answer that comes whole
 MOST_LINE = 4 << 20  # characters of a line of a stream
 LOOK_S = 30.0  # for an answer that needs no model
 AGAIN_S = 0.3  # between two looks at a server that loads
+PATIENCE_S = 0.5  # for the beginning of an answer, before it is asked whether the model is being loaded
 
 
 class Broken(UserError):
@@ -54,10 +66,21 @@ class Broken(UserError):
 class RemoteClient:
     """A server's model; the server stays what it is."""
 
-    def __init__(self, url: str, *, api_key: str | None = None, model: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """`model`: which, where there are several; else one that is loaded. `tell` hears when the server has
+        to load it for an answer."""
         self._where = address(url, "--url")
         self._key = api_key
         self._model = model
+        self._tell = tell
+        self._several = False
         self._health = Health("loading", 0.0)
         self._info: ModelInfo | None = None
 
@@ -81,18 +104,44 @@ class RemoteClient:
             self._health = Health("ok")
         return self._info
 
-    async def _first_model(self) -> ModelInfo:
+    @property
+    def model(self) -> str:
+        """What the server calls the model; nothing before `info`."""
+        return self._model or ""
+
+    async def models(self) -> list[Json]:
+        """All that the server lists, with what it says of each."""
         status, said = await self._json("GET", "/v1/models")
         models = said.get("data")
         if status != 200 or not isinstance(models, list):
             raise failure(self._where.url, status, said)
-        known = [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+
+    async def _first_model(self) -> ModelInfo:
+        known = await self.models()
         named = [model for model in known if self._model in (None, model["id"])]
         if not named:
             some = ", ".join([model["id"] for model in known[:5]]) or "none"
             raise UserError(f"{self._where.url} has no model {self._model or 'at all'}; it has: {some}")
-        self._model = named[0]["id"]
-        return info_of(named[0], self._where.url)
+        chosen = next((model for model in named if status_of(model) == "loaded"), named[0])
+        self._model, self._several = chosen["id"], len(known) > 1
+        return info_of(chosen, self._where.url)
+
+    async def _tell_of_loading(self) -> None:
+        """While an answer is waited for: whether the server loads the model for it, once that takes time."""
+        await asyncio.sleep(PATIENCE_S)
+        told = False
+        with suppress(HetrunError):  # the answer says what is wrong
+            while True:
+                models = {model["id"]: status_of(model) for model in await self.models()}
+                if models.get(self.model) not in ("unloaded", "loading"):
+                    break
+                self._health = Health("loading", 0.0, f"loading {self.model} ...")
+                if self._tell and not told:
+                    self._tell(self._health.reason)
+                told = True
+                await asyncio.sleep(AGAIN_S)
+        self._health = Health("ok")
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """As a server sends it; whatever goes wrong is the last event."""
@@ -104,7 +153,8 @@ class RemoteClient:
             yield Event("error", error=error)
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        path, body = asked_for(request, (await self.info()).id)
+        await self.info()
+        path, body = asked_for(request, self.model)
         if request.echo:
             status, said = await self._json("POST", path, body, limit_s=None)
             if status != 200:
@@ -114,8 +164,9 @@ class RemoteClient:
             return
         begun, first, count, thinking = monotonic(), 0.0, 0, False
         end: dict[str, Any] = {}
-        async with aclosing(self._lines(path, body)) as lines:
+        async with self._loading_told() as told, aclosing(self._lines(path, body)) as lines:
             async for line in lines:
+                told()
                 if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
                     continue
                 said = self._parsed(data)
@@ -133,6 +184,21 @@ class RemoteClient:
             raise Broken(f"{self._where.url} broke off in the middle of its answer; ask again")
         yield last_of(end, count, begun, first, monotonic(), thinking)
 
+    @asynccontextmanager
+    async def _loading_told(self) -> AsyncIterator[Callable[[], None]]:
+        """Inside, it is told that the model is being loaded, until the function is called."""
+        telling = asyncio.create_task(self._tell_of_loading())
+
+        def told() -> None:
+            if not telling.done():
+                telling.cancel()
+                self._health = Health("ok")
+
+        try:
+            yield told
+        finally:
+            told()
+
     async def ask(self, question: Question[A]) -> A:
         """Of those that the server has routes for."""
         return cast(A, await self._answer(question))
@@ -142,29 +208,39 @@ class RemoteClient:
         match question:
             case Tokenize(text, add_special, parse_special):
                 body = {"content": text, "add_special": add_special, "parse_special": parse_special}
+                body |= self._which
                 return (await self._asked("POST", "/tokenize", body)).get("tokens", [])
             case Render(messages, options):
-                body = {"messages": list(messages)}
+                body = {"messages": list(messages), **self._which}
                 body |= {"chat_template_kwargs": dict(options)} if options else {}
                 return str((await self._asked("POST", "/apply-template", body)).get("prompt", ""))
             case TokenizerInfo():
-                said = await self._asked("GET", "/props")
+                said = await self._asked("GET", self._of_model("/props"))
                 template = str(said.get("chat_template", ""))
                 return TokenizerFacts(info.n_vocab, None, None, False, "", "", template, info.template_origin)
             case PlanNow():
-                return await self._asked("GET", "/plan")
+                return await self._asked("GET", self._of_model("/plan"))
             case State():
                 return await self._machine("state", EngineState)
             case Layers():
                 return await self._machine("layers", tuple[LayerPlace, ...])
             case WhatIf(changes):
-                return self._read(Foreseen, await self._asked("POST", "/what-if", dict(changes)))
+                return self._read(Foreseen, await self._asked("POST", "/what-if", {**changes, **self._which}))
             case SetRam(nbytes):
                 return (await self._asked("POST", "/v1/ram", {"ram": nbytes})).get("memory", {})
         raise UserError(f"{self._where.url} does not offer that")
 
+    @property
+    def _which(self) -> dict[str, str]:
+        """The model in a body, where there are several."""
+        return {"model": self.model} if self._several else {}
+
+    def _of_model(self, path: str) -> str:
+        """A path with the model in its query."""
+        return f"{path}?{urlencode(self._which)}" if self._several else path
+
     async def _machine(self, part: str, kind: Any) -> object:  # noqa: ANN401 - a type of ours
-        said = (await self._asked("GET", "/machine")).get(part)
+        said = (await self._asked("GET", self._of_model("/machine"))).get(part)
         if said is None:
             raise UserError(f"{self._where.url} sleeps until somebody asks it something")
         return self._read(kind, said)
