@@ -204,8 +204,10 @@ class Shelf:
         model.used_at = monotonic()
         try:
             await client.info()
-        except BaseException:
+        except BaseException as error:
             self.give_back(model)
+            if self.closed and isinstance(error, EngineStopped):
+                raise EngineStopped(STOPPED) from error
             raise
         return client
 
