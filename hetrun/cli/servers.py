@@ -54,8 +54,8 @@ def rows_of(server: RunningServer) -> Iterator[tuple[str, ...]]:
     shown = [model for model in facts.models if model.status != "unloaded"]
     for model in shown:
         yield (visible(model.name), where, memory_of(model), since, str(model.requests), pid)
-    if asleep := len(facts.models) - len(shown):
-        name = facts.models[0].name if len(facts.models) == 1 else f"{asleep} models"
+    if asleep := [model.name for model in facts.models if model.status == "unloaded"]:
+        name = asleep[0] if len(asleep) == 1 else f"{len(asleep)} models"
         yield (visible(name), where, "not loaded", since, "0", pid)
 
 
@@ -97,6 +97,10 @@ def meant(name: str | None, servers: Sequence[RunningServer]) -> RunningServer:
         return found[0]
     listed = "; ".join(f"{names(server)} on {address_of(server)}, pid {server.pid}" for server in servers)
     if not found:
+        for server in servers:
+            if server.facts and name in [model.name for model in server.facts.models]:
+                mend = f"hetrun stop {server.pid} stops the server"
+                raise UserError(f"{name} is one of {names(server)}, and all would go: {mend}")
         raise UserError(f"no server of yours is called {name}. Running: {listed}")
     raise UserError(
         f"{len(found)} servers could be meant: give an address or a pid, or --all. Running: {listed}"

@@ -109,23 +109,27 @@ class RemoteClient:
         """What the server calls the model; nothing before `info`."""
         return self._model or ""
 
-    async def models(self) -> list[Json]:
-        """All that the server lists, with what it says of each."""
+    async def models(self) -> list[ModelInfo]:
+        """All that the server has, the one first that it answers with where none is named."""
+        return [info_of(model, self._where.url) for model in await self._listed()]
+
+    async def _listed(self) -> list[Json]:
+        """What the server says of its models, of those first that are loaded."""
         status, said = await self._json("GET", "/v1/models")
         models = said.get("data")
         if status != 200 or not isinstance(models, list):
             raise failure(self._where.url, status, said)
-        return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        known = [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        return sorted(known, key=lambda model: status_of(model) != "loaded")
 
     async def _first_model(self) -> ModelInfo:
-        known = await self.models()
+        known = await self._listed()
         named = [model for model in known if self._model in (None, model["id"])]
         if not named:
             some = ", ".join([model["id"] for model in known[:5]]) or "none"
             raise UserError(f"{self._where.url} has no model {self._model or 'at all'}; it has: {some}")
-        chosen = next((model for model in named if status_of(model) == "loaded"), named[0])
-        self._model, self._several = chosen["id"], len(known) > 1
-        return info_of(chosen, self._where.url)
+        self._model, self._several = named[0]["id"], len(known) > 1
+        return info_of(named[0], self._where.url)
 
     async def _tell_of_loading(self) -> None:
         """While an answer is waited for: whether the server loads the model for it, once that takes time."""
@@ -133,7 +137,7 @@ class RemoteClient:
         told = False
         with suppress(HetrunError):  # the answer says what is wrong
             while True:
-                models = {model["id"]: status_of(model) for model in await self.models()}
+                models = {model["id"]: status_of(model) for model in await self._listed()}
                 if models.get(self.model) not in ("unloaded", "loading"):
                     break
                 self._health = Health("loading", 0.0, f"loading {self.model} ...")

@@ -203,9 +203,12 @@ def test_a_server_is_stopped_by_model_address_or_pid(
     assert "no server of yours is running" in capsys.readouterr().err
 
 
-def test_all_are_stopped(tmp_path: Path) -> None:
+def test_all_are_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(tmp_path / "a.gguf") as one, serving(tmp_path / "b.gguf", tmp_path / "c.gguf") as two:
-        assert run("stop", "b") == 2  # it is one of two, which would both go
+        assert run("stop", "b") == 2
+        assert f"b is one of 2 models, and all would go: hetrun stop {os.getpid()}" in capsys.readouterr().err
+        assert run("ps") == 0
+        assert "2 models" in capsys.readouterr().out
         assert run("stop", "--all") == 0
         assert one.stopped.wait(10)
         assert two.stopped.wait(10)

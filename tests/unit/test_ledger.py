@@ -22,7 +22,6 @@ from hetrun.memory.ledger import (
     Books,
     Figures,
     Granted,
-    Granted,
     granted,
     helper_bytes,
     kernel_figures,
