@@ -100,7 +100,7 @@ class OnDemand:
         try:
             async with aclosing(client.stream(request)) as events:
                 async for event in events:
-                    stopped = event.error is not None and self._shelf.closed
+                    stopped = event.error is not None and self._shelf.has_ended(event.error)
                     yield Event("error", error=EngineStopped(STOPPED)) if stopped else event
         finally:
             self._shelf.give_back(self)
@@ -206,10 +206,14 @@ class Shelf:
             await client.info()
         except BaseException as error:
             self.give_back(model)
-            if self.closed and isinstance(error, EngineStopped):
+            if self.has_ended(error):
                 raise EngineStopped(STOPPED) from error
             raise
         return client
+
+    def has_ended(self, error: BaseException) -> bool:
+        """Whether this is what becomes of requests when all engines are let go."""
+        return self.closed and isinstance(error, EngineStopped)
 
     def load(self, model: OnDemand) -> None:
         """Begin to load it; there is room."""

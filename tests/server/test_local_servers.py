@@ -26,7 +26,7 @@ from hetrun.client.model_catalog import Found, identity
 from hetrun.client.model_pool import Shelf
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, runtime_dir
-from hetrun.errors import BudgetError, ContextFull, ModelFileError, Overloaded, UserError
+from hetrun.errors import BudgetError, ContextFull, EngineStopped, ModelFileError, Overloaded, UserError
 from hetrun.server import listen
 from hetrun.server.private_socket import private_app
 from tests.support.fakes import INFO, FakeEngine
@@ -321,7 +321,7 @@ def test_events_cross_as_they_are(event: Event) -> None:
         (BudgetError("much"), BudgetError),
         (Overloaded("busy", 3.0), Overloaded),
         (ModelFileError("/x", "bad"), UserError),
-        (ZeroDivisionError("oops"), local_servers.EngineStopped),
+        (ZeroDivisionError("oops"), EngineStopped),
     ],
     ids=str,
 )
@@ -335,12 +335,22 @@ def test_requests_cross_as_they_are() -> None:
     params = SamplingParams(
         *(7, 0.25), stop=("a", "\n"), logit_bias={5: float("-inf"), 6: 1.0}, seed=3, regex="a+", logprobs=2
     )
-    for given in ({"messages": ({"role": "user", "content": "x"},)}, {"text": "y"}, {"tokens": (1, 2)}):
-        request = GenerateRequest(params, **given)  # type: ignore[arg-type]
+    for request in (
+        GenerateRequest(params, messages=({"role": "user", "content": "x"},)),
+        GenerateRequest(params, text="y", echo=True),
+        GenerateRequest(params, tokens=(1, 2)),
+    ):
         assert request_of(json.loads(json.dumps(request_as_json(request), allow_nan=False))) == request
-    for said in ({}, {"params": {}}, {"params": {"nonsense": 1}, "text": "x"}, {"params": 7, "text": "x"}):
-        with pytest.raises((ValueError, UserError)):
-            request_of(said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{}, {"params": {}}, {"params": {"nonsense": 1}, "text": "x"}, {"params": 7, "text": "x"}],
+    ids=str,
+)
+def test_what_is_no_request_is_refused(said: dict[str, object]) -> None:
+    with pytest.raises((ValueError, UserError)):
+        request_of(said)
 
 
 def test_the_identity_of_a_model_is_that_of_all_its_files(tmp_path: Path) -> None:

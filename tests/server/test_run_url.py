@@ -196,7 +196,7 @@ async def test_of_several_models_all_is_said_of_the_chosen_one() -> None:
         asked.clear()
         questions = (State(), Layers(), PlanNow(), TokenizerInfo(), Tokenize("x"), WhatIf({}), RENDER)
         for question in questions:
-            await client.ask(question)  # type: ignore[misc,arg-type]
+            await client.ask(question)
         assert set(asked) == {"b"}
         assert RemoteClient(url, model="b").model == "b"
         unnamed = RemoteClient(url)
