@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,11 +48,18 @@ def requests_logged(everything: bool) -> Iterator[RequestLog]:
     """Lines of requests on standard error, like all remarks."""
     from hetrun.server.request_log import RequestLog
 
-    log = RequestLog(say, everything=everything)
+    log = RequestLog(write_line, everything=everything)
     try:
         yield log
     finally:
         log.close()
+
+
+def write_line(text: str) -> None:
+    """A remark in one write, past Python's own file: a thread that waits until standard error is read must
+    not hold the lock of that."""
+    with suppress(OSError):
+        os.write(2, f"hetrun: {text}\n".encode(errors="backslashreplace"))
 
 
 async def _serve(

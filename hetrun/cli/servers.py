@@ -83,9 +83,8 @@ def stop_servers(name: str | None, all_of_them: bool) -> None:
         raise UserError("no server of yours is running")
     for server in servers if all_of_them else [meant(name, servers)]:
         if server.facts is None:
-            raise UserError(
-                f"the server with pid {server.pid}: {server.why_not}; to end it: kill {server.pid}"
-            )
+            mend = f"; to end it: kill {server.pid}" if server.pid else ""
+            raise UserError(f"the server at {server.socket}: {server.why_not}{mend}")
         local_servers.stop(server)
         say(f"stopped {names(server)} on {server.facts.address}")
 

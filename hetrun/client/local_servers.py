@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import stat
+import struct
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from hetrun.errors import EngineStopped, HetrunError, UserError
 SERVER, STOP, GENERATE = "/server", "/stop", "/generate"  # what a private socket answers
 SUFFIX = ".sock"
 ANSWER_S = 3.0  # for a look at a server
+HASTE_S = 1.0  # the same for who can do without
 MOST_STOP_S = 60.0  # a server may have prompts to write
 LOOK_S = 0.05  # between two looks at one that stops
 # Options that change what a model answers, or how much it can be asked.
@@ -150,14 +152,15 @@ class PrivateClient(RemoteClient):
             yield Event("error", error=error if isinstance(error, HetrunError) else EngineStopped(str(error)))
 
 
-def running_servers() -> list[RunningServer]:
-    """This user's servers, the oldest first; sockets on which nobody listens are removed."""
+def running_servers(within_s: float = ANSWER_S) -> list[RunningServer]:
+    """This user's servers, the oldest first; sockets on which nobody listens are removed. One that does not
+    answer so soon is told as such."""
     try:
         folder = _folder()
         paths = [p for p in folder.iterdir() if p.suffix == SUFFIX and _is_ours(p)]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
-    return asyncio.run(_looked_at(paths)) if paths else []
+    return asyncio.run(_looked_at(paths, within_s)) if paths else []
 
 
 def _is_ours(path: Path) -> bool:
@@ -167,43 +170,44 @@ def _is_ours(path: Path) -> bool:
     return False
 
 
-async def _looked_at(paths: list[Path]) -> list[RunningServer]:
-    found = await asyncio.gather(*map(_look, paths))
+async def _looked_at(paths: list[Path], within_s: float) -> list[RunningServer]:
+    found = await asyncio.gather(*(_look(path, within_s) for path in paths))
     return sorted(filter(None, found), key=lambda s: (s.facts.since if s.facts else 0.0, s.pid))
 
 
-async def _look(path: Path) -> RunningServer | None:
+async def _look(path: Path, within_s: float) -> RunningServer | None:
     """Nothing if nobody listens there."""
     try:
-        pid = await asyncio.to_thread(_listener, path)
+        pid = await asyncio.to_thread(_listener, path, within_s)
     except (ConnectionRefusedError, FileNotFoundError):
         path.unlink(missing_ok=True)
         return None
     except OSError as error:
         return RunningServer(path, 0, None, error.strerror or str(error))
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(within_s):
             return RunningServer(path, pid, await PrivateClient(path).facts())
     except TimeoutError:
-        return RunningServer(path, pid, None, f"it does not answer within {ANSWER_S:g} s")
+        return RunningServer(path, pid, None, f"it does not answer within {within_s:g} s")
     except HetrunError as error:
         return RunningServer(path, pid, None, str(error))
 
 
-def _listener(path: Path) -> int:
+def _listener(path: Path, within_s: float) -> int:
     """The process that listens there; 0 where the system does not say."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(ANSWER_S)
+        probe.settimeout(within_s)
         probe.connect(str(path))
         if not hasattr(socket, "SO_PEERCRED"):
             return 0
-        return int.from_bytes(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
+        found = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", found)[0])
 
 
 def with_model(identity: str, settings: Settings) -> tuple[RunningServer, ServedModel] | None:
     """A server that has loaded these files with options that give the same answers."""
     wanted = alike(settings)
-    for server in running_servers():
+    for server in running_servers(HASTE_S):
         facts = server.facts
         if facts is None or facts.version != __version__ or facts.options != wanted:
             continue
@@ -224,8 +228,10 @@ async def _stopped(server: RunningServer) -> None:
     begun = monotonic()
     while monotonic() - begun < MOST_STOP_S:
         try:
-            await asyncio.to_thread(_listener, server.socket)
-        except OSError:
+            await asyncio.to_thread(_listener, server.socket, ANSWER_S)
+        except (ConnectionRefusedError, FileNotFoundError):
             return
+        except OSError:
+            continue  # busy with its end
         await asyncio.sleep(LOOK_S)
     raise UserError(f"the server with pid {server.pid} was asked to stop and is still there")
