@@ -49,6 +49,9 @@ def of_url(settings: Settings, say: Callable[[str], None]) -> Iterator[Answerer]
     client = RemoteClient(settings.url, api_key=settings.api_key, model=settings.model, tell=say)
     with asyncio.Runner() as runner:
         runner.run(client.info())
+        if client.is_guess:
+            names = ", ".join(info.path for info in runner.run(client.models()))
+            raise OptionError(f"{settings.url} has several models, none is loaded: choose with -m of {names}")
 
         def events(request: GenerateRequest) -> Iterator[Event]:
             return _events(runner, client.stream(request))

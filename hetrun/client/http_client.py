@@ -55,6 +55,7 @@ CHUNK = 1 << 16
 MOST_BODY = 64 << 20  # bytes of an answer that comes whole
 MOST_LINE = 4 << 20  # characters of a line of a stream
 LOOK_S = 30.0  # for an answer that needs no model
+COLD = ("unloaded", "loading")  # states of a model that has to be waited for
 AGAIN_S = 0.3  # between two looks at a server that loads
 PATIENCE_S = 0.5  # for the beginning of an answer, before it is asked whether the model is being loaded
 
@@ -81,6 +82,7 @@ class RemoteClient:
         self._model = model
         self._tell = tell
         self._several = False
+        self.is_guess = False  # of several models none was named, and none is loaded
         self._health = Health("loading", 0.0)
         self._info: ModelInfo | None = None
 
@@ -128,22 +130,37 @@ class RemoteClient:
         if not named:
             some = ", ".join([model["id"] for model in known[:5]]) or "none"
             raise UserError(f"{self._where.url} has no model {self._model or 'at all'}; it has: {some}")
-        self._model, self._several = named[0]["id"], len(known) > 1
-        return info_of(named[0], self._where.url)
+        chosen, self._several = named[0], len(known) > 1
+        is_cold = status_of(chosen) in COLD
+        self.is_guess = self._model is None and self._several and is_cold
+        self._model = chosen["id"]
+        if is_cold and not self.is_guess:
+            await self._load()
+            chosen = next((model for model in await self._listed() if model["id"] == self._model), chosen)
+        return info_of(chosen, self._where.url)
+
+    async def _load(self) -> None:
+        """Have the server load the model, of which it knows little before."""
+        self._say_loading()
+        status, said = await self._json("GET", f"/props?{urlencode({'model': self.model})}", limit_s=None)
+        if status >= 500:
+            raise failure(self._where.url, status, said)
+
+    def _say_loading(self) -> None:
+        reason = f"loading {self.model} ..."
+        if self._tell and self._health.reason != reason:
+            self._tell(reason)
+        self._health = Health("loading", 0.0, reason)
 
     async def _tell_of_loading(self) -> None:
         """While an answer is waited for: whether the server loads the model for it, once that takes time."""
         await asyncio.sleep(PATIENCE_S)
-        told = False
         with suppress(HetrunError):  # the answer says what is wrong
             while True:
                 models = {model["id"]: status_of(model) for model in await self._listed()}
-                if models.get(self.model) not in ("unloaded", "loading"):
+                if models.get(self.model) not in COLD:
                     break
-                self._health = Health("loading", 0.0, f"loading {self.model} ...")
-                if self._tell and not told:
-                    self._tell(self._health.reason)
-                told = True
+                self._say_loading()
                 await asyncio.sleep(AGAIN_S)
         self._health = Health("ok")
 
@@ -184,6 +201,8 @@ class RemoteClient:
                     count += 1
                     first = first or monotonic()
                     yield Event("token", piece.text, logprob=piece.logprob)
+        if self.is_guess:  # it is loaded by now, and more is known of it
+            self._info, self.is_guess = None, False
         if "finish_reason" not in end:
             raise Broken(f"{self._where.url} broke off in the middle of its answer; ask again")
         yield last_of(end, count, begun, first, monotonic(), thinking)

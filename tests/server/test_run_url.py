@@ -226,13 +226,21 @@ async def test_a_load_on_demand_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     told: asyncio.Queue[str] = asyncio.Queue()
     shelf = Shelf([Found(name, Path(f"/models/{name}.gguf"), 1) for name in ("a", "b")], start)
     async with served(shelf) as url:
+        guessing = RemoteClient(url)
+        assert (await guessing.info()).id == "a"
+        assert guessing.is_guess  # nothing is loaded for that
+        assert slow == []
         client = RemoteClient(url, model="b", tell=told.put_nowait)
         async with aclosing(client.stream(request("say hello"))) as events:
             first = asyncio.ensure_future(anext(events))
             assert await told.get() == "loading b ..."
             assert (client.health.status, client.health.reason) == ("loading", "loading b ...")
+            while not slow:
+                await asyncio.sleep(0.001)
             slow[0].loaded.set()
             assert (await first).text == "hello"
             assert client.health.status == "ok"
         assert told.empty()  # it was told once
+        assert (await client.info()).context == 2048  # which was not known before
+        assert len(slow) == 1
     await shelf.close()
