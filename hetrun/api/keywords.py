@@ -93,6 +93,8 @@ class ModelOptions(TypedDict, total=False):
     """How the model writes calls of tools: none, auto or a name (default: auto: as its template says)."""
     reasoning_format: Literal["auto", "none", "deepseek"] | None
     """Where thoughts go: auto, none (the text), deepseek (reasoning_content)."""
+    no_server: bool | None
+    """Load the model here, even if a server of yours has it."""
 
 
 class SamplingKeywords(TypedDict, total=False):

@@ -39,7 +39,7 @@ def run_command(arguments: list[str]) -> int:
 
 @hetrun.command(cls=sampling.Command, short_help="Answer a prompt, each line of a file, or line by line.")
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=options.files)
-@options.settings("model", "offline", "url", *options.ANSWERING, "prompt_cache")
+@options.settings("model", "offline", *options.ANSWERING, "prompt_cache")
 @click.option(
     "-i", "--interactive", is_flag=True, help="a conversation, line by line; /bye or Ctrl-D ends it"
 )
@@ -59,7 +59,9 @@ def run_command(arguments: list[str]) -> int:
     metavar="URL...",
     help="with -f: servers that answer instead, or what a package brings: ray:auto",
 )
-@options.settings("api_key", "strict", help={"api_key": "with --url or --workers: their key"})
+@options.settings(
+    "url", "no_server", "api_key", "strict", help={"api_key": "with --url or --workers: their key"}
+)
 @sampling.options(*sampling.SHAPE, *sampling.SCORES)
 @options.settings(*options.RUNNING)
 @options.json_or_full
@@ -89,6 +91,9 @@ def run(
     With -f every line of a file: a prompt, {"prompt": ...} or {"messages": [...]} with what else a request
     may have, or OpenAI's batch format. The results are JSON lines. If some lines fail, the others go on, and
     the exit code is 3.
+
+    With --url a running server answers. Without it a server of yours that has loaded the model does (hetrun
+    ps), unless options such as --ram say how the model is to run; --no-server loads it here always.
     """
     from hetrun.cli.model_argument import Asked
 
@@ -102,8 +107,8 @@ def run(
     from hetrun.cli.batch import Files, run_file
 
     options.refuse_beside("-f", {"-i": interactive, "--continue": go_on})
-    if given["url"]:
-        raise OptionError("--url answers one prompt: with -f give the server as --workers URL")
+    elsewhere = {"--url": given["url"], "--no-server": given["no_server"]}
+    options.refuse_beside("-f", elsewhere, "use --workers")
     if asked.prompt is not None:
         raise OptionError(f"-f {source} and a prompt are both given: take one of them")
     files = Files(source, output, resume, unordered, workers)
@@ -123,17 +128,12 @@ def _ask(
 ) -> int:
     """One prompt, of a running server or a model that is loaded here; or a conversation (`talks`)."""
     if given["url"]:
-        from hetrun.cli import remote_run
-
         options.refuse_beside("--url", talks)
-        settings = Settings.resolve(environ=None, **given)
-        in_json = as_json is not None
-        remote_run.answer(settings, asked.prompt, chosen, raw=raw, as_json=in_json, verbose=verbose)
-        return 0
-    options.refuse_without("-f or --url", {"--api-key": given["api_key"]})
+    else:
+        options.refuse_without("-f or --url", {"--api-key": given["api_key"]})
     settings = asked.resolved(given)
     interactive, go_on = talks["-i"], talks["--continue"]
-    if asked.is_conversation(interactive, go_on, plain=not raw and not as_json):
+    if not settings.url and asked.is_conversation(interactive, go_on, plain=not raw and not as_json):
         from hetrun.cli.conversation import converse
 
         flag = "--continue" if go_on else "-i" if interactive else "a conversation"
@@ -158,8 +158,7 @@ def chat(**given: object) -> None:
     from hetrun.cli.chat import talk
 
     chosen = sampling.taken(given)
-    settings = Settings.resolve(environ=None, **given)
-    talk(settings if settings.url else options.resolved(given), chosen)
+    talk(options.resolved_or_remote(given), chosen)
 
 
 @hetrun.command(cls=sampling.Command, short_help="Serve OpenAI's chat API on this machine.")
@@ -179,6 +178,28 @@ def serve(verbose: bool, **given: object) -> None:
 
     chosen = sampling.taken(given)
     serve_forever(options.resolved(given), chosen, verbose)
+
+
+@hetrun.command(name="ps")
+@options.as_json
+def list_servers(as_json: bool) -> None:
+    """Your running servers: models, addresses, memory, requests."""
+    from hetrun.cli import servers
+
+    servers.print_servers(as_json)
+
+
+@hetrun.command()
+@click.argument("name", required=False)
+@click.option("--all", "all_of_them", is_flag=True, help="every server of yours")
+def stop(name: str | None, all_of_them: bool) -> None:
+    """Stop a running server of yours: NAME is its model, address or pid.
+
+    Without NAME the only one. Answers that run have two seconds to end.
+    """
+    from hetrun.cli import servers
+
+    servers.stop_servers(name, all_of_them)
 
 
 @hetrun.command(short_help="Measure speed, alone or beside llama.cpp.")

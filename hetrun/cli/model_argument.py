@@ -74,7 +74,7 @@ class Asked:
         if self.unsure is not None and sys.stderr.isatty():
             say(f"{self.unsure} is the model; if it belongs to the prompt, put all of that in quotes")
         try:
-            return options.resolved(given)
+            return options.resolved_or_remote(given)
         except UserError as error:
             if self.doubtful is None or self.doubtful not in str(error) or self.doubtful.endswith(ENDINGS):
                 raise
