@@ -80,11 +80,11 @@ class Settings:
     ctx: int | None = field(
         default=None,
         metadata=option(
-            "tokens per sequence",
+            "context: most tokens of prompt and answer",
             option_types.integer(1),
             "-c",
             "--ctx",
-            shows="as trained, less where memory is",
+            shows="as trained, if that fits; plan says",
         ),
     )
     ram: int | None = field(
@@ -143,7 +143,8 @@ class Settings:
         ),
     )
     deterministic: bool = field(
-        default=False, metadata=option("one numeric path", option_types.boolean, "--deterministic")
+        default=False,
+        metadata=option("the same tokens, whatever else runs", option_types.boolean, "--deterministic"),
     )
     planner: str = field(
         default="measured",

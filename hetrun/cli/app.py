@@ -189,7 +189,7 @@ def list_servers(as_json: bool) -> None:
     servers.print_servers(as_json)
 
 
-@hetrun.command()
+@hetrun.command(short_help="Stop a running server of yours.")
 @click.argument("name", required=False)
 @click.option("--all", "all_of_them", is_flag=True, help="every server of yours")
 def stop(name: str | None, all_of_them: bool) -> None:
