@@ -80,11 +80,11 @@ class Settings:
     ctx: int | None = field(
         default=None,
         metadata=option(
-            "tokens per sequence",
+            "context: most tokens of prompt and answer",
             option_types.integer(1),
             "-c",
             "--ctx",
-            shows="as trained, less where memory is",
+            shows="as trained, if that fits; plan says",
         ),
     )
     ram: int | None = field(
@@ -143,7 +143,8 @@ class Settings:
         ),
     )
     deterministic: bool = field(
-        default=False, metadata=option("one numeric path", option_types.boolean, "--deterministic")
+        default=False,
+        metadata=option("the same tokens, whatever else runs", option_types.boolean, "--deterministic"),
     )
     planner: str = field(
         default="measured",
@@ -291,7 +292,18 @@ class Settings:
     )
     url: str | None = field(
         default=None,
-        metadata=option("a running server to chat with", option_types.text, "--url", shows="none"),
+        metadata=option(
+            "a running server that answers, as http://localhost:8080 or unix:PATH",
+            option_types.text,
+            "--url",
+            shows="none",
+        ),
+    )
+    no_server: bool = field(
+        default=False,
+        metadata=option(
+            "load the model here, even if a server of yours has it", option_types.boolean, "--no-server"
+        ),
     )
     # Name -> where its value came from; what is not in here is at its default.
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -430,6 +442,15 @@ def _base(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
     if not os.path.isabs(home):
         raise OptionError(f"no home directory is known: set HOME or {variable} to an absolute path")
     return Path(home, fallback, "hetrun")
+
+
+def runtime_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Where this user's running servers have their sockets; it is not created here."""
+    environ = os.environ if environ is None else environ
+    named = Path(environ.get("XDG_RUNTIME_DIR", ""))
+    if named.is_absolute():
+        return named / "hetrun"
+    return Path(environ.get("TMPDIR") or "/tmp", f"hetrun-{os.getuid()}")
 
 
 def config_file(environ: Mapping[str, str] | None = None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import signal
@@ -98,6 +99,15 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Places for homes, in a folder of their own: pytest looks through its folder for each new one in it."""
     base = tmp_path_factory.mktemp("homes")
     return (base / str(i) for i in count())
+
+
+@pytest.fixture(autouse=True)
+def quiet_log() -> Iterator[None]:
+    """What a command with -v sets is not for the tests after it."""
+    log = logging.getLogger("hetrun")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ class ModelOptions(TypedDict, total=False):
     offline: bool | None
     """Download nothing."""
     ctx: int | None
-    """Tokens per sequence (default: as trained, less where memory is)."""
+    """Context: most tokens of prompt and answer (default: as trained, if that fits; plan says)."""
     ram: int | str | None
     """Most memory, as 2GiB or 50% (default: what is free minus a margin)."""
     vram: int | str | None
@@ -36,7 +36,7 @@ class ModelOptions(TypedDict, total=False):
     kv_type: Literal["f16", "q8_0", "f32"] | None
     """Type of keys and values: f16, q8_0, f32."""
     deterministic: bool | None
-    """One numeric path."""
+    """The same tokens, whatever else runs."""
     planner: str | None
     """How plans are made: measured, static: by a fixed order, or a package's."""
     streaming: (
@@ -93,6 +93,8 @@ class ModelOptions(TypedDict, total=False):
     """How the model writes calls of tools: none, auto or a name (default: auto: as its template says)."""
     reasoning_format: Literal["auto", "none", "deepseek"] | None
     """Where thoughts go: auto, none (the text), deepseek (reasoning_content)."""
+    no_server: bool | None
+    """Load the model here, even if a server of yours has it."""
 
 
 class SamplingKeywords(TypedDict, total=False):

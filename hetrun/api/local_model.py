@@ -39,7 +39,7 @@ from hetrun.executor import planned_model as models
 from hetrun.executor.interface import look, set_ram
 from hetrun.executor.stats import Stats
 from hetrun.executor.steps import Chunk, Step
-from hetrun.executor.what_if import changed, foresee
+from hetrun.executor.what_if import changed, foresee, promised
 from hetrun.graph.pooling import Pooling, read_vector
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
@@ -118,7 +118,7 @@ class LocalModel:
     @property
     def plan(self) -> PlanSet:
         """What runs where, and why."""
-        return self.call(lambda loaded: loaded.model.plans)
+        return self.call(lambda loaded: promised(loaded.model))
 
     @property
     def stats(self) -> Stats:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -14,6 +15,9 @@ from hetrun.cli.commands import InOrder
 from hetrun.cli.exit_codes import heed_sigterm
 from hetrun.config import Settings
 from hetrun.errors import OptionError
+
+if TYPE_CHECKING:
+    from hetrun.cli.model_argument import Asked
 
 
 @click.group(
@@ -55,7 +59,9 @@ def run_command(arguments: list[str]) -> int:
     metavar="URL...",
     help="with -f: servers that answer instead, or what a package brings: ray:auto",
 )
-@options.settings("api_key", "strict", help={"api_key": "with --workers: their key"})
+@options.settings(
+    "url", "no_server", "api_key", "strict", help={"api_key": "with --url or --workers: their key"}
+)
 @sampling.options(*sampling.SHAPE, *sampling.SCORES)
 @options.settings(*options.RUNNING)
 @options.json_or_full
@@ -85,34 +91,59 @@ def run(
     With -f every line of a file: a prompt, {"prompt": ...} or {"messages": [...]} with what else a request
     may have, or OpenAI's batch format. The results are JSON lines. If some lines fail, the others go on, and
     the exit code is 3.
+
+    With --url a running server answers. Without it a server of yours that has loaded the model does (hetrun
+    ps), unless options such as --ram say how the model is to run; --no-server loads it here always.
     """
     from hetrun.cli.model_argument import Asked
 
     chosen = sampling.taken(given)
-    asked = Asked.of(words, text, given)
+    asked = Asked.of(words, text, given, here=not given["url"])
     if source is None:
         alone = {"-o": output, "--resume": resume, "--unordered": unordered, "--workers": workers}
-        options.refuse_without("-f", alone | {"--api-key": given["api_key"], "--strict": given["strict"]})
-        settings = asked.resolved(given)
-        if asked.is_conversation(interactive, go_on, plain=not raw and not as_json):
-            from hetrun.cli.conversation import converse
-
-            flag = "--continue" if go_on else "-i" if interactive else "a conversation"
-            options.refuse_beside(flag, {"--raw": raw, "--json": as_json})
-            once = go_on and not interactive
-            return converse(settings, asked.prompt, chosen, go_on=go_on, once=once, verbose=verbose)
-        from hetrun.cli.run import answer
-
-        answer(settings, asked.prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
-        return 0
+        options.refuse_without("-f", alone | {"--strict": given["strict"]})
+        talks = {"-i": interactive, "--continue": go_on}
+        return _ask(asked, chosen, given, talks, raw=raw, as_json=as_json, verbose=verbose)
     from hetrun.cli.batch import Files, run_file
 
     options.refuse_beside("-f", {"-i": interactive, "--continue": go_on})
+    elsewhere = {"--url": given["url"], "--no-server": given["no_server"]}
+    options.refuse_beside("-f", elsewhere, "use --workers")
     if asked.prompt is not None:
         raise OptionError(f"-f {source} and a prompt are both given: take one of them")
     files = Files(source, output, resume, unordered, workers)
     settings = Settings.resolve(environ=None, **given) if workers else asked.resolved(given)
     return run_file(settings, files, chosen, raw=raw, as_json=as_json is not None, verbose=verbose)
+
+
+def _ask(
+    asked: Asked,
+    chosen: Mapping[str, object],
+    given: dict[str, object],
+    talks: Mapping[str, bool],
+    *,
+    raw: bool,
+    as_json: Literal["short", "full"] | None,
+    verbose: bool,
+) -> int:
+    """One prompt, of a running server or a model that is loaded here; or a conversation (`talks`)."""
+    if given["url"]:
+        options.refuse_beside("--url", talks)
+    else:
+        options.refuse_without("-f or --url", {"--api-key": given["api_key"]})
+    settings = asked.resolved(given)
+    interactive, go_on = talks["-i"], talks["--continue"]
+    if not settings.url and asked.is_conversation(interactive, go_on, plain=not raw and not as_json):
+        from hetrun.cli.conversation import converse
+
+        flag = "--continue" if go_on else "-i" if interactive else "a conversation"
+        options.refuse_beside(flag, {"--raw": raw, "--json": as_json})
+        once = go_on and not interactive
+        return converse(settings, asked.prompt, chosen, go_on=go_on, once=once, verbose=verbose)
+    from hetrun.cli.run import answer
+
+    answer(settings, asked.prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
+    return 0
 
 
 @hetrun.command(cls=sampling.Command, short_help="Talk to a model in the terminal.")
@@ -127,8 +158,7 @@ def chat(**given: object) -> None:
     from hetrun.cli.chat import talk
 
     chosen = sampling.taken(given)
-    settings = Settings.resolve(environ=None, **given)
-    talk(settings if settings.url else options.resolved(given), chosen)
+    talk(options.resolved_or_remote(given), chosen)
 
 
 @hetrun.command(cls=sampling.Command, short_help="Serve OpenAI's chat API on this machine.")
@@ -148,6 +178,28 @@ def serve(verbose: bool, **given: object) -> None:
 
     chosen = sampling.taken(given)
     serve_forever(options.resolved(given), chosen, verbose)
+
+
+@hetrun.command(name="ps")
+@options.as_json
+def list_servers(as_json: bool) -> None:
+    """Your running servers: models, addresses, memory, requests."""
+    from hetrun.cli import servers
+
+    servers.print_servers(as_json)
+
+
+@hetrun.command(short_help="Stop a running server of yours.")
+@click.argument("name", required=False)
+@click.option("--all", "all_of_them", is_flag=True, help="every server of yours")
+def stop(name: str | None, all_of_them: bool) -> None:
+    """Stop a running server of yours: NAME is its model, address or pid.
+
+    Without NAME the only one. Answers that run have two seconds to end.
+    """
+    from hetrun.cli import servers
+
+    servers.stop_servers(name, all_of_them)
 
 
 @hetrun.command(short_help="Measure speed, alone or beside llama.cpp.")
@@ -272,8 +324,8 @@ def plan(
     **given: object,
 ) -> None:
     """What would run where, and why, without loading the model."""
-    from hetrun.cli.plan import print_plan
-    from hetrun.cli.simulate import Question, print_prediction, refuse_what_contradicts
+    from hetrun.cli.reports.plan import print_plan
+    from hetrun.cli.reports.simulate import Question, print_prediction, refuse_what_contradicts
 
     question = Question(machine, shape, batch, prompt, generate)
     refuse_what_contradicts(question, given)
@@ -334,7 +386,7 @@ def repack(
 @options.as_json
 def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
     """What MODEL, a GGUF file or a folder, is made of, and what it takes to run."""
-    from hetrun.cli.inspect import print_model
+    from hetrun.cli.reports.inspect import print_model
 
     print_model(model, tensors, full, as_json)
 
@@ -346,7 +398,7 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
 @options.as_json
 def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: bool) -> int:
     """Find what is wrong with models, files or folders, without loading them."""
-    from hetrun.cli import check as tool
+    from hetrun.cli.reports import check as tool
 
     if not (named := [*files, *filter(None, [other])]):
         raise click.UsageError("Missing argument 'MODEL...'.", click.get_current_context())
@@ -366,7 +418,7 @@ def devices(measure: bool, conformance: bool, chosen: tuple[str, ...], as_json: 
     repeated. The exit code is 1 where a backend computes something else than the reference, or fails; what
     it does not support is no fault.
     """
-    from hetrun.cli.plan import of_devices
+    from hetrun.cli.reports.plan import of_devices
 
     return of_devices(measure, conformance, chosen, as_json)
 
@@ -416,7 +468,7 @@ def doctor(as_json: bool) -> int:
 
     The exit code is 2 where something is broken.
     """
-    from hetrun.cli import doctor as tool
+    from hetrun.cli.reports import doctor as tool
 
     return tool.doctor(as_json)
 

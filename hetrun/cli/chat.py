@@ -70,7 +70,7 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
         return partial(WorkerClient, changed(settings, changes, tell), log=log)
 
     def models() -> list[Offered]:
-        from hetrun.cli.inspect import size
+        from hetrun.cli.output import size
         from hetrun.loader.hub.stores import available
 
         found = available(warn=lambda _: None)
@@ -80,7 +80,7 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
 
 
 def _doors_of_server(settings: Settings, url: str) -> Doors:
-    from hetrun.cli.inspect import size
+    from hetrun.cli.output import size
     from hetrun.client.http_client import RemoteClient
     from hetrun.tui.host import Doors, Offered
 

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hetrun.cli.exit_codes import heed_sigterm
-from hetrun.cli.inspect import size
-from hetrun.cli.output import say
+from hetrun.cli.output import say, size
 from hetrun.cli.progress import loading
 from hetrun.errors import OptionError, printable
 from hetrun.tools.convert import Report, Wish, convert_model

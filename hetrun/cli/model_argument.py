@@ -53,10 +53,11 @@ class Asked:
     unsure: str | None = None  # a model that may be the first word of a prompt without quotes
 
     @classmethod
-    def of(cls, words: Sequence[str], text: str | None, given: dict[str, object]) -> Asked:
-        """`text` is the prompt of -p; a model that is named goes into `given`."""
+    def of(cls, words: Sequence[str], text: str | None, given: dict[str, object], here: bool = True) -> Asked:
+        """`text` is the prompt of -p; a model that is named goes into `given`. A server's models are not
+        `here`: only -m names them."""
         doubtful = unsure = None
-        if given["model"] is not None:
+        if given["model"] is not None or not here:
             prompt = " ".join(words) if words else None
         else:
             model, prompt = model_and_prompt(words)
@@ -73,7 +74,7 @@ class Asked:
         if self.unsure is not None and sys.stderr.isatty():
             say(f"{self.unsure} is the model; if it belongs to the prompt, put all of that in quotes")
         try:
-            return options.resolved(given)
+            return options.resolved_or_remote(given)
         except UserError as error:
             if self.doubtful is None or self.doubtful not in str(error) or self.doubtful.endswith(ENDINGS):
                 raise

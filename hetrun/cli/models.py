@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from hetrun.cli.inspect import size
-from hetrun.cli.output import in_json, say
+from hetrun.cli.output import in_json, say, size
 from hetrun.config import Settings
 from hetrun.errors import UserError, printable
 from hetrun.loader.hub.download import Progress, fetch, not_here, offline

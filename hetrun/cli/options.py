@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
-FLAGS = ("deterministic", "offline", "strict")
+FLAGS = ("deterministic", "offline", "strict", "no_server")
 FILES = ("model", "models", "plan", "prompt_cache", "chat_template", "uds")
 REPEATED = ("backends", "models", "allowed_hosts", "cors_origins")
 RUNNING = (
@@ -207,11 +207,17 @@ def refuse_without(flag: str, given: Mapping[str, object]) -> None:
             raise OptionError(f"{name} goes with {flag}: give it, or leave {name} out")
 
 
-def refuse_beside(flag: str, given: Mapping[str, object]) -> None:
+def refuse_beside(flag: str, given: Mapping[str, object], mend: str = "leave one of them out") -> None:
     """OptionError for options that mean nothing beside another one."""
     for name, value in given.items():
         if value not in (None, False, ()):
-            raise OptionError(f"{name} does not go with {flag}: leave one of them out")
+            raise OptionError(f"{name} does not go with {flag}: {mend}")
+
+
+def resolved_or_remote(given: Mapping[str, object]) -> Settings:
+    """All options; a model of a server elsewhere (--url) is not looked for here."""
+    settings = Settings.resolve(environ=None, **given)
+    return settings if settings.url else resolved(given)
 
 
 def resolved(given: Mapping[str, object]) -> Settings:

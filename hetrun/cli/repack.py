@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hetrun.cli.exit_codes import heed_sigterm
-from hetrun.cli.inspect import size
-from hetrun.cli.output import in_json, say
+from hetrun.cli.output import in_json, say, size
 from hetrun.cli.progress import loading
 from hetrun.errors import printable
 from hetrun.system.units import counted

@@ -6,21 +6,24 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hetrun.api.local_model import LocalModel
 from hetrun.cli import standard_input
-from hetrun.cli.output import in_json
+from hetrun.cli.output import in_json, say
 from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
 from hetrun.client.completion import completion
 from hetrun.client.events import Event, GenerateRequest, Streaming, TokenLogprob, accepted
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.config import Settings
+from hetrun.config import Settings, runtime_dir
 from hetrun.errors import OptionError, UserError, printable
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
 from hetrun.system.terminal_text import visible
 from hetrun.system.units import counted
+
+if TYPE_CHECKING:
+    from hetrun.cli.run_remote import Answerer
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
@@ -40,6 +43,10 @@ def answer(
         if name in sampling and not as_json:
             raise OptionError(f"{ROWS[name].flag} is shown with --json only: add it")
     request = make_request(settings, read_prompt(prompt), params, raw)
+    if as_json != "full" and answered_elsewhere(
+        settings, request, as_json=as_json is not None, verbose=verbose
+    ):
+        return
     with open_llm(settings, chatting=not raw, first=request) as llm:
         if verbose:
             print(described(llm, request), file=sys.stderr)
@@ -50,6 +57,45 @@ def answer(
             print(summary(events[-1], params), file=sys.stderr)
             if streaming := llm.stats.streaming:
                 print(from_disk(streaming), file=sys.stderr)
+
+
+def answered_elsewhere(settings: Settings, request: GenerateRequest, *, as_json: bool, verbose: bool) -> bool:
+    """Whether the server of --url has answered, or one of this user that has the model; one that cannot is no
+    reason to fail, if the model can be loaded here."""
+    if settings.url is None and not any(runtime_dir().glob("*.sock")):
+        return False  # what looks for servers takes a moment to import
+    from hetrun.cli import run_remote
+
+    told = verbose or sys.stderr.isatty()
+    if settings.url is not None:
+        with run_remote.of_url(settings, say if told else lambda text: None) as there:
+            asked = run_remote.check_for_url(request)
+            show_answer(there, asked, there.events(asked), as_json=as_json, told=told)
+        return True
+    if (found := run_remote.find(settings)) is None:
+        return False
+    with run_remote.of_own(found) as there:
+        try:
+            events = run_remote.begun(there.events(request))
+        except run_remote.PASSING as error:
+            if verbose:
+                say(f"the server on {there.where} has the model and does not answer: {error}")
+            return False
+        if told:
+            say(f"answered by your server on {there.where}, which has the model (--no-server: load it here)")
+        show_answer(there, request, events, as_json=as_json, told=told)
+    return True
+
+
+def show_answer(
+    there: Answerer, request: GenerateRequest, events: Iterator[Event], *, as_json: bool, told: bool
+) -> None:
+    """The answer of a server as that of an engine here."""
+    seen = list(shown(events, not as_json))
+    if as_json:
+        print(in_json(answer_as_object(seen, request.params) | there.as_object()))
+    elif told:
+        print(summary(seen[-1], request.params), file=sys.stderr)
 
 
 @contextmanager
@@ -111,21 +157,26 @@ def as_object(
     llm: LocalModel, events: list[Event], params: SamplingParams, *, full: bool
 ) -> dict[str, object]:
     """What `run --json` prints; `full`: with what the model takes, and where it runs."""
-    done = completion(events)
-    found: dict[str, object] = {
-        "model": llm.info.name,
-        "text": done.text,
-        "tokens": done.tokens,
-        "finish_reason": done.finish_reason,
-        "usage": asdict(done.usage),
-        "timings": asdict(done.timings),
-    }
+    found: dict[str, object] = {"model": llm.info.name} | answer_as_object(events, params)
     if full:
         found |= {
             "memory": dict(llm.memory),
             "streaming": (streaming := llm.stats.streaming) and asdict(streaming),
             "plan": llm.plan.to_json(),
         }
+    return found
+
+
+def answer_as_object(events: list[Event], params: SamplingParams) -> dict[str, object]:
+    """An answer, wherever it came from."""
+    done = completion(events)
+    found: dict[str, object] = {
+        "text": done.text,
+        "tokens": done.tokens,
+        "finish_reason": done.finish_reason,
+        "usage": asdict(done.usage),
+        "timings": asdict(done.timings),
+    }
     if params.logprobs is not None:
         found["logprobs"] = [scored(entry) for entry in done.logprobs]
     if params.prompt_logprobs is not None:
@@ -143,7 +194,8 @@ def scored(entry: TokenLogprob) -> dict[str, object]:
 def _scored(token: int, logprob: float, piece: bytes | None) -> dict[str, object]:
     # Half a character cannot be shown as text; the bytes are exact.
     text, numbers = (None, None) if piece is None else (piece.decode(errors="replace"), list(piece))
-    return {"id": token, "token": text, "bytes": numbers, "logprob": logprob}
+    # Other servers do not tell the numbers of tokens.
+    return {"id": None if token < 0 else token, "token": text, "bytes": numbers, "logprob": logprob}
 
 
 def described(llm: LocalModel, request: GenerateRequest) -> str:
@@ -173,10 +225,11 @@ def summary(last: Event, params: SamplingParams) -> str:
     u, t = last.usage, last.timings
     greedy = params.temperature == 0
     guessed = f"{accepted(t)}, " if t.drafted else ""
+    loaded = f"loaded in {t.load_s:.1f} s, " if t.load_s else ""
     return (
         f"[{counted(u.prompt_tokens, 'prompt token')} at {t.prompt_tok_s:.0f}/s, "
-        f"{counted(u.completion_tokens, 'token')} at {t.decode_tok_s:.0f}/s, {guessed}"
-        f"loaded in {t.load_s:.1f} s, {'greedy' if greedy else f'seed {params.seed}'}]"
+        f"{counted(u.completion_tokens, 'token')} at {t.decode_tok_s:.0f}/s, {guessed}{loaded}"
+        f"{'greedy' if greedy else f'seed {params.seed}'}]"
     )
 
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hetrun.cli import REMARKS
 from hetrun.cli.output import say
 from hetrun.cli.progress import OPENING, loading
+from hetrun.client import local_servers
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.interface import ChatClient
 from hetrun.client.model_catalog import Found, find_models
 from hetrun.client.model_pool import Shelf
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.config import Settings
-from hetrun.errors import OptionError
+from hetrun.config import Settings, default_model
+from hetrun.errors import OptionError, UserError
 from hetrun.system.garbage_collection import all_of_this_lasts
 from hetrun.system.units import counted
+
+if TYPE_CHECKING:
+    from hetrun.server.request_log import RequestLog
 
 BESIDE = 256  # requests held besides those that the queue has room for: read, or answered
 POLL_S = 0.1  # how often the bar looks at how far loading has come
@@ -30,8 +39,28 @@ def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: b
 
     address = listen.Address(settings.host, settings.port, settings.uds)
     listen.check_exposure(address, settings.api_key)
-    with listen.listening(address) as bound:
-        asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts), verbose))
+    logging.getLogger("uvicorn").addHandler(REMARKS)
+    with listen.listening(address) as bound, requests_logged(verbose) as log:
+        asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts), log))
+
+
+@contextmanager
+def requests_logged(everything: bool) -> Iterator[RequestLog]:
+    """Lines of requests on standard error, like all remarks."""
+    from hetrun.server.request_log import RequestLog
+
+    log = RequestLog(write_line, everything=everything)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def write_line(text: str) -> None:
+    """A remark in one write, past Python's own file: a thread that waits until standard error is read must
+    not hold the lock of that."""
+    with suppress(OSError):
+        os.write(2, f"hetrun: {text}\n".encode(errors="backslashreplace"))
 
 
 async def _serve(
@@ -39,10 +68,11 @@ async def _serve(
     sampling: Mapping[str, object],
     bound: socket.socket,
     hosts: Iterable[str] | None,
-    verbose: bool,
+    log: RequestLog,
 ) -> None:
     shelf = shelf_of(settings)
-    try:
+    async with AsyncExitStack() as ends:
+        ends.push_async_callback(shelf.close)
         if shelf.only:
             shelf.only.begin()
         # Imported while the worker loads.
@@ -51,6 +81,7 @@ async def _serve(
 
         stop = asyncio.Event()
         listen.stop_on_signals(stop)
+        await ends.enter_async_context(listed(shelf, stop, settings, listen.url(bound)))
         if shelf.only:
             await loaded(shelf.only, stop)
             if stop.is_set():
@@ -67,6 +98,7 @@ async def _serve(
             origins=settings.cors_origins,
             tool_parser=settings.tool_parser,
             reasoning_format=settings.reasoning_format,
+            log=log,
         )
 
         def started() -> None:
@@ -74,12 +106,31 @@ async def _serve(
             several = f"{counted(len(shelf.models), 'model')} ({', '.join(shelf.models)})"
             what = info.id if shelf.only else several
             say(f"{what} on {listen.url(bound)}/v1 (Ctrl-C stops)")
+            if bound.family != socket.AF_UNIX:
+                say(f"a chat for browsers: {listen.url(bound)}/")
             if shelf.only:
                 say(f"chat template: {info.template_origin}")
 
-        await listen.serve(app, bound, stop, started, access_log=verbose)
-    finally:
-        await shelf.close()
+        await listen.serve(app, bound, stop, started, shelf.close)
+        await shelf.close()  # while it is listed: who stops it hears when its memory is free
+
+
+@asynccontextmanager
+async def listed(shelf: Shelf, stop: asyncio.Event, settings: Settings, url: str) -> AsyncIterator[None]:
+    """Inside, `hetrun ps`, `stop` and `run` find the server."""
+    from hetrun.server import listen
+    from hetrun.server.private_socket import private_app
+
+    async with AsyncExitStack() as ends:
+        try:
+            private = ends.enter_context(local_servers.private_socket())
+        except (OSError, UserError) as error:
+            say(f"hetrun ps will not list this server: {error}")
+        else:
+            key, options = settings.api_key is not None, local_servers.alike(settings)
+            app = private_app(shelf, stop, address=url, needs_key=key, options=options)
+            await ends.enter_async_context(listen.served(app, private))
+        yield
 
 
 def shelf_of(settings: Settings) -> Shelf:
@@ -90,7 +141,8 @@ def shelf_of(settings: Settings) -> Shelf:
         def alone(found: Found, ram: int | None) -> ChatClient:
             return WorkerClient(settings if ram is None else _for(settings, settings.model, ram))
 
-        return Shelf([Found(named, Path(named), 0)], alone, idle_s=settings.sleep_idle)
+        place = Path(settings.model).expanduser() if settings.model else default_model()
+        return Shelf([Found(named, place, 0)], alone, idle_s=settings.sleep_idle)
     from hetrun.memory.ledger import granted  # numpy comes with it
 
     if settings.prompt_cache:

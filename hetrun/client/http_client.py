@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from time import monotonic
 from typing import Any, TypeVar, cast
+from urllib.parse import urlencode
 
 import h11
 
 from hetrun.client.address import Address, address
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import Health
-from hetrun.client.openai_format import asked_for, echoed, failure, info_of, last_of, number, piece_of, read
+from hetrun.client.openai_format import (
+    asked_for,
+    echoed,
+    failure,
+    info_of,
+    last_of,
+    number,
+    piece_of,
+    read,
+    status_of,
+)
 from hetrun.client.queries import (
     EngineState,
     Foreseen,
@@ -44,7 +55,9 @@ CHUNK = 1 << 16
 MOST_BODY = 64 << 20  # bytes of an answer that comes whole
 MOST_LINE = 4 << 20  # characters of a line of a stream
 LOOK_S = 30.0  # for an answer that needs no model
+COLD = ("unloaded", "loading")  # states of a model that has to be waited for
 AGAIN_S = 0.3  # between two looks at a server that loads
+PATIENCE_S = 0.5  # for the beginning of an answer, before it is asked whether the model is being loaded
 
 
 class Broken(UserError):
@@ -54,10 +67,22 @@ class Broken(UserError):
 class RemoteClient:
     """A server's model; the server stays what it is."""
 
-    def __init__(self, url: str, *, api_key: str | None = None, model: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """`model`: which, where there are several; else one that is loaded. `tell` hears when the server has
+        to load it for an answer."""
         self._where = address(url, "--url")
         self._key = api_key
         self._model = model
+        self._tell = tell
+        self._several = False
+        self.is_guess = False  # of several models none was named, and none is loaded
         self._health = Health("loading", 0.0)
         self._info: ModelInfo | None = None
 
@@ -81,16 +106,23 @@ class RemoteClient:
             self._health = Health("ok")
         return self._info
 
+    @property
+    def model(self) -> str:
+        """What the server calls the model; nothing before `info`."""
+        return self._model or ""
+
     async def models(self) -> list[ModelInfo]:
         """All that the server has, the one first that it answers with where none is named."""
         return [info_of(model, self._where.url) for model in await self._listed()]
 
     async def _listed(self) -> list[Json]:
+        """What the server says of its models, of those first that are loaded."""
         status, said = await self._json("GET", "/v1/models")
         models = said.get("data")
         if status != 200 or not isinstance(models, list):
             raise failure(self._where.url, status, said)
-        return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        known = [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        return sorted(known, key=lambda model: status_of(model) != "loaded")
 
     async def _first_model(self) -> ModelInfo:
         known = await self._listed()
@@ -98,8 +130,39 @@ class RemoteClient:
         if not named:
             some = ", ".join([model["id"] for model in known[:5]]) or "none"
             raise UserError(f"{self._where.url} has no model {self._model or 'at all'}; it has: {some}")
-        self._model = named[0]["id"]
-        return info_of(named[0], self._where.url)
+        chosen, self._several = named[0], len(known) > 1
+        is_cold = status_of(chosen) in COLD
+        self.is_guess = self._model is None and self._several and is_cold
+        self._model = chosen["id"]
+        if is_cold and not self.is_guess:
+            await self._load()
+            chosen = next((model for model in await self._listed() if model["id"] == self._model), chosen)
+        return info_of(chosen, self._where.url)
+
+    async def _load(self) -> None:
+        """Have the server load the model, of which it knows little before."""
+        self._say_loading()
+        status, said = await self._json("GET", f"/props?{urlencode({'model': self.model})}", limit_s=None)
+        if status >= 500:
+            raise failure(self._where.url, status, said)
+
+    def _say_loading(self) -> None:
+        reason = f"loading {self.model} ..."
+        if self._tell and self._health.reason != reason:
+            self._tell(reason)
+        self._health = Health("loading", 0.0, reason)
+
+    async def _tell_of_loading(self) -> None:
+        """While an answer is waited for: whether the server loads the model for it, once that takes time."""
+        await asyncio.sleep(PATIENCE_S)
+        with suppress(HetrunError):  # the answer says what is wrong
+            while True:
+                models = {model["id"]: status_of(model) for model in await self._listed()}
+                if models.get(self.model) not in COLD:
+                    break
+                self._say_loading()
+                await asyncio.sleep(AGAIN_S)
+        self._health = Health("ok")
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """As a server sends it; whatever goes wrong is the last event."""
@@ -111,7 +174,8 @@ class RemoteClient:
             yield Event("error", error=error)
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        path, body = asked_for(request, (await self.info()).id)
+        await self.info()
+        path, body = asked_for(request, self.model)
         if request.echo:
             status, said = await self._json("POST", path, body, limit_s=None)
             if status != 200:
@@ -121,8 +185,9 @@ class RemoteClient:
             return
         begun, first, count, thinking = monotonic(), 0.0, 0, False
         end: dict[str, Any] = {}
-        async with aclosing(self._lines(path, body)) as lines:
+        async with self._loading_told() as told, aclosing(self._lines(path, body)) as lines:
             async for line in lines:
+                told()
                 if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
                     continue
                 said = self._parsed(data)
@@ -136,9 +201,26 @@ class RemoteClient:
                     count += 1
                     first = first or monotonic()
                     yield Event("token", piece.text, logprob=piece.logprob)
+        if self.is_guess:  # it is loaded by now, and more is known of it
+            self._info, self.is_guess = None, False
         if "finish_reason" not in end:
             raise Broken(f"{self._where.url} broke off in the middle of its answer; ask again")
         yield last_of(end, count, begun, first, monotonic(), thinking)
+
+    @asynccontextmanager
+    async def _loading_told(self) -> AsyncIterator[Callable[[], None]]:
+        """Inside, it is told that the model is being loaded, until the function is called."""
+        telling = asyncio.create_task(self._tell_of_loading())
+
+        def told() -> None:
+            if not telling.done():
+                telling.cancel()
+                self._health = Health("ok")
+
+        try:
+            yield told
+        finally:
+            told()
 
     async def ask(self, question: Question[A]) -> A:
         """Of those that the server has routes for."""
@@ -149,29 +231,39 @@ class RemoteClient:
         match question:
             case Tokenize(text, add_special, parse_special):
                 body = {"content": text, "add_special": add_special, "parse_special": parse_special}
+                body |= self._which
                 return (await self._asked("POST", "/tokenize", body)).get("tokens", [])
             case Render(messages, options):
-                body = {"messages": list(messages)}
+                body = {"messages": list(messages), **self._which}
                 body |= {"chat_template_kwargs": dict(options)} if options else {}
                 return str((await self._asked("POST", "/apply-template", body)).get("prompt", ""))
             case TokenizerInfo():
-                said = await self._asked("GET", "/props")
+                said = await self._asked("GET", self._of_model("/props"))
                 template = str(said.get("chat_template", ""))
                 return TokenizerFacts(info.n_vocab, None, None, False, "", "", template, info.template_origin)
             case PlanNow():
-                return await self._asked("GET", "/plan")
+                return await self._asked("GET", self._of_model("/plan"))
             case State():
                 return await self._machine("state", EngineState)
             case Layers():
                 return await self._machine("layers", tuple[LayerPlace, ...])
             case WhatIf(changes):
-                return self._read(Foreseen, await self._asked("POST", "/what-if", dict(changes)))
+                return self._read(Foreseen, await self._asked("POST", "/what-if", {**changes, **self._which}))
             case SetRam(nbytes):
                 return (await self._asked("POST", "/v1/ram", {"ram": nbytes})).get("memory", {})
         raise UserError(f"{self._where.url} does not offer that")
 
+    @property
+    def _which(self) -> dict[str, str]:
+        """The model in a body, where there are several."""
+        return {"model": self.model} if self._several else {}
+
+    def _of_model(self, path: str) -> str:
+        """A path with the model in its query."""
+        return f"{path}?{urlencode(self._which)}" if self._several else path
+
     async def _machine(self, part: str, kind: Any) -> object:  # noqa: ANN401 - a type of ours
-        said = (await self._asked("GET", "/machine")).get(part)
+        said = (await self._asked("GET", self._of_model("/machine"))).get(part)
         if said is None:
             raise UserError(f"{self._where.url} sleeps until somebody asks it something")
         return self._read(kind, said)

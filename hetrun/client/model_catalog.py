@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -53,6 +54,32 @@ def name_of(path: PurePath) -> str:
     return FIRST_PART.sub("", name[: -len(GGUF)]) if name.lower().endswith(GGUF) else name
 
 
+def identity(model: Path) -> str:
+    """The same for the same files in the same state; nothing if they cannot be looked at."""
+    digest = hashlib.sha256()
+    try:
+        for path in _files(model):
+            status = path.stat()
+            digest.update(f"{os.path.realpath(path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    except (OSError, ValueError):
+        return ""
+    return digest.hexdigest()
+
+
+def _files(model: Path) -> list[Path]:
+    """All that a model is read from."""
+    if model.is_dir():
+        return sorted(p for p in model.iterdir() if p.suffix in (".safetensors", ".json", ".jinja"))
+    if FIRST_PART.search(model.name[: -len(GGUF)]):
+        return sorted(_parts(model))
+    return [model]
+
+
+def _parts(first: Path) -> Iterable[Path]:
+    stem = FIRST_PART.sub("", first.name[: -len(GGUF)])
+    return first.parent.glob(f"{_literal(stem)}-?????-of-?????{GGUF}")
+
+
 def _within(folder: Path) -> list[Path]:
     """The models in a folder, and in those directly in it."""
     found: list[Path] = []
@@ -82,8 +109,7 @@ def _size(path: Path) -> int:
     if path.is_dir():
         return sum(p.stat().st_size for p in path.glob("*.safetensors"))
     if FIRST_PART.search(path.name[: -len(GGUF)]):
-        stem = FIRST_PART.sub("", path.name[: -len(GGUF)])
-        return sum(p.stat().st_size for p in path.parent.glob(f"{_literal(stem)}-?????-of-?????{GGUF}"))
+        return sum(p.stat().st_size for p in _parts(path))
     return path.stat().st_size
 
 

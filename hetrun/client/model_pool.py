@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import ChatClient, Health
-from hetrun.client.model_catalog import Found, name_of
+from hetrun.client.model_catalog import Found, identity, name_of
 from hetrun.client.queries import Question, SetRam
 from hetrun.errors import BudgetError, EngineStopped, OptionError
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 Start = Callable[[Found, int | None], ChatClient]  # begins to load a model, which may take so many bytes
 
 MOST_LOADED = 4
+STOPPED = "the server was stopped before this answer was complete"
 # What a model takes about, before it was ever loaded: its weights, keys and values, and the process.
 BESIDE_WEIGHTS, PROCESS = 0.25, 256 << 20
 
@@ -39,6 +40,7 @@ class OnDemand:
     def __init__(self, found: Found, shelf: Shelf) -> None:
         self.found = found
         self.client: ChatClient | None = None  # while it is loaded, or being loaded
+        self.identity = ""  # of the files, when they were loaded last
         self.budget = 0  # of the client
         self.used_at = 0.0  # when somebody began or ended to use it
         self.leaving = False  # nobody begins to use it any more
@@ -98,7 +100,8 @@ class OnDemand:
         try:
             async with aclosing(client.stream(request)) as events:
                 async for event in events:
-                    yield event
+                    stopped = event.error is not None and self._shelf.has_ended(event.error)
+                    yield Event("error", error=EngineStopped(STOPPED)) if stopped else event
         finally:
             self._shelf.give_back(self)
 
@@ -144,7 +147,7 @@ class Shelf:
         self._idle_s = idle_s
         self._turn = asyncio.Lock()  # of those who need room, and whoever changes it
         self._going: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self.closed = False
 
     @property
     def only(self) -> OnDemand | None:
@@ -185,8 +188,8 @@ class Shelf:
 
     async def lend(self, model: OnDemand) -> ChatClient:
         """The model's engine, which stays until it is given back; waits until it is loaded."""
-        if self._closed:
-            raise EngineStopped("the engine was closed")
+        if self.closed:
+            raise EngineStopped(STOPPED)
         if not model.ready:
             async with self._turn:
                 if model.failed:  # tried again: files change
@@ -201,14 +204,21 @@ class Shelf:
         model.used_at = monotonic()
         try:
             await client.info()
-        except BaseException:
+        except BaseException as error:
             self.give_back(model)
+            if self.has_ended(error):
+                raise EngineStopped(STOPPED) from error
             raise
         return client
+
+    def has_ended(self, error: BaseException) -> bool:
+        """Whether this is what becomes of requests when all engines are let go."""
+        return self.closed and isinstance(error, EngineStopped)
 
     def load(self, model: OnDemand) -> None:
         """Begin to load it; there is room."""
         log.info("%s is loaded", model.found.name)
+        model.identity = identity(model.found.path)
         model.client = self._start(model.found, model.budget or None)
 
     def give_back(self, model: OnDemand) -> None:
@@ -248,7 +258,7 @@ class Shelf:
 
     async def close(self) -> None:
         """Let go of all engines."""
-        self._closed = True
+        self.closed = True
         await asyncio.gather(*(m.close() for m in self.models.values()), *self._going)
 
     @property

@@ -163,6 +163,13 @@ def info_of(model: Json, url: str) -> ModelInfo:
     )
 
 
+def status_of(model: Json) -> str:
+    """What a server says of a model in its list, in llama.cpp's words: loaded, loading, unloaded, failed;
+    nothing where it has no such word."""
+    status = model.get("status")
+    return str(status.get("value", "")) if isinstance(status, dict) else ""
+
+
 def read(kind: Any, said: object) -> Any:  # noqa: ANN401 - of the kind that is asked for
     """Plain data of ours as a server wrote it in JSON; a ValueError says what is not as it should be. What
     is missing has its usual value, if it has one."""

@@ -262,6 +262,13 @@ class PlannedModel:
         return self.books.bill()
 
     @property
+    def promised(self) -> PlanSet:
+        """The plans in force, with the speeds that follow from what was measured so far."""
+        if self.pilot is None:
+            return self.plans
+        return replace(self.plans, rates=_rates(self.pilot.planner, self.plans))
+
+    @property
     def reason(self) -> str:
         """Why passes run as they do: the last change, also one that was taken back; from any thread."""
         changes = self.pilot.changes if self.pilot else ()

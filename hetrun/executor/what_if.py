@@ -14,6 +14,7 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown as bill
 from hetrun.planner.costmodel import Forecast
 from hetrun.planner.options import Options
+from hetrun.planner.plan import PlanSet
 from hetrun.planner.rates import Rates
 
 BESIDES = (bill.INTERPRETER, bill.LIBRARIES, bill.HELPERS, bill.RESERVE)
@@ -51,6 +52,11 @@ def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -
         options.kv_type,
         notes,
     )
+
+
+def promised(model: Model) -> PlanSet:
+    """What runs where and why, and how fast that should be; called by the engine's thread."""
+    return model.promised if isinstance(model, PlannedModel) else model.plans
 
 
 def _known(model: Model) -> Forecast | None:

@@ -104,6 +104,18 @@ class Granted:
     nbytes: int
     words: str
 
+    def below_use(self, needed: int, mend: str) -> BudgetError:
+        """Why the limit of a running model cannot become so low, and what to do instead."""
+        return BudgetError(
+            f"{-(-needed >> 20)} MiB are in use, with room for one answer as long as the context, so the "
+            f"limit cannot go down to {size_in_words(self.nbytes)} while the model runs. {mend}"
+        )
+
+    @property
+    def as_option(self) -> str:
+        """As it is typed."""
+        return f"--ram {self.nbytes >> 20}MiB"
+
 
 def granted(ram: int | None, margin: float = MARGIN, root: Path = Path("/")) -> Granted:
     """What --ram allows, as far as a container's limit does; without it what this process has and what is

@@ -19,6 +19,8 @@ from hetrun.planner.rates import Rates, Residence
 BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-32", "33-64", "65-256", "257+")
 _ENDS = (1, 4, 8, 16, 32, 64, 256)
 FORMAT = 1
+BY_ORDER = "first in the fixed order"
+MEASURED = "nothing else that was measured is faster"
 
 
 def bucket_of(tokens: int) -> str:
@@ -160,6 +162,11 @@ class PlanSet:
         facts["stages"] = [[_segment_json(s, times.get(s.name)) for s in stage] for stage in p.stages]
         return facts
 
+    def _why(self, p: Plan, s: Segment) -> str:
+        """A plan by a fixed order that stays once times are known has a better reason than the order."""
+        measured = p.bucket in self.expected and self.expected[p.bucket].segments
+        return MEASURED if measured and s.why.startswith(BY_ORDER) else s.why
+
     def to_text(self) -> str:
         """For people."""
         lines: list[str] = []
@@ -169,7 +176,7 @@ class PlanSet:
         for names, p in _grouped(self.plans):
             lines += [
                 f"{names:>7}  {name:<22} {backend:<10} {p.threads:>7}  {why}"
-                for name, backend, why in _alike(p.segments)
+                for name, backend, why in _alike([replace(s, why=self._why(p, s)) for s in p.segments])
             ]
         if self.reason:
             lines.append(f"last change: {self.reason}")

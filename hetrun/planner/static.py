@@ -12,7 +12,7 @@ from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, in_scope
 from hetrun.graph.ops import flops
 from hetrun.planner.options import Machine, Wishes
-from hetrun.planner.plan import BUCKETS, Buckets, Placement, PlanSet, make_plans, place, share_out
+from hetrun.planner.plan import BUCKETS, BY_ORDER, Buckets, Placement, PlanSet, make_plans, place, share_out
 from hetrun.planner.plan_file import load_plan
 from hetrun.planner.plugin_planners import Task, buckets_by
 
@@ -73,7 +73,7 @@ class StaticPlanner:
 
     def _why(self, backend: str) -> str:
         others = [b for b in self._order if b != backend]
-        return f"first in the fixed order {' > '.join(self._order)}" if others else "the only backend allowed"
+        return f"{BY_ORDER} {' > '.join(self._order)}" if others else "the only backend allowed"
 
     def _first_for(self, cause: Op, ops: Sequence[Op]) -> str:
         for name in self._order:

@@ -205,8 +205,9 @@ class FromExperts:
         room = self._room()
         if room < least_bytes(self._part.records):
             self._books.granted = before
-            needed = -(-(granted.nbytes - room + least_bytes(self._part.records)) >> 20)
-            raise BudgetError(f"{granted.words} is too little now: what is in use needs {needed} MiB")
+            needed = granted.nbytes - room + least_bytes(self._part.records)
+            mend = f"Ask again when fewer answers run, or start again with {granted.as_option}"
+            raise granted.below_use(needed, mend)
         self._resize(room)
         self._kv.limit_bytes = granted.nbytes - self._part.fixed - least_bytes(self._part.records)
 

@@ -193,8 +193,8 @@ class FromDisk:
         before, self._books.granted = self.granted, granted
         try:
             if (room := self._room()) < 0:
-                needed = -(-(granted.nbytes - room) >> 20)
-                raise BudgetError(f"{granted.words} is too little now: what is in use needs {needed} MiB")
+                mend = f"Ask again when fewer answers run, or start again with {granted.as_option}"
+                raise granted.below_use(granted.nbytes - room, mend)
             self._hold(choose(self._cut, room - GROWTH, self._policy))
         except BaseException:
             self._books.granted = before

@@ -19,6 +19,7 @@ from hetrun.server.middleware.drain import Unread
 from hetrun.server.middleware.fair_turns import InTurn
 from hetrun.server.middleware.origin import Guard
 from hetrun.server.middleware.request_counter import Counted
+from hetrun.server.request_log import Logged, RequestLog
 from hetrun.server.responses import routes
 from hetrun.server.routes import (
     chat_completions,
@@ -29,6 +30,7 @@ from hetrun.server.routes import (
     machine,
     metrics,
     models,
+    page,
     plugin_routes,
     ram,
     tokenize,
@@ -39,7 +41,7 @@ from hetrun.server.service import Service
 ENDPOINTS = (
     *(chat_completions.routes, completions.routes, routes.routes, embeddings.routes, models.routes),
     *(tokenize.routes, introspection.routes, machine.routes, metrics.routes, health.routes, ram.routes),
-    *(openapi.routes, plugin_routes.routes, unsupported.routes),
+    *(openapi.routes, page.routes, plugin_routes.routes, unsupported.routes),
 )
 
 
@@ -54,18 +56,23 @@ def create_app(
     origins: Iterable[str] = (),
     tool_parser: str = "auto",
     reasoning_format: str = "auto",
+    log: RequestLog | None = None,
 ) -> Starlette:
     """The server in front of this client, which stays the caller's to close.
 
     `hosts`: names that lead here, besides this machine's own; None: any. `origins`: pages that may ask.
     """
-    service = Service(client, strict, sampling or {}, tool_parser, reasoning_format, most_requests)
+    service = Service(
+        *(client, strict, sampling or {}, tool_parser, reasoning_format, most_requests),
+        needs_key=api_key is not None,
+    )
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],
         middleware=[
+            *([] if log is None else [Middleware(Logged, log=log)]),
             Middleware(Counted, traffic=service.traffic),
             Middleware(Unread),
-            Middleware(Guard, hosts=hosts, origins=tuple(origins)),
+            Middleware(Guard, hosts=hosts, origins=tuple(origins), keyed=api_key is not None),
             *([] if api_key is None else [Middleware(RequireKey, key=api_key)]),
             Middleware(InTurn),
         ],

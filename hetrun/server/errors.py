@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from starlette.exceptions import HTTPException
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 # OpenAI's clients ask again twice after 408, 409, 429 and every 5xx: for what would fail again.
 FINAL = {"x-should-retry": "false"}
+MOST_LISTED, MOST_NAME = 10, 200  # models in one sentence, and characters of a name that a client made up
 
 
 class ApiError(Exception):
@@ -100,8 +101,12 @@ def wrong_type(param: str, wanted: str, value: object) -> ApiError:
     return ApiError(f"{param} must be {wanted}, not {type(value).__name__}", param, "invalid_type")
 
 
-def not_found(model: str) -> ApiError:
-    return ApiError(f"The model '{model}' does not exist here", "model", "model_not_found", status=404)
+def not_found(model: str, known: Sequence[str]) -> ApiError:
+    """404, with the models that there are."""
+    first = ", ".join(known[:MOST_LISTED])
+    more = f" and {len(known) - MOST_LISTED} more, see /v1/models" if len(known) > MOST_LISTED else ""
+    message = f"The model '{model[:MOST_NAME]}' does not exist here; this server has {first}{more}"
+    return ApiError(message, "model", "model_not_found", status=404)
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from hetrun.errors import OptionError
 from hetrun.server.middleware.timeouts import Connection
 
 GRACE_S = 2  # how long running answers may go on once we were asked to stop
+FAREWELL_S = 3  # how long clients may take to read why their answers end
 
 
 @dataclass(frozen=True)
@@ -161,18 +162,23 @@ async def serve(
     bound: socket.socket,
     stop: asyncio.Event,
     started: Callable[[], None],
-    access_log: bool = False,
+    end_answers: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Answer requests on the socket until `stop` is set; the socket is closed then."""
+    """Answer requests on the socket until `stop` is set; the socket is closed then.
+
+    Answers that run may go on for a moment. `end_answers` ends the others, whose clients hear of it as of any
+    other error; without it, or if it takes too long, their connections are cut.
+    """
     config = uvicorn.Config(
         app,
         loop="asyncio",  # the alternatives refuse a Unix socket that is bound already
         http=Connection,
         ws="none",
         lifespan="off",
-        log_level=logging.INFO if access_log else logging.WARNING,
-        access_log=access_log,
-        timeout_graceful_shutdown=GRACE_S,
+        log_config=None,  # its lines go where those of hetrun go, in the same form
+        log_level=logging.WARNING,
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_S + FAREWELL_S,
         server_header=False,
     )
     server = _Server(config, started)
@@ -181,9 +187,25 @@ async def serve(
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
+        await asyncio.wait((running,), timeout=GRACE_S)
+        if not running.done() and end_answers:
+            await end_answers()
         await running
     finally:
         stopping.cancel()
+
+
+@contextlib.asynccontextmanager
+async def served(app: ASGIApp, bound: socket.socket) -> AsyncGenerator[None, None]:
+    """Inside, requests on the socket are answered."""
+    stop, started = asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(serve(app, bound, stop, started.set))
+    try:
+        await started.wait()
+        yield
+    finally:
+        stop.set()
+        await running
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:

@@ -24,6 +24,7 @@ class Service:
     tool_parser: str = "auto"  # how calls of tools are written: none, or a name in `tool_parsers.formats`
     reasoning_format: str = "auto"  # where thoughts go: none leaves them in the text
     most_requests: int = MOST_REQUESTS  # held at a time
+    needs_key: bool = False
     traffic: Traffic = field(default_factory=Traffic)
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -149,6 +149,13 @@ def test_the_digest_is_of_the_line_and_of_what_holds_for_all() -> None:
     assert read("a").digest != read("a", replace(ALL, digest=b"other")).digest
 
 
+def test_the_digest_of_a_line_that_is_no_request_needs_no_model() -> None:
+    """A file that had no request was answered without one, and --resume goes on once it has some."""
+    bad = '{"prompt"'
+    assert read(bad).digest == read(bad, replace(ALL, digest=b"a model")).digest
+    assert read(bad).digest != read('{"prompt": ').digest
+
+
 @given(st.binary(max_size=60) | st.text(max_size=40).map(lambda t: json.dumps({"prompt": t}).encode()))
 def test_no_line_does_harm(data: bytes) -> None:
     reader = Reader(ALL)

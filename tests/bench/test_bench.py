@@ -571,17 +571,20 @@ def test_bench_alone_says_nothing_on_stderr(
 def test_both_precisions_are_measured_unless_one_was_asked_for(
     small: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small(precision=None, vs="llama.cpp", output="json", generate=(0,))
+    small(precision=None, vs="llama.cpp", output="json", generate=(0,), rounds=2)
     first, second = json.loads(capsys.readouterr().out)
     assert first["precision"] == precision_of(None)
     assert {first["precision"], second["precision"]} == {"fast", "exact"}
     assert first["peer"] is not None
     assert second["peer"] is None
-    small(precision=None, generate=(0,))
+    small(precision=None, generate=(0,), rounds=2)
     assert [line.split()[2] for line in capsys.readouterr().out.splitlines()[1:3]] == [
         first["precision"],
         second["precision"],
     ]
+    small(precision=None, generate=(0,), rounds=1, output="json")  # a quick look
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["precision"] == first["precision"]
 
 
 def test_an_unknown_peer_is_refused_before_anything_is_loaded(

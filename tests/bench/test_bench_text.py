@@ -250,7 +250,9 @@ def test_bench_of_a_text_against_llama_cpp(
     path: Path, words: Path, text: Text, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interleave, "PAUSE_S", 0.0)
-    monkeypatch.setattr(bench, "memory", lambda n, nbytes: Memory(n, int(nbytes), 2e9 * n, 1e9 * n))
+    monkeypatch.setattr(
+        bench, "memory", lambda n, nbytes, again=True: Memory(n, int(nbytes), 2e9 * n, 1e9 * n)
+    )
     monkeypatch.setattr(matmul_peak, "WIDTH", 256)
     monkeypatch.setattr(matmul_peak, "TOKENS", 16)
     options = BenchOptions((16,), (4,), (8,), (1, 2), 2, "llama.cpp", output="json", text=words)

@@ -21,7 +21,7 @@ import hetrun
 from hetrun.backend import registry
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.cli import app as commands
-from hetrun.cli import plan as reports
+from hetrun.cli.reports import plan as reports
 from hetrun.cli.run import amount
 from hetrun.client.events import Streaming
 from hetrun.engine import query_handlers
@@ -37,6 +37,8 @@ COMMANDS = (
     "run",
     "chat",
     "serve",
+    "ps",
+    "stop",
     "bench",
     "eval",
     "plan",
@@ -87,7 +89,7 @@ def test_every_command_has_help_and_only_what_belongs_to_it(run: Run, command: s
     result = run(command, "--help")
     assert result.code == 0
     offered = set(re.findall(r"--[a-z-]+", result.out))
-    assert ("--url" in offered) == (command == "chat")
+    assert ("--url" in offered) == (command in ("run", "chat"))
     assert "--verbose" in offered
 
 
@@ -488,7 +490,25 @@ def test_serve_answers_and_cleans_up(tiny: str, tmp_path: Path) -> None:
             assert http.get("/health").json() == {"status": "ok"}
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0
-        assert process.stderr.read() == b""
+        (line,) = process.stderr.read().decode().splitlines()  # of GETs none is said without -v
+        assert re.fullmatch(r"hetrun: [\d:]{8} socket POST /v1/chat/completions 200 \d+\.\d\d s", line)
+    assert not path.exists()
+
+
+def test_a_server_is_listed_used_and_stopped(run: Run, tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "hetrun.sock"
+    local = run("run", "hello", "-m", tiny, "--temp", "0", "-n", "6", "--no-server").out
+    with start("serve", "-m", tiny, "--uds", str(path)) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        assert f"tiny   unix:{path}" in run("ps").out
+        there = run("run", "hello", "-m", tiny, "--temp", "0", "-n", "6", "-v")
+        assert there.out == local
+        assert f"answered by your server on unix:{path}" in there.err
+        assert run("stop", "tiny").sentence == f"hetrun: stopped tiny on unix:{path}"
+        assert process.wait() == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == b""
     assert not path.exists()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetrun import cli
-from hetrun.cli.inspect import size
+from hetrun.cli.output import size
 from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
 from hetrun.tools import model_summary

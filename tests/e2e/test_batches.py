@@ -169,7 +169,7 @@ def test_ctrl_c_leaves_whole_lines(model: Path, tmp_path: Path) -> None:
             time.sleep(0.01)
         process.send_signal(sign)
         _, err = process.communicate(timeout=60)
-        assert process.returncode == 130
+        assert process.returncode == 130, err
         assert f"stopped; {tmp_path}/out has whole lines only" in err.decode()
         assert err.count(b"\n") <= 2
         found = rows((tmp_path / "out").read_bytes())

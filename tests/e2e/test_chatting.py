@@ -71,9 +71,10 @@ def test_a_running_server_shows_its_machine(tmp_path: Path) -> None:
             for word in ("layers  30", "decode", "memory", "llamacpp", "of 8,192"):
                 assert word in screen
             terminal.keys("F4")
-            assert "prefill, tokens/s" in terminal.until("with the context full")
+            # Tests do not measure: what is not known has no rows.
+            assert "unknown" not in terminal.until("Speeds cannot be predicted here")
             terminal.keys("Escape")
-            terminal.until("Write a message")
+            terminal.until_gone("Esc closes")
             terminal.type("/tokens")
             terminal.keys("Enter")
             assert "%" in terminal.until("token 1 of")

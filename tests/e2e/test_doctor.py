@@ -203,7 +203,7 @@ def test_the_lines_that_mend_can_be_pasted() -> None:
 @pytest.mark.parametrize(
     ("line", "some"),
     [
-        ("hetrun p", {"plan", "pull"}),
+        ("hetrun p", {"plan", "ps", "pull"}),
         ("hetrun run --kv-type q", {"q8_0"}),
         ("hetrun run --backend ll", {"llamacpp"}),
         ("hetrun run --spec ", {"off", "lookup", "mtp", "auto", "draft:"}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,9 @@ TEXT = Path(__file__).parent.parent / "data" / "technical.txt"
 TOKENS = (512, pytest.param(2048, marks=exhaustive))
 ROWS = 128
 MOST = 1.05  # of llama.cpp's own distance from float32
+# Where float32 itself likes two tokens about alike, roundings toss a coin: programs that are equally close
+# differ by six of 512 tokens there. Elsewhere the best token is a matter of closeness.
+DECIDED = 0.2  # between the logits of its two best
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,10 +71,41 @@ def oracle(
     file.unlink()
 
 
+@dataclass
+class Decided:
+    """Of the tokens where float32 decides, the share with the same best one."""
+
+    oracle: Oracle
+    same: int = 0
+    of: int = 0
+
+    def through(self, parts: Iterable[Floats]) -> Iterator[Floats]:
+        """The same rows, counted."""
+        rights, at = np.concatenate(list(self.oracle.rows())), 0
+        for part in parts:
+            right = rights[at : at + len(part)]
+            at += len(part)
+            second, first = np.sort(np.partition(right, -2, axis=1)[:, -2:], axis=1).T
+            counts = first - second >= DECIDED
+            self.same += int((right.argmax(1) == part.argmax(1))[counts].sum())
+            self.of += int(counts.sum())
+            yield part
+
+    @property
+    def share(self) -> float:
+        return self.same / self.of
+
+
 @pytest.fixture(scope="module")
-def llama_cpp(model: Path, oracle: Oracle) -> Closeness:
+def decided(oracle: Oracle) -> Decided:
+    """Of llama.cpp, once `llama_cpp` has run."""
+    return Decided(oracle)
+
+
+@pytest.fixture(scope="module")
+def llama_cpp(model: Path, oracle: Oracle, decided: Decided) -> Closeness:
     with Peer(model) as peer:
-        return compare(oracle.rows(), peer.logits(oracle.tokens))
+        return compare(oracle.rows(), decided.through(peer.logits(oracle.tokens)))
 
 
 def test_the_oracle_predicts_the_text(oracle: Oracle) -> None:
@@ -89,12 +123,15 @@ def test_as_close_to_float32_as_llama_cpp(
     model: Path,
     oracle: Oracle,
     llama_cpp: Closeness,
+    decided: Decided,
     record_property: Callable[[str, object], None],
 ) -> None:
     with LocalModel(model, ubatch=ubatch, ctx=len(oracle.tokens)) as llm:
-        found = compare(oracle.rows(), logits(llm, oracle.tokens))
+        ours = Decided(oracle)
+        found = compare(oracle.rows(), ours.through(logits(llm, oracle.tokens)))
     for name, value in (("mean_kl", found.mean_kl), ("bar", llama_cpp.mean_kl), ("top1", found.top1)):
         record_property(name, value)
-    print(f"ubatch {ubatch}: {found}; llama.cpp: {llama_cpp}")
+    print(f"ubatch {ubatch}: {found}, {ours.share:.4f}; llama.cpp: {llama_cpp}, {decided.share:.4f}")
     assert found.mean_kl <= MOST * llama_cpp.mean_kl
-    assert found.top1 >= llama_cpp.top1 - 0.01
+    assert ours.of > 0.8 * len(oracle.tokens)
+    assert ours.share >= decided.share - 0.01

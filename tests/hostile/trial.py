@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hetrun import LLM, SamplingParams
-from hetrun.cli import inspect
+from hetrun.cli.reports import inspect
 from hetrun.errors import BackendError, HetrunError, ModelFileError, OptionError, UserError
 from hetrun.executor import planned_model as models
 from hetrun.executor.steps import Chunk, Step

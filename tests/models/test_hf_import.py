@@ -339,7 +339,7 @@ def test_convert_says_what_llamacpp_could_not_run(row: Row, says: str, tmp_path:
 
 def test_dynamic_rope_is_refused_where_it_would_begin() -> None:
     row = next(r for r in cases_hf.LLAMA if r.name == "dynamic")
-    with pytest.raises(UserError, match="use --ctx 256 or less"):
+    with pytest.raises(UserError, match="use ctx=256 or less"):
         LLM(hf.folder(row), backends=["reference"], ctx=512)
 
 

@@ -107,7 +107,7 @@ def test_no_address_space_for_keys_and_values_is_no_fault_of_ours(
         raise OSError(ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr("hetrun.memory.kv.cache.mmap.mmap", full)
-    with pytest.raises(BudgetError, match="smaller --ctx"):
+    with pytest.raises(BudgetError, match="smaller ctx"):
         LLM(good, ctx=64)
 
 

@@ -259,7 +259,7 @@ def test_fewer_threads_where_they_are_faster() -> None:
     proposal = planner(forecast(cpu=crowded), "cpu").propose(static(), now())
     assert proposal is not None
     assert [proposal.plans.plans[b].threads for b in ("1", "257+")] == [1, 2]
-    assert "1 threads instead of 2" in proposal.reason
+    assert "1 thread instead of 2" in proposal.reason
 
 
 def test_one_kind_of_unit_may_run_elsewhere() -> None:

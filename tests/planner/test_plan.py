@@ -16,7 +16,19 @@ from hypothesis import strategies as st
 from hetrun.backend import Segment
 from hetrun.errors import OptionError
 from hetrun.graph import Op, Value
-from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, bucket_of, cut, make_plans, place
+from hetrun.planner.plan import (
+    BUCKETS,
+    BY_ORDER,
+    MEASURED,
+    Expected,
+    Placement,
+    Plan,
+    PlanSet,
+    bucket_of,
+    cut,
+    make_plans,
+    place,
+)
 from hetrun.planner.plan_file import load_plan
 from hetrun.planner.rates import Rates, Residence
 from tests.models.cases import GQA
@@ -249,6 +261,18 @@ def test_what_a_plan_promises() -> None:
     assert promised(replace(plans, weights=every, rates=Rates())) == (
         "weights: all 9 MiB in memory speed: unknown until it has been measured: the first run does that "
     )
+
+
+def test_a_plan_that_was_measured_does_not_rest_on_an_order() -> None:
+    plans = plan_set(GRAPH, {"": "a"}, ubatch=64)
+    first = f"{BY_ORDER} a > b"
+    placed = (Placement("", "a", first),)
+    plans = replace(plans, plans=make_plans(GRAPH, {b: (1, placed) for b in BUCKETS}))
+    assert first in plans.to_text()
+    times = {s.name: (0.01, None) for s in plans.plan(1).segments}
+    told = replace(plans, expected={b: Expected(1, 10, times) for b in BUCKETS}).to_text()
+    assert first not in told
+    assert MEASURED in told
 
 
 def promised(plans: PlanSet) -> str:

@@ -1,4 +1,4 @@
-"""What docs/adding-*.md write down, done: each page's package is built, installed and used."""
+"""What docs/adding-a-*.md write down, done: each page's package is built, installed and used."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ DOCS = ROOT / "docs"
 PAGES = ("backend", "model", "quant", "sampler", "endpoint", "planner")
 
 
-def page_of(kind: str) -> Path:
-    """Where the docs say how one is added."""
-    return DOCS / f"adding-{'an' if kind[0] in 'aeiou' else 'a'}-{kind}.md"
+def named(page: str) -> str:
+    """The file of a page."""
+    return f"adding-an-{page}.md" if page == "endpoint" else f"adding-a-{page}.md"
 
 
 Given = Callable[[str], Home]
@@ -52,12 +52,12 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> Given:
     if request.param == "together":
         home: Home = request.getfixturevalue("together")
         return lambda page: home
-    return lambda page: home_with(tmp_path, project_of(page_of(page), tmp_path / "projects"))
+    return lambda page: home_with(tmp_path, project_of(DOCS / named(page), tmp_path / "projects"))
 
 
 @pytest.mark.parametrize("page", ["backend", "model", "sampler", "endpoint", "planner"])
 def test_what_is_added_is_one_file_and_one_row(page: str) -> None:
-    files = blocks(page_of(page))
+    files = blocks(DOCS / named(page))
     (code,) = (name for name in files if name.endswith(".py"))
     assert files.keys() == {code, "pyproject.toml"}
     groups = [
@@ -76,8 +76,8 @@ def test_the_sampler_of_the_page_is_the_one_in_plugins() -> None:
 def test_every_page_is_there_and_the_list_of_plugins_leads_to_it() -> None:
     listed = (DOCS / "plugins.md").read_text()
     for page in PAGES:
-        assert (page_of(page)).is_file()
-        assert page == "quant" or f"({page_of(page).name})" in listed
+        assert (DOCS / named(page)).is_file()
+        assert page == "quant" or f"({named(page)})" in listed
 
 
 def test_the_page_on_plugins_has_every_group_every_hook_and_the_version() -> None:
@@ -93,7 +93,7 @@ def test_the_page_on_plugins_has_every_group_every_hook_and_the_version() -> Non
 def test_packages_use_what_the_page_lists_and_nothing_else() -> None:
     listed = set(re.findall(r"`(hetrun(?:\.[a-z_]+)*)`", (DOCS / "plugins.md").read_text()))
     code = [path.read_text() for path in PLUGINS.rglob("*.py")]
-    code += [t for page in PAGES for n, t in blocks(page_of(page)).items() if n.startswith("hetrun")]
+    code += [t for page in PAGES for n, t in blocks(DOCS / named(page)).items() if n.startswith("hetrun")]
     used = {name for text in code for node in ast.walk(ast.parse(text)) for name in imported(node)}
     assert len(code) > len(PAGES)
     assert {name for name in used if name.split(".")[0] == "hetrun"} <= listed
@@ -123,7 +123,7 @@ def home_of_all_pages(factory: pytest.TempPathFactory) -> Home:
     """Made once in a run. Nothing is measured in it: that is left to the clean ones."""
 
     def make(folder: Path) -> None:
-        made = [project_of(page_of(p), folder / "made") for p in PAGES if p != "quant"]
+        made = [project_of(DOCS / named(p), folder / "made") for p in PAGES if p != "quant"]
         bad = no_good(folder, "bad", "import no_such_thing\n", entry_points.API)
         old = no_good(folder, "old", "raise SystemExit(9)\n", entry_points.API - 1)
         home_with(folder, *made, bad, old)

@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 from tests.support.tiers import exhaustive
 
 FOLDERS = ("backends", "models", "tui")
-DATA = (".tcss", ".typed", ".cu", ".cuh", ".c", ".h", ".jinja", ".toml")
+DATA = (".tcss", ".typed", ".cu", ".cuh", ".c", ".h", ".jinja", ".toml", ".html")
 SKIPPED = (
     "build",
     "dist",

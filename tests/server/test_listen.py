@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import stat
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,11 +17,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hetrun.client.engine_client import LocalClient
+from hetrun.client.engine_client import LocalClient, WorkerClient
+from hetrun.client.model_catalog import Found
+from hetrun.client.model_pool import STOPPED, Shelf
+from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.server import listen
 from hetrun.server.app import create_app
 from hetrun.server.listen import Address, bind, check_exposure, serve, stop_on_signals, url
+from hetrun.server.request_log import RequestLog
 from tests.support.fakes import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -96,6 +102,7 @@ async def test_a_signal_ends_the_server_and_what_it_answers(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listen, "GRACE_S", 0)
+    monkeypatch.setattr(listen, "FAREWELL_S", 0)
     bound = bind(Address(port=0))
     stop, started = asyncio.Event(), asyncio.Event()
     stop_on_signals(stop)
@@ -113,6 +120,75 @@ async def test_a_signal_ends_the_server_and_what_it_answers(
     writer.close()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().remove_signal_handler(number)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_is_still_answered_when_it_stops_hears_why(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(listen, "GRACE_S", 0)
+    settings = Settings.resolve(environ={})
+    found = Found("fake", Path("/models/fake.gguf"), 1)
+    shelf = Shelf([found], lambda found, ram: WorkerClient(settings, engine="tests.support.fakes:FakeEngine"))
+    stop, started = asyncio.Event(), asyncio.Event()
+    with listen.listening(Address(port=0)) as bound:
+        running = asyncio.create_task(serve(create_app(shelf), bound, stop, started.set, shelf.close))
+        await started.wait()
+        async with httpx.AsyncClient(base_url=url(bound), timeout=30) as http:
+            if stream:
+                async with http.stream("POST", CHAT, json=asking("forever", stream=True)) as response:
+                    lines = (line async for line in response.aiter_lines() if line)
+                    while "ha " not in await anext(lines):
+                        pass
+                    stop.set()
+                    *_, last = [line async for line in lines]
+                    error = json.loads(last.removeprefix("data: "))["error"]
+            else:
+                whole = asyncio.create_task(http.post(CHAT, json=asking("forever")))
+                assert shelf.only
+                while not shelf.only.users:
+                    await asyncio.sleep(0.001)
+                stop.set()
+                answer = await whole
+                assert answer.status_code == 503
+                error = answer.json()["error"]
+            assert (error["message"], error["code"]) == (STOPPED, "engine_stopped")
+            await asyncio.wait_for(running, 20)
+
+
+@pytest.mark.parametrize(
+    ("everything", "paths"), [(False, [CHAT, "/nothing"]), (True, ["/health", CHAT, "/nothing"])]
+)
+async def test_requests_are_logged_in_one_form(
+    engine: FakeEngine, everything: bool, paths: list[str]
+) -> None:
+    lines: list[str] = []
+    log = RequestLog(lines.append, everything=everything)
+    transport = httpx.ASGITransport(create_app(LocalClient(engine), log=log))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        await http.get("/health")
+        await http.post(CHAT, json=asking("say secret"), params={"key": "secret"})
+        await http.get("/nothing%1b[2J")
+    log.close()
+    assert [line.split()[3].replace("\\x1b[2J", "") for line in lines] == paths
+    assert re.fullmatch(r"\d\d:\d\d:\d\d 127\.0\.0\.1 POST \S+ 200 \d+\.\d\d s", lines[-2])
+    assert " GET /nothing\\x1b[2J 404 " in lines[-1]
+    assert "secret" not in "".join(lines)
+
+
+async def test_a_log_that_nobody_reads_holds_up_no_request(engine: FakeEngine) -> None:
+    blocked = threading.Event()
+
+    def write(line: str) -> None:
+        blocked.wait()
+
+    log = RequestLog(write)
+    transport = httpx.ASGITransport(create_app(LocalClient(engine), log=log))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        for _ in range(3):
+            assert (await http.post(CHAT, json=asking("say x"))).status_code == 200
+    blocked.set()
+    log.close()
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

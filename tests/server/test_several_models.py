@@ -71,6 +71,8 @@ async def test_one_that_is_not_there(http: httpx.AsyncClient) -> None:
         refused = await http.post(path, json=asked(model="medium", prompt="?"))
         assert refused.status_code == 404
         assert refused.json()["error"]["code"] == "model_not_found"
+        said = "The model 'medium' does not exist here; this server has large, small"
+        assert refused.json()["error"]["message"] == said
     assert (await http.get("/v1/models/medium")).status_code == 404
     wrong = await http.post("/v1/chat/completions", json=asked(model=7))
     assert wrong.status_code == 400

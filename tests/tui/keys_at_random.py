@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -150,6 +150,19 @@ class Presses:
                 await chat.pilot.resize_terminal(width, height)
         await self._look(chat)
 
+    async def each(self, chat: Driver, fronts: Sequence[str]) -> None:
+        """Every key, with the focus on the box and behind each of these keys; and every command."""
+        await chat.exchange("say hello")
+        rounds: list[tuple[str, ...]] = [(key,) for key in (*PLAIN, *OTHERS)]
+        rounds += [(front, key) for front in fronts for key in (*PLAIN, *OTHERS)]
+        rounds += [("escape", *self._typed(f"/{command.name}"), "enter") for command in COMMANDS]
+        for keys in rounds:
+            self.pressed += [*keys, "escape", "escape"]
+            await chat.press(*keys, "escape", "escape")
+            if len(self.pressed) % 5 == 0:
+                await self._look(chat)
+        await self._look(chat)
+
     def _some(self, chat: Driver) -> Iterator[str]:
         """One key, or a text with what belongs to it."""
         chance = self._chance.random()
@@ -201,9 +214,22 @@ def _has_room(chat: Driver, box: Region) -> bool:
     return box.height >= 3 and box.bottom <= below and box.right <= chat.app.size.width
 
 
-async def press_at_random(seed: int, presses: int, size: tuple[int, int], folder: Path) -> Presses:
-    """Press keys at random; an AssertionError says what went wrong, and behind which keys."""
+async def press_at_random(seed: int, presses: int, size: tuple[int, int], folder: Path) -> None:
+    """Press so many keys at random."""
     keys = Presses(seed, folder)
+    await _press(keys, lambda chat: keys.run(chat, presses), size, folder)
+
+
+async def press_each(fronts: Sequence[str], size: tuple[int, int], folder: Path) -> None:
+    """Press every key, and send every command."""
+    keys = Presses(1, folder)
+    await _press(keys, lambda chat: keys.each(chat, fronts), size, folder)
+
+
+async def _press(
+    keys: Presses, run: Callable[[Driver], Awaitable[None]], size: tuple[int, int], folder: Path
+) -> None:
+    """An AssertionError says what went wrong, and after which keys."""
     place = folder / "conversations.db"
     engine = FakeEngine(pace_s=0.0005)
 
@@ -220,11 +246,11 @@ async def press_at_random(seed: int, presses: int, size: tuple[int, int], folder
         async with app.run_test(size=size) as pilot:
             chat = Driver(app, pilot)
             await chat.until(lambda: chat.screen.info is not None)
-            await keys.run(chat, presses)
+            await run(chat)
             said = dict(kept.users_said)
             del app.exit  # it leaves now
     except BaseException as error:
-        raise AssertionError(f"seed {seed}, behind {keys.pressed[-80:]}: {_reports(folder)}") from error
+        raise AssertionError(f"after {keys.pressed[-80:]}: {_reports(folder)}") from error
     finally:
         await asyncio.to_thread(engine.close)
     beside = Store(place)
@@ -236,8 +262,7 @@ async def press_at_random(seed: int, presses: int, size: tuple[int, int], folder
     }
     beside.close()
     assert said.items() <= found.items(), f"lost: {said.items() - found.items()}"
-    assert not (reports := _reports(folder)), f"beside an answer, behind {keys.pressed[-80:]}: {reports}"
-    return keys
+    assert not (reports := _reports(folder)), f"beside an answer, after {keys.pressed[-80:]}: {reports}"
 
 
 def _reports(folder: Path) -> list[str]:

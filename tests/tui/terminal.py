@@ -70,6 +70,13 @@ class Terminal:
             time.sleep(0.05)
         return screen
 
+    def until_gone(self, text: str) -> None:
+        """Wait until a text is not on the screen any more."""
+        end = time.monotonic() + PATIENCE_S
+        while text in (screen := self.screen):
+            assert time.monotonic() < end, f"{text!r} did not go:\n{screen}"
+            time.sleep(0.05)
+
     def ended(self) -> bool:
         return self._tmux("display-message", "-p", "#{pane_dead}").strip() == "1"
 

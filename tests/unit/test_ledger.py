@@ -304,3 +304,11 @@ def test_helpers_are_processes_that_this_one_has_started() -> None:
     assert 16 * MIB < grown < 40 * MIB
     assert everybody > grown + before
     assert without < before + 8 * MIB
+
+
+def test_a_limit_below_what_is_in_use_is_told_with_the_way_out() -> None:
+    wanted = Granted(200 << 20, "--ram 200 MiB")
+    assert str(wanted.below_use(416 << 20, f"Start again with {wanted.as_option}")) == (
+        "416 MiB are in use, with room for one answer as long as the context, so the limit cannot go down to "
+        "200 MiB while the model runs. Start again with --ram 200MiB"
+    )

@@ -26,13 +26,20 @@ LOW, GAPS = 20, 3  # a screen of fewer lines shows dialogs without so many that 
 class Dialog(ModalScreen[T]):
     """A screen in front of the chat. It closes if what it does fails in a way that nobody expected."""
 
+    AUTO_FOCUS = ""  # each says what has the focus, and nothing scrolls for another widget before
     AROUND = 0  # lines that are no part of its body
 
+    def on_mount(self) -> None:
+        self._fit(self.app.size.height)  # its first size may have come before there was a body
+
     def on_resize(self, event: events.Resize) -> None:
+        self._fit(event.size.height)
+
+    def _fit(self, height: int) -> None:
         """Where a dialog is as high as its body, that has what the rest leaves of the screen."""
         for body in self.query(".fitting .body"):
-            around = self.AROUND - GAPS * (event.size.height < LOW)
-            body.styles.max_height = max(event.size.height * SHARE // 100 - around, 3)
+            around = self.AROUND - GAPS * (height < LOW)
+            body.styles.max_height = max(height * SHARE // 100 - around, 3)
 
     def leave(self, result: T | None = None) -> None:
         """Close, once: a second key, or the mouse, may ask for it before it is gone."""
@@ -71,7 +78,7 @@ class Ask(Dialog[str | None]):
                 yield Button("Cancel", id="cancel", compact=True)
 
     def on_mount(self) -> None:
-        self._input.focus()
+        self.set_focus(self._input, scroll_visible=False)
 
     @on(Input.Submitted)
     @on(Button.Pressed, "#ok")
@@ -114,7 +121,7 @@ class Choose(Dialog[str | None]):
 
     def on_mount(self) -> None:
         found = self.query_one(OptionList)
-        found.focus()
+        self.set_focus(found, scroll_visible=False)
         names = [choice.name for choice in self._choices]
         found.highlighted = names.index(self._chosen) if self._chosen in names else 0
 
@@ -154,7 +161,7 @@ class Read(Dialog[None]):
             yield Static(keys, classes="keys", markup=False)
 
     def on_mount(self) -> None:
-        self.query_one(VerticalScroll).focus()
+        self.set_focus(self.query_one(VerticalScroll), scroll_visible=False)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return bool(self._copied) if action == "copy" else True

@@ -77,7 +77,7 @@ class SettingsScreen(Dialog[Chosen | None]):
                 yield Button("Cancel", id="cancel", compact=True)
 
     def on_mount(self) -> None:
-        self.query_one("#system").focus()
+        self.set_focus(self.query_one("#system"), scroll_visible=False)
         self._show_others()
 
     def _show_others(self) -> None:

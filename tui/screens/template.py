@@ -42,7 +42,7 @@ class TemplateScreen(Dialog[None]):
             yield Static("Esc closes, Tab shows the template itself, y copies", classes="keys", markup=False)
 
     def on_mount(self) -> None:
-        self.query_one(TextArea).focus()
+        self.set_focus(self.query_one(TextArea), scroll_visible=False)
         self._render_prompt()
 
     @work(exit_on_error=False)

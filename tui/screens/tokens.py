@@ -84,7 +84,7 @@ class TokensScreen(Dialog[Continue | None]):
             )
 
     def on_mount(self) -> None:
-        self.query_one(OptionList).focus()
+        self.set_focus(self.query_one(OptionList), scroll_visible=False)
         self._compute()
 
     @work(exit_on_error=False)

@@ -83,7 +83,7 @@ class WhatIfScreen(Dialog[dict[str, object] | None]):
                 yield Button("Close", id="close", compact=True)
 
     def on_mount(self) -> None:
-        self.query_one(Knob).focus()
+        self.set_focus(self.query_one(Knob), scroll_visible=False)
         self._ask()
 
     @property
@@ -166,25 +166,28 @@ def typed_size(nbytes: int) -> str:
 
 def compared(now: Foreseen, then: Foreseen, width: int, measured: float = 0.0) -> Content:
     """A table of what is and what would be."""
-    rows: list[tuple[str, str, str]] = [
-        ("context", f"{now.context:,}", f"{then.context:,}"),
-        *_speeds(now, then),
-        ("from disk each pass", _size(now.streamed_bytes), _size(then.streamed_bytes)),
-    ]
+    speeds = [("context", f"{now.context:,}", f"{then.context:,}"), *_speeds(now, then)]
+    rows = [("from disk each pass", _size(now.streamed_bytes), _size(then.streamed_bytes))]
     for name in dict.fromkeys([*now.memory, *then.memory]):
         rows.append((name, _size(now.memory.get(name, 0)), _size(then.memory.get(name, 0))))
     for device in dict.fromkeys([*now.devices, *then.devices]):
         mine, other = now.devices.get(device, {}), then.devices.get(device, {})
         for name in dict.fromkeys([*mine, *other]):
             rows.append((f"{device}: {name}", _size(mine.get(name, 0)), _size(other.get(name, 0))))
-    name_width = min(max(len(name) for name, _, _ in rows), max(width - 26, 12))
+    name_width = min(max(len(name) for name, _, _ in (*speeds, *rows)), max(width - 26, 12))
     lines = [Content.styled(f"{'':<{name_width}}  {'now':>11} {'then':>11}", "bold")]
-    for name, a, b in rows:
-        line = Content(f"{name[:name_width]:<{name_width}}  {a:>11} ")
-        lines.append(line + Content.styled(f"{b:>11}", "$text-primary bold" if a != b else ""))
+    lines += [_row(row, name_width) for row in speeds]
     lines += [Content.styled(note, "dim") for note in _of_speeds(now, then, measured)]
-    lines += [Content.styled(visible(note), "dim") for note in then.notes]
+    lines += [_row(row, name_width) for row in rows]
+    told = [note for note in then.notes if not note.startswith("speeds are unknown")]  # that is said above
+    lines += [Content.styled(visible(note), "dim") for note in told]
     return Content("\n").join(lines)
+
+
+def _row(row: tuple[str, str, str], name_width: int) -> Content:
+    name, a, b = row
+    line = Content(f"{name[:name_width]:<{name_width}}  {a:>11} ")
+    return line + Content.styled(f"{b:>11}", "$text-primary bold" if a != b else "")
 
 
 def _speeds(now: Foreseen, then: Foreseen) -> list[tuple[str, str, str]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from time import perf_counter
 
-from hetrun.errors import BudgetError
 from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.ledger import Books, Granted
@@ -63,10 +62,8 @@ class InMemory:
         self.look()
         others = self._books.total - self._limit
         if (needed := others + self._kv.least_bytes) > granted.nbytes:
-            raise BudgetError(
-                f"{granted.words} is too little now: what is in use needs {-(-needed >> 20)} MiB; "
-                "opened again with less, a model has weights come from disk"
-            )
+            mend = f"Start again with {granted.as_option}: then part of the weights is read from disk"
+            raise granted.below_use(needed, mend)
         self._books.granted = granted
         self._most = max(self._kv.least_bytes, self._kv_of_all(granted.nbytes - others))
         self._share()

@@ -9,7 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hetrun.server.errors import ApiError
 
-OPEN = frozenset({"/health", "/v1/health"})  # a supervisor that only asks whether we live needs no key
+# A supervisor that only asks whether we live needs no key, nor does the page, in which one is typed.
+OPEN = frozenset({"/", "/health", "/v1/health"})
 
 
 class RequireKey:

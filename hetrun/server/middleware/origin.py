@@ -30,11 +30,14 @@ class Guard:
     """Middleware: refuses requests to other hosts, and those of pages that are not `origins`.
 
     `hosts`: names that lead here, besides addresses of this machine alone; None: any, because others
-    than browsers decide who comes in (a key, or who may open a Unix socket).
+    than browsers decide who comes in (a key, or who may open a Unix socket). `keyed`: a key is asked for.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str] | None, origins: Iterable[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, hosts: Iterable[str] | None, origins: Iterable[str], keyed: bool = False
+    ) -> None:
         self._app = app
+        self._keyed = keyed
         self._hosts = None if hosts is None else frozenset(map(str.lower, hosts))
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
 
@@ -68,8 +71,12 @@ class Guard:
     def _wrong_origin(self, origin: str | None, headers: Headers) -> ApiError | None:
         if origin is None or ANY in self._origins or origin.lower() in self._origins:
             return None
-        # A page of our own, as the browser sees it; whether that host is us was looked at before.
-        if self._hosts is not None and origin.lower() == f"http://{headers.get('host', '').lower()}":
+        # A page of our own, as the browser sees it: whether that host is us was looked at before, or the key
+        # says that it is, which a page whose name was made to lead here does not have.
+        host = headers.get("host", "").lower()
+        if self._hosts is not None and origin.lower() == f"http://{host}":
+            return None
+        if self._keyed and origin.lower() in (f"http://{host}", f"https://{host}"):
             return None
         message = (
             f"Pages of {origin[:80]!r} may not use this server: start it with --cors-origin to allow them"

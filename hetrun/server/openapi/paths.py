@@ -152,6 +152,13 @@ OPERATIONS = (
     ),
     Operation(("/metrics",), "get", "Numbers for Prometheus", {"text/plain": STRING}, statuses=ENGINE),
     Operation(
+        ("/",),
+        "get",
+        "A page with a chat for browsers, addresses for others",
+        {"text/html": STRING, "text/plain": STRING},
+        open=True,
+    ),
+    Operation(
         ("/health", "/v1/health"),
         "get",
         "Whether requests are answered",

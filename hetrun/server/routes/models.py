@@ -34,15 +34,15 @@ async def meant(said: Mapping[str, object], service: Service) -> Service:
         raise wrong_type("model", "a string", name)
     if isinstance(service.client, Shelf):
         return replace(service, client=_of_several(name, service.client))
-    if name is not None and service.strict and not answers_to(await service.info(), name):
-        raise not_found(name)
+    if name is not None and service.strict and not answers_to(info := await service.info(), name):
+        raise not_found(name, [info.id])
     return service
 
 
 def _of_several(name: str | None, shelf: Shelf) -> OnDemand:
     if name is not None:
         if (model := shelf.find(name)) is None:
-            raise not_found(name)
+            raise not_found(name, list(shelf.models))
         return model
     if shelf.usual is None:
         message = (
@@ -62,7 +62,7 @@ def engines(client: ChatClient) -> list[ChatClient]:
 def routes(service: Service) -> list[Route]:
     def described(name: str, client: ChatClient, info: ModelInfo | None) -> Json:
         model: Json = {"id": name, "object": "model", "created": service.created, "owned_by": "hetrun"}
-        return model | {"status": {"value": _status(client)}, "meta": _meta(info) if info else None}
+        return model | {"status": {"value": status_of(client)}, "meta": _meta(info) if info else None}
 
     async def all_of_them() -> list[Json]:
         shelf = service.client
@@ -81,14 +81,14 @@ def routes(service: Service) -> list[Route]:
             return JSONResponse(described(model.found.name, model, model.known))
         info = await service.info()
         if not answers_to(info, name):
-            raise not_found(name)
+            raise not_found(name, [info.id])
         return JSONResponse(described(info.id, service.client, info))
 
     # A model's name may hold a slash.
     return [Route("/v1/models", listed), Route("/models", listed), Route("/v1/models/{name:path}", one)]
 
 
-def _status(client: ChatClient) -> str:
+def status_of(client: ChatClient) -> str:
     """In the words of llama.cpp's router."""
     if not engines(client):
         return "unloaded"

@@ -85,8 +85,13 @@ class Reader:
         if line.whole and not data.strip():
             return None
         self._kind = self._kind or ("json" if data.lstrip().startswith(b"{") else "text")
-        digest = hashlib.blake2b(self._for_all.digest + data, digest_size=6).hexdigest()
-        ask = Ask(self._index, line.number, digest, self._shape or "own")
+        ask = self._asked_in(line, data)
+        # What is wrong with a line does not depend on the model, which may not even be loaded.
+        own = data if ask.fault else self._for_all.digest + data
+        return replace(ask, digest=hashlib.blake2b(own, digest_size=6).hexdigest())
+
+    def _asked_in(self, line: Line, data: bytes) -> Ask:
+        ask = Ask(self._index, line.number, "", self._shape or "own")
         self._index += 1
         if not line.whole:
             return replace(ask, fault=f"the line is longer than {MOST_LINE >> 20} MiB")

@@ -43,7 +43,8 @@ def main(settings: Settings, options: BenchOptions) -> None:
     _warn_if_busy()
     with _progress() as tell:
         rows = run(settings, options, tell)
-        if settings.precision is None and rows[0].precision:  # what the other one costs, or brings
+        # One sample is a quick look at what is in force, not at what the other precision costs or brings.
+        if settings.precision is None and rows[0].precision and options.rounds > 1:
             rows += run(settings, replace(options, vs=None, vs_threads=None), tell, _other(rows[0].precision))
     if options.output == "json":
         print(to_json(rows, options.explain))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hetrun.cli.output import in_json
+from hetrun.cli.output import in_json, size
 from hetrun.errors import printable
 from hetrun.loader import expert_names, tensor_list
 from hetrun.loader.formats.gguf_file import StringArray, Value
@@ -233,17 +233,3 @@ def _line(value: Value | Setting) -> str:
 
 def _cut(line: str) -> str:
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
-
-
-def size(n: float) -> str:
-    """Bytes as people say them."""
-    for unit in ("B", "kB", "MB"):
-        if n < 999.5:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{_three(n)} {unit}"
-        n /= 1000
-    return f"{_three(n)} GB"
-
-
-def _three(n: float) -> str:
-    """Three digits that count."""
-    return f"{n:.{max(0, 2 - int(math.log10(n)))}f}" if n else "0"

@@ -1,0 +1,1 @@
+"""Commands that tell of models and of the machine, and change nothing."""

@@ -1,0 +1,142 @@
+"""`hetrun ps` and `hetrun stop`: this user's running servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from urllib.parse import urlsplit
+
+from hetrun.cli.output import in_json, say
+from hetrun.client import local_servers
+from hetrun.client.local_servers import RunningServer, ServedModel
+from hetrun.errors import OptionError, UserError
+from hetrun.system.terminal_text import visible
+from hetrun.system.units import size_in_words
+
+HEAD = ("MODEL", "ADDRESS", "MEMORY", "SINCE", "REQUESTS", "PID")
+SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def print_servers(as_json: bool) -> None:
+    """The servers of this user, a model in each line."""
+    servers = local_servers.running_servers()
+    if as_json:
+        print(in_json([as_object(server) for server in servers], indent=1))
+        return
+    if not servers:
+        say("no server of yours is running; hetrun serve starts one")
+        return
+    rows = [HEAD, *(row for server in servers for row in rows_of(server))]
+    wide = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip())
+
+
+def as_object(server: RunningServer) -> dict[str, object]:
+    """What `ps --json` prints of a server."""
+    if server.facts is None:
+        return {"pid": server.pid, "socket": str(server.socket), "error": server.why_not}
+    facts = asdict(server.facts)
+    del facts["options"]
+    for model in facts["models"]:
+        del model["identity"]
+    return facts | {"socket": str(server.socket)}
+
+
+def rows_of(server: RunningServer) -> Iterator[tuple[str, ...]]:
+    """A row for each model; those that are not loaded share one."""
+    facts = server.facts
+    if facts is None:
+        yield ("?", "?", "", "", visible(server.why_not), str(server.pid or "?"))
+        return
+    where, since, pid = visible(facts.address), ago(time.time() - facts.since), str(facts.pid)
+    shown = [model for model in facts.models if model.status != "unloaded"]
+    for model in shown:
+        yield (visible(model.name), where, memory_of(model), since, str(model.requests), pid)
+    if asleep := [model.name for model in facts.models if model.status == "unloaded"]:
+        name = asleep[0] if len(asleep) == 1 else f"{len(asleep)} models"
+        yield (visible(name), where, "not loaded", since, "0", pid)
+
+
+def memory_of(model: ServedModel) -> str:
+    """What it takes, or how far it is."""
+    if model.status == "loading":
+        return f"loading {model.progress:.0%}"
+    if model.status != "loaded":
+        return visible(model.status)
+    return size_in_words(model.memory) if model.memory else "?"
+
+
+def ago(seconds: float) -> str:
+    """A span of time: 5 s, 12 min, 3 h, 2 d."""
+    size, unit = next((span for span in SPANS if seconds >= span[0]), (1, "s"))
+    return f"{max(seconds, 0) // size:.0f} {unit}"
+
+
+def stop_servers(name: str | None, all_of_them: bool) -> None:
+    """Stop one server, or all."""
+    if name is not None and all_of_them:
+        raise OptionError(f"{name} and --all are both given: take one of them")
+    servers = local_servers.running_servers()
+    if not servers:
+        raise UserError("no server of yours is running")
+    for server in servers if all_of_them else [meant(name, servers)]:
+        if server.facts is None:
+            mend = f"; to end it: kill {server.pid}" if server.pid else ""
+            raise UserError(f"the server at {server.socket}: {server.why_not}{mend}")
+        local_servers.stop(server)
+        say(f"stopped {names(server)} on {server.facts.address}")
+
+
+def meant(name: str | None, servers: Sequence[RunningServer]) -> RunningServer:
+    """The server that a word on the command line means."""
+    found = list(servers) if name is None else [server for server in servers if called(name, server)]
+    if len(found) == 1:
+        return found[0]
+    listed = "; ".join(f"{names(server)} on {address_of(server)}, pid {server.pid}" for server in servers)
+    if not found:
+        for server in servers:
+            if server.facts and name in [model.name for model in server.facts.models]:
+                mend = f"hetrun stop {server.pid} stops the server"
+                raise UserError(f"{name} is one of {names(server)}, and all would go: {mend}")
+        raise UserError(f"no server of yours is called {name}. Running: {listed}")
+    raise UserError(
+        f"{len(found)} servers could be meant: give an address or a pid, or --all. Running: {listed}"
+    )
+
+
+def called(name: str, server: RunningServer) -> bool:
+    """Whether it is this server's pid, address or only model; of several models none stands for all."""
+    if name == str(server.pid):
+        return True
+    facts = server.facts
+    if facts is None:
+        return False
+    models = [model.name for model in facts.models]
+    return place(name) == place(facts.address) or models == [name.removesuffix(".gguf")]
+
+
+def place(address: str) -> str:
+    """An address without what may be left out: a port alone is one on this machine."""
+    if address.startswith("unix:"):
+        return address
+    try:
+        found = urlsplit(address if "://" in address else f"http://{address}")
+        host, port = found.hostname or "", found.port
+    except ValueError:
+        return address
+    if address.isdecimal():
+        host, port = "127.0.0.1", int(address)
+    return f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
+
+
+def names(server: RunningServer) -> str:
+    """The models of a server, in words."""
+    models = server.facts.models if server.facts else ()
+    return visible(models[0].name) if len(models) == 1 else f"{len(models)} models"
+
+
+def address_of(server: RunningServer) -> str:
+    """Where it listens."""
+    return visible(server.facts.address) if server.facts else "an unknown address"

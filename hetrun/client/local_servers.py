@@ -1,0 +1,237 @@
+"""This user's servers on this machine, each with a private socket in the runtime folder.
+
+Only this user may enter the folder, so whoever answers there is a server of this user: no file says what is
+running, no process is known by its number alone, and no key is asked for. A socket on which nobody listens is
+what a killed server left; it is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import stat
+import struct
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from hetrun import __version__
+from hetrun.client.event_json import event_of, request_as_json
+from hetrun.client.events import Event, GenerateRequest
+from hetrun.client.http_client import Broken, RemoteClient
+from hetrun.client.openai_format import read
+from hetrun.config import Settings, runtime_dir
+from hetrun.errors import EngineStopped, HetrunError, UserError
+
+SERVER, STOP, GENERATE = "/server", "/stop", "/generate"  # what a private socket answers
+SUFFIX = ".sock"
+ANSWER_S = 3.0  # for a look at a server
+HASTE_S = 1.0  # the same for who can do without
+MOST_STOP_S = 60.0  # a server may have prompts to write
+LOOK_S = 0.05  # between two looks at one that stops
+# Options that change what a model answers, or how much it can be asked.
+ALIKE = (
+    *("ctx", "kv_type", "precision", "deterministic", "backends", "vram", "spec", "planner", "plan"),
+    *("streaming", "chat_template"),
+)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model of a server, and what it has to do."""
+
+    name: str
+    identity: str  # of its files, when they were loaded
+    status: str  # loading, loaded, unloaded, failed
+    progress: float
+    memory: int  # bytes in use; 0: not known
+    budget: int | None  # bytes that it may take
+    requests: int
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a server says of itself on its private socket."""
+
+    version: str
+    pid: int
+    address: str
+    since: float  # seconds since 1970
+    needs_key: bool
+    options: Mapping[str, str]  # `alike` of its settings
+    models: tuple[ServedModel, ...]
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server and its private socket."""
+
+    socket: Path
+    pid: int  # by the system's word
+    facts: ServerFacts | None = field(default=None)  # None: it does not answer
+    why_not: str = ""
+
+
+def alike(settings: Settings) -> dict[str, str]:
+    """The options that must be the same for the same answers, as text."""
+    return {name: str(getattr(settings, name)) for name in ALIKE}
+
+
+# --- of a server
+
+
+@contextmanager
+def private_socket() -> Iterator[socket.socket]:
+    """A listening socket in the runtime folder, which has gone with the block; OSError or UserError says why
+    there can be none."""
+    name = f"{os.getpid()}-{secrets.token_hex(4)}"
+    folder = _folder(create=True)
+    begun, path = folder / f".{name}", folder / f"{name}{SUFFIX}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(begun))  # only its owner comes into the folder
+        begun.chmod(0o600)
+        listener.listen()
+        begun.rename(path)  # whoever finds it finds somebody who listens
+        yield listener
+    finally:
+        listener.close()
+        for one in (begun, path):
+            one.unlink(missing_ok=True)
+
+
+def _folder(create: bool = False) -> Path:
+    """The folder of sockets; UserError if others may have made what is in it."""
+    folder = runtime_dir()
+    if create:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UserError(f"{folder} must be a folder that you own and nobody else can open (chmod 700)")
+    return folder
+
+
+# --- of who looks for servers
+
+
+class PrivateClient(RemoteClient):
+    """A server on its private socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"unix:{path}")
+
+    async def facts(self) -> ServerFacts:
+        """What it says of itself."""
+        said = await self._asked("GET", SERVER)
+        try:
+            facts: ServerFacts = read(ServerFacts, said)
+        except ValueError as error:
+            raise Broken(f"it says what is not understood: {error}; its version may be another one") from None
+        return facts
+
+    async def stop(self) -> None:
+        """Ask it to stop."""
+        await self._asked("POST", STOP, {})
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """The events of a request, as the engine there gives them; whatever goes wrong is the last one."""
+        try:
+            body = {"model": model, "request": request_as_json(request)}
+            async with aclosing(self._lines(GENERATE, body)) as lines:
+                async for line in lines:
+                    event = event_of(self._parsed(line))
+                    yield event
+                    if event.last:
+                        return
+            raise Broken("the server broke off in the middle of its answer; ask again")
+        except (HetrunError, ValueError) as error:
+            yield Event("error", error=error if isinstance(error, HetrunError) else EngineStopped(str(error)))
+
+
+def running_servers(within_s: float = ANSWER_S) -> list[RunningServer]:
+    """This user's servers, the oldest first; sockets on which nobody listens are removed. One that does not
+    answer so soon is told as such."""
+    try:
+        folder = _folder()
+        paths = [p for p in folder.iterdir() if p.suffix == SUFFIX and _is_ours(p)]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    return asyncio.run(_looked_at(paths, within_s)) if paths else []
+
+
+def _is_ours(path: Path) -> bool:
+    with suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.getuid()
+    return False
+
+
+async def _looked_at(paths: list[Path], within_s: float) -> list[RunningServer]:
+    found = await asyncio.gather(*(_look(path, within_s) for path in paths))
+    return sorted(filter(None, found), key=lambda s: (s.facts.since if s.facts else 0.0, s.pid))
+
+
+async def _look(path: Path, within_s: float) -> RunningServer | None:
+    """Nothing if nobody listens there."""
+    try:
+        pid = await asyncio.to_thread(_listener, path, within_s)
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)
+        return None
+    except OSError as error:
+        return RunningServer(path, 0, None, error.strerror or str(error))
+    try:
+        async with asyncio.timeout(within_s):
+            return RunningServer(path, pid, await PrivateClient(path).facts())
+    except TimeoutError:
+        return RunningServer(path, pid, None, f"it does not answer within {within_s:g} s")
+    except HetrunError as error:
+        return RunningServer(path, pid, None, str(error))
+
+
+def _listener(path: Path, within_s: float) -> int:
+    """The process that listens there; 0 where the system does not say."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(within_s)
+        probe.connect(str(path))
+        if not hasattr(socket, "SO_PEERCRED"):
+            return 0
+        found = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", found)[0])
+
+
+def with_model(identity: str, settings: Settings) -> tuple[RunningServer, ServedModel] | None:
+    """A server that has loaded these files with options that give the same answers."""
+    wanted = alike(settings)
+    for server in running_servers(HASTE_S):
+        facts = server.facts
+        if facts is None or facts.version != __version__ or facts.options != wanted:
+            continue
+        for model in facts.models:
+            if identity and model.identity == identity and model.status == "loaded":
+                return server, model
+    return None
+
+
+def stop(server: RunningServer) -> None:
+    """Stop a server, and wait until it has given its memory back; UserError if it does not."""
+    asyncio.run(_stopped(server))
+
+
+async def _stopped(server: RunningServer) -> None:
+    with suppress(Broken):  # it may be gone before it has answered
+        await PrivateClient(server.socket).stop()
+    begun = monotonic()
+    while monotonic() - begun < MOST_STOP_S:
+        try:
+            await asyncio.to_thread(_listener, server.socket, ANSWER_S)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except OSError:
+            continue  # busy with its end
+        await asyncio.sleep(LOOK_S)
+    raise UserError(f"the server with pid {server.pid} was asked to stop and is still there")
