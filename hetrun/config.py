@@ -80,7 +80,7 @@ class Settings:
     ctx: int | None = field(
         default=None,
         metadata=option(
-            "context: most tokens of prompt and answer",
+            "context: most tokens of prompt and answer together",
             option_types.integer(1),
             "-c",
             "--ctx",
@@ -90,16 +90,19 @@ class Settings:
     ram: int | None = field(
         default=None,
         metadata=option(
-            "most memory, as 2GiB or 50%", option_types.memory, "--ram", shows="what is free minus a margin"
+            "memory limit, such as 2GiB or 50%",
+            option_types.memory,
+            "--ram",
+            shows="what is free, less a margin",
         ),
     )
     vram: int | None = field(
         default=None,
         metadata=option(
-            "most memory on each GPU, as 8GiB; 0: use none",
+            "memory limit of each GPU, such as 8GiB; 0: use none",
             option_types.size(0),
             "--vram",
-            shows="what is free minus a margin",
+            shows="what is free, less a margin",
         ),
     )
     threads: int | None = field(
@@ -115,7 +118,7 @@ class Settings:
     precision: str | None = field(
         default=None,
         metadata=option(
-            "exact: close to the model; fast: activations of 8 bits, as others have them",
+            "exact: close to the model; fast: 8-bit activations, as in llama.cpp",
             option_types.choice("exact", "fast"),
             "--precision",
             shows="exact with AMX, else fast",
@@ -124,8 +127,9 @@ class Settings:
     spec: str = field(
         default="auto",
         metadata=option(
-            "guess several tokens and verify them at once: off, lookup (from the text itself), mtp (by the "
-            "block inside the file), draft:MODEL, or auto: where that is faster and gives the same text",
+            "speculation: predict several tokens and verify them together: off, lookup (from the text "
+            "itself), mtp (a block in the model's file), draft:MODEL, or auto: if that is faster and gives "
+            "the same text",
             option_types.speculation,
             "--spec",
         ),
@@ -133,7 +137,7 @@ class Settings:
     ubatch: int | None = field(
         default=None,
         metadata=option(
-            "most tokens in one step", option_types.integer(1, 1 << 20), "--ubatch", shows="planned"
+            "tokens in one step, at most", option_types.integer(1, 1 << 20), "--ubatch", shows="planned"
         ),
     )
     kv_type: str = field(
@@ -149,7 +153,7 @@ class Settings:
     planner: str = field(
         default="measured",
         metadata=option(
-            "how plans are made: measured, static: by a fixed order, or a package's",
+            "how plans are made: measured, static (a fixed order), or a package's name",
             option_types.choice("measured", "static", group="planners"),
             "--planner",
         ),
@@ -157,7 +161,7 @@ class Settings:
     streaming: str = field(
         default="balanced",
         metadata=option(
-            f"for experiments: how weights that do not fit come from disk: {', '.join(STREAMING)}",
+            f"for experiments: how weights that don't fit are read from disk: {', '.join(STREAMING)}",
             option_types.choice(*STREAMING),
             "--streaming",
         ),
@@ -168,7 +172,7 @@ class Settings:
     prompt_cache: Path | None = field(
         default=None,
         metadata=option(
-            "file that keeps computed prompts for the next time",
+            "file that keeps computed prompts for the next run",
             option_types.path,
             "--prompt-cache",
             shows="none",
@@ -177,7 +181,7 @@ class Settings:
     max_tokens: int | None = field(
         default=None,
         metadata=option(
-            "most tokens of an answer, -1: no limit",
+            "length limit of an answer, in tokens; -1: none",
             option_types.answer_length,
             "-n",
             "--max-tokens",
@@ -187,7 +191,10 @@ class Settings:
     temperature: float | None = field(
         default=None,
         metadata=option(
-            "0 is greedy", option_types.number(0), "--temp", shows="the model's own, else 0.8 (server 1)"
+            "sampling temperature; 0: greedy",
+            option_types.number(0),
+            "--temp",
+            shows="the model's own, else 0.8 (server 1)",
         ),
     )
     seed: int | None = field(
@@ -227,7 +234,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "further name that leads to this server; may be repeated",
+            "additional host name of this server; may be repeated",
             option_types.names,
             "--allowed-host",
             shows="this machine's own",
@@ -236,7 +243,7 @@ class Settings:
     cors_origins: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "web page that may use the server, as https://example.com, or *; may be repeated",
+            "web page that may use the server, such as https://example.com, or *; may be repeated",
             option_types.origins,
             "--cors-origin",
             shows="none",
@@ -259,12 +266,12 @@ class Settings:
     )
     models_max: int = field(
         default=4,
-        metadata=option("models loaded at a time", option_types.integer(1, 1000), "--models-max"),
+        metadata=option("models loaded at the same time", option_types.integer(1, 1000), "--models-max"),
     )
     sleep_idle: float | None = field(
         default=None,
         metadata=option(
-            "seconds without a request behind which a model gives its memory back",
+            "seconds without a request after which a model is unloaded",
             option_types.number(0.1),
             "--sleep-idle",
             shows="never",
@@ -276,16 +283,16 @@ class Settings:
     tool_parser: str = field(
         default="auto",
         metadata=option(
-            "how the model writes calls of tools: none, auto or a name",
+            "format of the model's tool calls: none, auto or a name",
             option_types.choice(*TOOL_PARSERS),
             "--tool-parser",
-            shows="auto: as its template says",
+            shows="auto: from its template",
         ),
     )
     reasoning_format: str = field(
         default="auto",
         metadata=option(
-            "where thoughts go: auto, none (the text), deepseek (reasoning_content)",
+            "where reasoning goes: auto, none (the text), deepseek (reasoning_content)",
             option_types.choice("auto", "none", "deepseek"),
             "--reasoning-format",
         ),
@@ -293,7 +300,7 @@ class Settings:
     url: str | None = field(
         default=None,
         metadata=option(
-            "a running server that answers, as http://localhost:8080 or unix:PATH",
+            "let a running server answer, such as http://localhost:8080 or unix:PATH",
             option_types.text,
             "--url",
             shows="none",
@@ -302,7 +309,7 @@ class Settings:
     no_server: bool = field(
         default=False,
         metadata=option(
-            "load the model here, even if a server of yours has it", option_types.boolean, "--no-server"
+            "load the model, even if a server of yours has it", option_types.boolean, "--no-server"
         ),
     )
     # Name -> where its value came from; what is not in here is at its default.

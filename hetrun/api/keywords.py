@@ -16,29 +16,29 @@ class ModelOptions(TypedDict, total=False):
     offline: bool | None
     """Download nothing."""
     ctx: int | None
-    """Context: most tokens of prompt and answer (default: as trained, if that fits; plan says)."""
+    """Context: most tokens of prompt and answer together (default: as trained, if that fits; plan says)."""
     ram: int | str | None
-    """Most memory, as 2GiB or 50% (default: what is free minus a margin)."""
+    """Memory limit, such as 2GiB or 50% (default: what is free, less a margin)."""
     vram: int | str | None
-    """Most memory on each GPU, as 8GiB; 0: use none (default: what is free minus a margin)."""
+    """Memory limit of each GPU, such as 8GiB; 0: use none (default: what is free, less a margin)."""
     threads: int | None
     """Compute threads (default: planned)."""
     backends: Sequence[str] | str | None
     """Use only this backend (default: all)."""
     precision: Literal["exact", "fast"] | None
-    """Exact: close to the model; fast: activations of 8 bits, as others have them (default: exact with AMX,
-    else fast)."""
+    """Exact: close to the model; fast: 8-bit activations, as in llama.cpp (default: exact with AMX, else
+    fast)."""
     spec: str | None
-    """Guess several tokens and verify them at once: off, lookup (from the text itself), mtp (by the block
-    inside the file), draft:MODEL, or auto: where that is faster and gives the same text."""
+    """Speculation: predict several tokens and verify them together: off, lookup (from the text itself), mtp
+    (a block in the model's file), draft:MODEL, or auto: if that is faster and gives the same text."""
     ubatch: int | None
-    """Most tokens in one step (default: planned)."""
+    """Tokens in one step, at most (default: planned)."""
     kv_type: Literal["f16", "q8_0", "f32"] | None
     """Type of keys and values: f16, q8_0, f32."""
     deterministic: bool | None
     """The same tokens, whatever else runs."""
     planner: str | None
-    """How plans are made: measured, static: by a fixed order, or a package's."""
+    """How plans are made: measured, static (a fixed order), or a package's name."""
     streaming: (
         Literal[
             "balanced",
@@ -52,16 +52,16 @@ class ModelOptions(TypedDict, total=False):
         ]
         | None
     )
-    """For experiments: how weights that do not fit come from disk: balanced, unbalanced, attention-first,
+    """For experiments: how weights that don't fit are read from disk: balanced, unbalanced, attention-first,
     ffn-first, none, synchronous, mmap, off."""
     plan: str | PathLike[str] | None
     """A saved plan (default: planned)."""
     prompt_cache: str | PathLike[str] | None
-    """File that keeps computed prompts for the next time (default: none)."""
+    """File that keeps computed prompts for the next run (default: none)."""
     max_tokens: int | None
-    """Most tokens of an answer, -1: no limit (default: until the model ends)."""
+    """Length limit of an answer, in tokens; -1: none (default: until the model ends)."""
     temperature: float | None
-    """0 is greedy (default: the model's own, else 0.8 (server 1))."""
+    """Sampling temperature; 0: greedy (default: the model's own, else 0.8 (server 1))."""
     seed: int | None
     """Random seed (default: random; printed)."""
     chat_template: str | PathLike[str] | None
@@ -90,11 +90,11 @@ class ModelOptions(TypedDict, total=False):
         ]
         | None
     )
-    """How the model writes calls of tools: none, auto or a name (default: auto: as its template says)."""
+    """Format of the model's tool calls: none, auto or a name (default: auto: from its template)."""
     reasoning_format: Literal["auto", "none", "deepseek"] | None
-    """Where thoughts go: auto, none (the text), deepseek (reasoning_content)."""
+    """Where reasoning goes: auto, none (the text), deepseek (reasoning_content)."""
     no_server: bool | None
-    """Load the model here, even if a server of yours has it."""
+    """Load the model, even if a server of yours has it."""
 
 
 class SamplingKeywords(TypedDict, total=False):

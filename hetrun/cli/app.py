@@ -43,21 +43,23 @@ def run_command(arguments: list[str]) -> int:
 @click.option(
     "-i", "--interactive", is_flag=True, help="a conversation, line by line; /bye or Ctrl-D ends it"
 )
-@click.option("--continue", "go_on", is_flag=True, help="go on with the last conversation of -i")
+@click.option("--continue", "go_on", is_flag=True, help="continue the last conversation of -i")
 @click.option("-p", "--prompt", "text", hidden=True)
 @click.option("--raw", is_flag=True, help="continue the text as it stands, without the chat template")
 @click.option("-f", "--file", "source", metavar="FILE", help="a request in each line; -: standard input")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="with -f: where results go, in JSON lines"
 )
-@click.option("--resume", is_flag=True, help="with -o: go on with results that are there")
-@click.option("--unordered", is_flag=True, help="with -f: results as they come, not in the file's order")
+@click.option("--resume", is_flag=True, help="with -o: continue with the results that exist")
+@click.option(
+    "--unordered", is_flag=True, help="with -f: results as they are finished, not in the file's order"
+)
 @click.option(
     "--workers",
     cls=options.Several,
     multiple=True,
     metavar="URL...",
-    help="with -f: servers that answer instead, or what a package brings: ray:auto",
+    help="with -f: servers that answer instead, or a package's workers: ray:auto",
 )
 @options.settings(
     "url", "no_server", "api_key", "strict", help={"api_key": "with --url or --workers: their key"}
@@ -88,12 +90,12 @@ def run(
     the prompt. Text on standard input comes before the prompt: hetrun run "Sum this up." < report.txt. Alone,
     it is the prompt.
 
-    With -f every line of a file: a prompt, {"prompt": ...} or {"messages": [...]} with what else a request
-    may have, or OpenAI's batch format. The results are JSON lines. If some lines fail, the others go on, and
-    the exit code is 3.
+    With -f it answers every line of a file: a prompt, {"prompt": ...} or {"messages": [...]} with other
+    fields of a request, or OpenAI's batch format. The results are JSON lines. If some lines fail, the others
+    continue, and the exit code is 3.
 
-    With --url a running server answers. Without it a server of yours that has loaded the model does (hetrun
-    ps), unless options such as --ram say how the model is to run; --no-server loads it here always.
+    With --url a running server answers. Without it, a server of yours that has loaded the model does (hetrun
+    ps), unless options such as --ram say how the model runs; --no-server always loads it.
     """
     from hetrun.cli.model_argument import Asked
 
@@ -153,7 +155,7 @@ def _ask(
 def chat(**given: object) -> None:
     """Talk to a model in the terminal, and see what the machine does.
 
-    With --url the model is that of a running server, as http://localhost:8080 or unix:/path/to.sock.
+    With --url the model is that of a running server, such as http://localhost:8080 or unix:/path/to.sock.
     """
     from hetrun.cli.chat import talk
 
@@ -172,7 +174,7 @@ def chat(**given: object) -> None:
 def serve(verbose: bool, **given: object) -> None:
     """Serve OpenAI's chat API on this machine.
 
-    Options of sampling hold for requests that do not say otherwise.
+    Sampling options are the defaults of requests.
     """
     from hetrun.cli.serve import serve_forever
 
@@ -195,7 +197,7 @@ def list_servers(as_json: bool) -> None:
 def stop(name: str | None, all_of_them: bool) -> None:
     """Stop a running server of yours: NAME is its model, address or pid.
 
-    Without NAME the only one. Answers that run have two seconds to end.
+    Without NAME it stops the only one. Running answers have two seconds to end.
     """
     from hetrun.cli import servers
 
@@ -204,12 +206,16 @@ def stop(name: str | None, all_of_them: bool) -> None:
 
 @hetrun.command(short_help="Measure speed, alone or beside llama.cpp.")
 @options.model
-@click.option("-p", "prompt", help="tokens of a prompt; 512,2048: both  [default: 512]")
+@click.option("-p", "prompt", help="tokens of the prompt; 512,2048: both  [default: 512]")
 @click.option("-n", "generate", default="64", show_default=True, help="tokens to generate")
-@click.option("-d", "depth", help="tokens seen before generating  [default: 512; 32 in a sweep over --ram]")
+@click.option(
+    "-d", "depth", help="tokens before the generated ones  [default: 512; 32 in a sweep over --ram]"
+)
 @click.option("-b", "batch", help="sequences at once  [default: 1]")
 @click.option("-r", "rounds", default=5, show_default=True, help="samples of each")
-@click.option("--vs", metavar="PEER", help="measure a peer in turn: llama.cpp; servers: llama-server[=PATH]")
+@click.option(
+    "--vs", metavar="PEER", help="measure a peer in turn: llama.cpp, or for servers llama-server[=PATH]"
+)
 @click.option(
     "--vs-threads", metavar="N", help="the peer's threads  [default: the number that suits it best]"
 )
@@ -221,18 +227,20 @@ def stop(name: str | None, all_of_them: bool) -> None:
     help="read and write the tokens of this text, not random ones",
 )
 @click.option("--explain", is_flag=True, help="where the time went")
-@click.option("--clients", metavar="N", help="measure a server, with so many clients at once; 1,4,16: each")
-@click.option("--requests", metavar="N", help="of each client in one sample  [default: 2]")
+@click.option("--clients", metavar="N", help="measure a server with N clients at once; 1,4,16: each")
+@click.option("--requests", metavar="N", help="requests of each client in one sample  [default: 2]")
 @click.option(
-    "--shared-prefix", metavar="N", help="a server's first token where so many tokens were seen before"
+    "--shared-prefix",
+    metavar="N",
+    help="time to a server's first token if N tokens of the prompt were seen before",
 )
 @click.option(
-    "--arrival", metavar="N", help="how smooth --clients answers stay while so long a prompt arrives"
+    "--arrival", metavar="N", help="how smooth --clients answers are while a prompt of N tokens arrives"
 )
 @click.option(
-    "--ram", metavar="VALUE", help="most memory, as 2GiB; a sweep over several, or shares: 1GiB,2GiB,50%"
+    "--ram", metavar="VALUE", help="memory limit, such as 2GiB; several or shares are a sweep: 1GiB,2GiB,50%"
 )
-@click.option("--picture", metavar="FILE", type=click.Path(path_type=Path), help="of a sweep, as FILE.svg")
+@click.option("--picture", metavar="FILE", type=click.Path(path_type=Path), help="draw a sweep into FILE.svg")
 @click.option("-o", "output", default="table", show_default=True, help="table, json or csv")
 @options.settings(
     "ctx", "vram", "threads", "backends", "ubatch", "kv_type", "precision", "planner", "streaming"
@@ -260,13 +268,13 @@ def bench(
 ) -> None:
     """Measure speed, alone or side by side with llama.cpp.
 
-    In process, from the request to the token; or, with --clients, --shared-prefix or --arrival, of a server
-    as its users have it: on a socket, answers streamed, their own llama-server in turn with it. With several
-    budgets in --ram (1GiB,2GiB,50%): answers in each, beside what the disk gives; a share is of the model's
-    bytes, and 300 MiB come on top.
+    It measures the engine in this process, from the request to the token. With --clients, --shared-prefix or
+    --arrival it measures a server: on a socket, with streamed answers, in turn with llama-server. With
+    several limits in --ram (1GiB,2GiB,50%) it measures answers in each, and the disk; a share is of the
+    model's bytes, plus 300 MiB.
 
-    With --text both sides read the same stretches of a text, others in each round, and write what follows
-    there: which experts of a mixture are needed depends on the text.
+    With --text both sides read the same parts of a text, different ones in each round, and write what follows
+    there: the text decides which experts of a mixture are needed.
     """
     from hetrun.tools import bench as tool
     from hetrun.tools.bench.options import Asked, options_of
@@ -291,12 +299,12 @@ def bench(
 @options.model
 @click.option("-f", "--file", "file", type=click.Path(path_type=Path), required=True, help="a text file")
 @click.option("--against", default="reference", show_default=True, help="reference or llama.cpp")
-@click.option("--vs", metavar="PEER", help="llama.cpp: how close it is to the float32 model, too")
+@click.option("--vs", metavar="PEER", help="llama.cpp: also measure how close llama.cpp is")
 @click.option("--tokens", default=2048, show_default=True, help="how many tokens of the text")
 @options.settings("vram", "threads", "backends", "ubatch", "kv_type", "precision", "planner")
 @options.as_json
 def evaluate(file: Path, against: str, vs: str | None, tokens: int, as_json: bool, **given: object) -> None:
-    """Perplexity of a text, and how close the predictions are to another computation's."""
+    """Measure perplexity of a text, and how close predictions are to those of another computation."""
     from hetrun.tools import evaluate as tool
 
     settings = options.resolved(given)
@@ -306,9 +314,9 @@ def evaluate(file: Path, against: str, vs: str | None, tokens: int, as_json: boo
 @hetrun.command(short_help="Show what would run where, and why, without loading.")
 @options.model
 @options.settings(*options.RUNNING)
-@click.option("--machine", metavar="NAME|FILE", help="predict for another machine, as its file describes it")
+@click.option("--machine", metavar="NAME|FILE", help="predict for another machine, described in a file")
 @click.option(
-    "--shape", metavar="NAME", help="with --machine: a model's measures, as opt-30b or llama-70b:q4_0"
+    "--shape", metavar="NAME", help="with --machine: a model's shape, such as opt-30b or llama-70b:q4_0"
 )
 @click.option("--batch", metavar="N", help="with --machine: sequences at once  [default: 1]")
 @click.option("--prompt", metavar="N", help="with --machine: tokens of each prompt  [default: 512]")
@@ -323,7 +331,7 @@ def plan(
     generate: str | None,
     **given: object,
 ) -> None:
-    """What would run where, and why, without loading the model."""
+    """Show what would run where, how fast, and why, without loading the model."""
     from hetrun.cli.reports.plan import print_plan
     from hetrun.cli.reports.simulate import Question, print_prediction, refuse_what_contradicts
 
@@ -348,7 +356,7 @@ def convert(
 ) -> None:
     """Write MODEL, a folder of safetensors, to one GGUF file of another type.
 
-    A GGUF file of F32, F16 or BF16 is taken too, and converted again. TYPE is one of llama.cpp's: f32 f16
+    A GGUF file of F32, F16 or BF16 works, too. TYPE is one of llama.cpp's: f32 f16
     bf16 q8_0 q6_k q5_k_m q5_k_s q5_1 q5_0 q4_k_m q4_k_s q4_1 q4_0 iq4_nl iq4_xs mxfp4_moe q3_k_l q3_k_m
     q3_k_s q2_k.
     """
@@ -362,17 +370,22 @@ def convert(
 @options.only_model
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or the folder it goes to")
 @click.option("--merged", is_flag=True, help="keep the experts of a mixture in one tensor, as llama.cpp does")
-@click.option("--in-place", is_flag=True, help="where the disk has no room for two; goes on after a kill")
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="reorder the file itself, if the disk has no room for two; continues after a kill",
+)
 @click.option("--force", is_flag=True, help="replace a file that is there; repack again")
 @options.as_json
 def repack(
     model: Path, output: Path | None, merged: bool, in_place: bool, force: bool, as_json: bool
 ) -> None:
-    """Write MODEL, a GGUF file, with its tensors in the order of use, for models bigger than memory.
+    """Write MODEL, a GGUF file, with its tensors in the order of use, for models larger than memory.
 
     Each tensor begins at a multiple of 4096 bytes, so that it is read from disk in whole pages. Nothing else
-    changes: other programs read the file as before. Of a mixture each expert becomes a record, which is one
-    read; that llama.cpp does not read, unless --merged is given. The parts of a split model become one file.
+    changes: other programs read the file as before. Each expert of a mixture becomes one record, which is one
+    read; llama.cpp cannot read such a file, unless --merged is given. The parts of a split model become one
+    file.
     """
     from hetrun.cli import repack as tool
 
@@ -382,10 +395,10 @@ def repack(
 @hetrun.command(short_help="Show what a model is made of, and what it takes to run.")
 @options.only_model
 @click.option("--tensors", is_flag=True, help="list every tensor")
-@click.option("--full", is_flag=True, help="with --json: arrays to their end")
+@click.option("--full", is_flag=True, help="with --json: whole arrays")
 @options.as_json
 def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
-    """What MODEL, a GGUF file or a folder, is made of, and what it takes to run."""
+    """Show what MODEL, a GGUF file or a folder, is made of, and what it takes to run."""
     from hetrun.cli.reports.inspect import print_model
 
     print_model(model, tensors, full, as_json)
@@ -406,16 +419,16 @@ def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: boo
 
 
 @hetrun.command(short_help="List the backends, and why one cannot work here.")
-@click.option("--measure", is_flag=True, help="measure what products reach here; it takes a second or two")
-@click.option("--conformance", is_flag=True, help="compare what each computes with the reference")
+@click.option("--measure", is_flag=True, help="measure the speed of matrix products; takes a second or two")
+@click.option("--conformance", is_flag=True, help="compare each with the reference")
 @click.option("--backend", "chosen", metavar="NAME", multiple=True, help="with --conformance: only this one")
 @options.as_json
 def devices(measure: bool, conformance: bool, chosen: tuple[str, ...], as_json: bool) -> int:
-    """The backends, and why one cannot work here.
+    """List the backends, and why one cannot work here.
 
-    With --conformance every kind of op, with weights of every type, on small random numbers: alone and in
-    company, behind what was seen, in shares. About half a minute; no model is needed. --backend may be
-    repeated. The exit code is 1 where a backend computes something else than the reference, or fails; what
+    --conformance runs every kind of op, with weights of every type, on small random numbers, and compares
+    the results with the reference. It takes about half a minute and needs no model. --backend may be
+    repeated. The exit code is 1 if a backend computes another result than the reference, or fails; an op that
     it does not support is no fault.
     """
     from hetrun.cli.reports.plan import of_devices
@@ -428,10 +441,10 @@ def devices(measure: bool, conformance: bool, chosen: tuple[str, ...], as_json: 
 @options.settings("offline")
 @options.as_json
 def pull(name: str, as_json: bool, **given: object) -> None:
-    """Bring a model from Hugging Face's hub: user/repo, or user/repo:Q4_K_M.
+    """Download a model from Hugging Face's hub: user/repo, or user/repo:Q4_K_M.
 
-    It goes into Hugging Face's own cache, where other programs find it too; what was begun is gone on with.
-    Commands that run a model take hf:user/repo as its name, and do the same where it is not here.
+    It goes into Hugging Face's own cache, where other programs find it too. Interrupted downloads are
+    resumed. Commands that run a model accept hf:user/repo, and download it if necessary.
     """
     from hetrun.cli import models
 
@@ -441,9 +454,9 @@ def pull(name: str, as_json: bool, **given: object) -> None:
 @hetrun.command(name="list", short_help="List the models on this machine.")
 @options.as_json
 def list_models(as_json: bool) -> None:
-    """The models on this machine by the names that -m takes; those of Ollama and LM Studio, too.
+    """List the models on this machine by the names that -m takes, with those of Ollama and LM Studio.
 
-    Where only one model is meant by it, a name may be shorter: tiny for ollama:tiny:latest.
+    A name may be shorter if it means only one model: tiny for ollama:tiny:latest.
     """
     from hetrun.cli import models
 
@@ -464,9 +477,9 @@ def remove(name: str, yes: bool, as_json: bool) -> None:
 @hetrun.command(short_help="Check the installation, and say how to repair it.")
 @options.as_json
 def doctor(as_json: bool) -> int:
-    """What is installed, what works here, and the line that mends what does not.
+    """Show what is installed, what works here, and how to repair what does not.
 
-    The exit code is 2 where something is broken.
+    The exit code is 2 if something is broken.
     """
     from hetrun.cli.reports import doctor as tool
 

@@ -148,7 +148,7 @@ SHAPE = (
 )
 SCORES = (
     Row("logprobs", ("--logprobs",), "with --json: log-probabilities, also of the N best"),
-    Row("prompt_logprobs", ("--prompt-logprobs",), "the same for the tokens of the prompt"),
+    Row("prompt_logprobs", ("--prompt-logprobs",), "the same for the prompt's tokens"),
 )
 SAMPLING = (
     Row("top_k", ("--top-k",), "the N likeliest tokens", "0: all"),
@@ -162,18 +162,18 @@ SAMPLING = (
         "-1: off",
         aliases=("--top-n-sigma",),
     ),
-    Row("min_keep", ("--min-keep",), "tokens the filters leave over at least"),
-    Row("xtc_probability", ("--xtc-probability",), "how often to drop the likeliest", "0: off"),
-    Row("xtc_threshold", ("--xtc-threshold",), "the probability that counts as likely"),
-    Row("dynatemp_range", ("--dynatemp-range",), "temperature goes N up and down", "0: off"),
-    Row("dynatemp_exponent", ("--dynatemp-exp",), "how it follows the entropy"),
-    Row("repeat_penalty", ("--repeat-penalty",), "divides tokens that were there", "1: off"),
-    Row("presence_penalty", ("--presence-penalty",), "subtracted if a token was there", "0: off"),
-    Row("frequency_penalty", ("--frequency-penalty",), "subtracted for each time it was", "0: off"),
+    Row("min_keep", ("--min-keep",), "tokens that filters keep at least"),
+    Row("xtc_probability", ("--xtc-probability",), "probability of dropping the likeliest", "0: off"),
+    Row("xtc_threshold", ("--xtc-threshold",), "probability that counts as likely"),
+    Row("dynatemp_range", ("--dynatemp-range",), "temperature varies by N", "0: off"),
+    Row("dynatemp_exponent", ("--dynatemp-exp",), "exponent for entropy"),
+    Row("repeat_penalty", ("--repeat-penalty",), "penalty for repeated tokens, a factor", "1: off"),
+    Row("presence_penalty", ("--presence-penalty",), "penalty if a token appeared", "0: off"),
+    Row("frequency_penalty", ("--frequency-penalty",), "penalty for each appearance", "0: off"),
     Row("repeat_last_n", ("--repeat-last-n",), "tokens to look back", "0: off, -1: all"),
     Row("dry_multiplier", ("--dry-multiplier",), "penalises repeated sequences", "0: off"),
     Row("dry_base", ("--dry-base",), "factor for each further token"),
-    Row("dry_allowed_length", ("--dry-allowed-length",), "tokens of a sequence that are free"),
+    Row("dry_allowed_length", ("--dry-allowed-length",), "length of a sequence without penalty"),
     Row("dry_penalty_last_n", ("--dry-penalty-last-n",), "tokens to look back", "0: off, -1: all"),
     Row(
         "dry_sequence_breakers",
@@ -184,10 +184,10 @@ SAMPLING = (
         breakers,
         repeated=True,
     ),
-    Row("mirostat", ("--mirostat",), "1 or 2: instead of the others", "0: off"),
+    Row("mirostat", ("--mirostat",), "1 or 2: replaces the others", "0: off"),
     Row("mirostat_eta", ("--mirostat-lr",), "learning rate"),
     Row("mirostat_tau", ("--mirostat-ent",), "target entropy"),
-    Row("samplers", ("--samplers",), "which, in order, as top_k;top_p;temperature", "", "NAMES", as_typed),
+    Row("samplers", ("--samplers",), "in order, such as top_k;top_p;temperature", "", "NAMES", as_typed),
     Row(
         "logit_bias",
         ("-l", "--logit-bias"),
@@ -197,7 +197,7 @@ SAMPLING = (
         biases,
         repeated=True,
     ),
-    Row("ignore_eos", ("--ignore-eos",), "go on where the model would end", "", None, as_typed),
+    Row("ignore_eos", ("--ignore-eos",), "continue where the model would end", "", None, as_typed),
     Row(
         "stop",
         ("-r", "--stop"),
