@@ -1,4 +1,4 @@
-"""hetrun runs language models on one machine, on whatever silicon it has, inside a memory budget.
+"""hetrun runs local language models within a memory limit you choose.
 
 `LLM("model.gguf")` loads a model in this process; `generate`, `stream` and `chat` answer. `AsyncLLM` does the
 same beside an event loop.
