@@ -288,9 +288,9 @@ async def test_another_model(engine: FakeEngine, engines: Engines) -> None:
         await chat.press("down", "enter")
         await chat.until(lambda: engines.options == [{"model": "/m/s"}] and chat.screen.info is not None)
         await chat.exchange("say two")
-        await chat.command("/model nowhere")
+        await chat.send("/model nowhere")
         await chat.until(lambda: any("nowhere does not exist" in notice for notice in chat.said))
-        assert chat.prompt.text == "/model nowhere"  # to be mended
+        await chat.until(lambda: chat.prompt.text == "/model nowhere")  # to be mended
         chat.prompt.clear()
         await chat.exchange("say three")  # the one before goes on
     assert len(engines.fakes[0].requests) == 2
