@@ -81,7 +81,7 @@ def installed(name: str, missing: str) -> ctypes.CDLL:
     except (DynamicLibNotFoundError, RuntimeError) as e:
         raise BackendUnavailable(f"{missing}, or {INSTALL}") from e
     if path is None:
-        raise BackendUnavailable(f"nobody knows where the library {name} lies: {INSTALL}")
+        raise BackendUnavailable(f"the library {name} was not found: {INSTALL}")
     return ctypes.CDLL(path)
 
 

@@ -265,7 +265,7 @@ class RemoteClient:
     async def _machine(self, part: str, kind: Any) -> object:  # noqa: ANN401 - a type of ours
         said = (await self._asked("GET", self._of_model("/machine"))).get(part)
         if said is None:
-            raise UserError(f"{self._where.url} sleeps until somebody asks it something")
+            raise UserError(f"{self._where.url} sleeps until the next request")
         return self._read(kind, said)
 
     def _read(self, kind: Any, said: object) -> object:  # noqa: ANN401 - the same

@@ -104,10 +104,10 @@ def of_engine(state: EngineState, info: ModelInfo) -> list[Metric]:
         _gauge("context_tokens", "Tokens that a sequence may have.", state.context),
         _gauge("kv_tokens", "Tokens of running requests with keys and values in memory.", held),
         _counter("prompt_tokens", "Tokens of prompts, of requests that have ended.", counts.prompt_tokens),
-        _counter("cached_tokens", "Of these, so many were known already.", counts.cached_tokens),
+        _counter("cached_tokens", "Prompt tokens found in the prefix cache.", counts.cached_tokens),
         _counter("answer_tokens", "Tokens of answers.", counts.answer_tokens),
         _counter("drafted_tokens", "Tokens that were guessed and tried.", counts.drafted),
-        _counter("accepted_tokens", "Of these, so many were right.", counts.accepted),
+        _counter("accepted_tokens", "Predicted tokens that were accepted.", counts.accepted),
         _summary("first_token_seconds", "From arrival.", counts.first_token_s, counts.begun),
         _summary("step_seconds", "Of the engine's steps.", counts.step_s, counts.steps),
     ]
@@ -123,13 +123,19 @@ def _of_disk(state: EngineState) -> list[Metric]:
     return [
         _counter("streaming_passes", "Passes that read weights from disk.", s.passes),
         _counter("streaming_bytes", "Bytes that they read.", s.bytes_read),
-        _gauge("streaming_bytes_per_second", "What the disk gave of late.", s.disk_bytes_s),
+        _gauge("streaming_bytes_per_second", "Recent rate of reads from disk.", s.disk_bytes_s),
         _gauge("streaming_waiting_share", "Of a pass's time, for the disk.", s.waiting),
         _gauge("streaming_locked_bytes", "Weights that stay in memory.", s.locked_bytes),
         _gauge("streaming_streamed_bytes", "Weights that every pass reads.", s.streamed_bytes),
         _gauge("streaming_least_budget_bytes", "The smallest budget that would do.", s.least),
         *(
-            [_gauge("streaming_experts_found_share", "Of chosen experts, of late.", s.found)]
+            [
+                _gauge(
+                    "streaming_experts_found_share",
+                    "Recent share of chosen experts that were in memory.",
+                    s.found,
+                )
+            ]
             * bool(s.experts)
         ),
     ]

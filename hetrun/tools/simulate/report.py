@@ -15,7 +15,7 @@ from hetrun.tools.simulate.policies.hetrun import for_case
 from hetrun.tools.simulate.policies.layer_split import on_processor
 from hetrun.tools.simulate.types import Prediction, Setting, Shares, Step, Way, gigabytes
 
-WARNING = "A prediction, from figures that somebody wrote down: this machine was not measured."
+WARNING = "A prediction from figures in a file: this machine was not measured."
 LARGEST = 512  # tokens that stand for the last bucket, which has no end
 
 
@@ -93,10 +93,10 @@ def _lines(report: Report) -> Iterator[str]:
     if ours is None:
         yield f"nothing fits: {report.problem}"
         return
-    yield f"homes    {ours.placing.notes[0]}"
+    yield f"weights  {ours.placing.notes[0]}"
     yield f"memory   {_memory(ours)}"
     yield ""
-    yield f"{'tokens':<9} {'seconds':>9} {'tokens/s':>9}  who computes"
+    yield f"{'tokens':<9} {'seconds':>9} {'tokens/s':>9}  computed by"
     for row in report.rows:
         first, *others = [_shown(way) for way in _used(ours, row.way)]
         rate = row.case.rows / row.step.seconds
