@@ -142,6 +142,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert nowhere == []
 
 
+def test_the_index_has_every_page() -> None:
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")} - {"README.md"}
+    assert pages - set(LINK.findall(index)) == set()
+
+
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
 def test_a_picture_is_light_and_needs_nothing_from_elsewhere(picture: Path) -> None:
     drawn = picture.read_text(encoding="utf-8")
