@@ -60,7 +60,7 @@ class AsyncLLM:
     requests.
 
     The model loads beside the event loop, with `async with` or when it is first used. Arguments are those of
-    `LLM`; a mistake in them is told at once.
+    `LLM`; a mistake in them raises at once.
     """
 
     @with_options
@@ -258,7 +258,7 @@ class AsyncLLM:
         self._closed = True
         if self._loading is None or os.getpid() != self._pid:
             return
-        with suppress(Exception):  # whoever used it has heard why it does not load
+        with suppress(Exception):  # the caller that opened it has had the error
             model = await asyncio.wrap_future(self._loading)
             await asyncio.to_thread(model.close)
 
@@ -317,7 +317,7 @@ async def _collected(model: LocalModel, requests: Sequence[GenerateRequest]) -> 
     over: asyncio.Queue[int] = asyncio.Queue()
 
     def when_over(number: int) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, and nothing waits
             loop.call_soon_threadsafe(over.put_nowait, number)
 
     with Collector(model, requests, when_over) as collector:

@@ -107,7 +107,7 @@ class SamplingKeywords(TypedDict, total=False):
     """0 always takes the most likely token, more draws more freely; None: what the model's file says, else
     0.8."""
     top_k: int
-    """Draw from so many of the most likely tokens; 0 or -1: off."""
+    """Draw from the N most likely tokens; 0 or -1: off."""
     top_p: float
     """Draw from the most likely tokens that together have this probability; 1: off."""
     min_p: float

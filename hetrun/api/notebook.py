@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from time import perf_counter
+from types import ModuleType
 from typing import Any
 
 from hetrun.system.progress import Progress
@@ -19,7 +20,7 @@ def notebook_progress(what: str) -> Progress | None:
     return _Bar(what, display).update if display else None
 
 
-def _display() -> Any:  # noqa: ANN401 - IPython has no types here, and is imported only where it runs
+def _display() -> ModuleType | None:
     """IPython's `display` module in a kernel of Jupyter; None elsewhere, such as in IPython's terminal."""
     if "ipykernel" not in sys.modules or "IPython" not in sys.modules:
         return None
@@ -28,7 +29,7 @@ def _display() -> Any:  # noqa: ANN401 - IPython has no types here, and is impor
 
 
 class _Bar:
-    def __init__(self, what: str, display: Any) -> None:  # noqa: ANN401
+    def __init__(self, what: str, display: ModuleType) -> None:
         self._what, self._display = what, display
         self._start = perf_counter()
         self._handle: Any = None

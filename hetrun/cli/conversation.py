@@ -55,7 +55,7 @@ def converse(
             settings = replace(settings, model=last["model"], origins={**settings.origins, "model": "kept"})
         params = make_params(settings, sampling)
         with open_llm(settings, chatting=True) as llm:
-            from hetrun.tui.conversation import Talk  # while nobody waits for it: textual comes with it
+            from hetrun.tui.conversation import Talk  # before an answer is wanted: textual comes with it
 
             talk = Talk(store, params, settings.system or "")
             talk.new()

@@ -40,7 +40,7 @@ class Answerer:
 
 @contextmanager
 def of_url(settings: Settings, say: Callable[[str], None]) -> Iterator[Answerer]:
-    """The server of --url; `say` is told while it loads the model."""
+    """The server of --url; `say` reports that it loads the model."""
     assert settings.url is not None
     for name in OWN:
         if settings.origin(name) == "explicit":

@@ -13,7 +13,7 @@ PATIENCE_S = 3.0  # without a byte on an open pipe, before the command says what
 
 
 def has_text() -> bool:
-    """Whether standard input may have text: it is open, and nobody types there."""
+    """Whether standard input may have text: it is open, and no terminal."""
     try:
         return sys.stdin is not None and not sys.stdin.isatty()
     except ValueError:  # it was closed
@@ -46,7 +46,7 @@ def text_beside_a_prompt() -> str:
 
 
 def _say_what_is_awaited() -> None:
-    """A program that starts others often leaves them a pipe that nobody writes to and nobody closes."""
+    """A program that starts others often leaves them an open pipe without a writer."""
     try:
         ready, _, _ = select.select([sys.stdin.buffer], [], [], PATIENCE_S)
     except (OSError, ValueError):  # it is no file of the system's

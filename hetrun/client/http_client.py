@@ -209,7 +209,7 @@ class RemoteClient:
 
     @asynccontextmanager
     async def _loading_told(self) -> AsyncIterator[Callable[[], None]]:
-        """Inside, it is told that the model is being loaded, until the function is called."""
+        """Inside, health says that the model is being loaded, until the function is called."""
         telling = asyncio.create_task(self._tell_of_loading())
 
         def told() -> None:

@@ -1,6 +1,6 @@
 """This user's servers on this machine, each with a private socket in the runtime folder.
 
-Only this user may enter the folder, so whoever answers there is a server of this user: no file says what is
+Only this user may enter the folder, so what answers there is a server of this user: no file says what is
 running, no process is known by its number alone, and no key is asked for. A socket on which nobody listens is
 what a killed server left; it is removed.
 """
@@ -96,7 +96,7 @@ def private_socket() -> Iterator[socket.socket]:
         listener.bind(str(begun))  # only its owner comes into the folder
         begun.chmod(0o600)
         listener.listen()
-        begun.rename(path)  # whoever finds it finds somebody who listens
+        begun.rename(path)  # so it is never found before it listens
         yield listener
     finally:
         listener.close()
@@ -176,7 +176,7 @@ async def _looked_at(paths: list[Path], within_s: float) -> list[RunningServer]:
 
 
 async def _look(path: Path, within_s: float) -> RunningServer | None:
-    """Nothing if nobody listens there."""
+    """Nothing if no process listens there."""
     try:
         pid = await asyncio.to_thread(_listener, path, within_s)
     except (ConnectionRefusedError, FileNotFoundError):

@@ -44,7 +44,7 @@ class SamplingParams:
         prompt_logprobs: only the log-probabilities of the prompt.
     temperature: 0 always takes the most likely token, more draws more freely; None: what the model's file
         says, else 0.8.
-    top_k: draw from so many of the most likely tokens; 0 or -1: off.
+    top_k: draw from the N most likely tokens; 0 or -1: off.
     top_p: draw from the most likely tokens that together have this probability; 1: off.
     min_p: leave out tokens less likely than this share of the most likely one; 0: off.
     typical_p: draw from the tokens closest to the expected surprise, up to this probability; 1: off.

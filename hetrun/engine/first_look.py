@@ -1,5 +1,5 @@
 """What is wrong with a request, as far as that shows before any weights are read: a model may take minutes to
-load and to measure, and a regular expression with one bracket too many is told in none.
+load and to measure, and a wrong regular expression is found in none.
 
 It comes once the model's architecture and context are known, so what is wrong with the model is told first.
 """

@@ -46,7 +46,7 @@ def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -
         rates.prompts,
         dict(plans.memory),
         {name: dict(bill) for name, bill in plans.devices.items()},
-        plans.streamed_bytes,
+        plans.weights.read_full if plans.weights else 0,
         rates.basis == "measured",
         plans.plan(1).threads,
         options.kv_type,

@@ -100,9 +100,7 @@ class PlanSet:
     precision: Precision | None = None  # of products; None: of a library that runs models as a whole
     devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bills of their own memory
     notes: tuple[str, ...] = ()  # what else was decided and why: of weights that come from disk
-    streamed_bytes: int = 0  # of weights that every pass reads from disk
-    pass_s: float | None = None  # of one token, where weights come from disk: no pass is faster
-    context: int = 0  # tokens of the longest text; 0: nobody has said
+    context: int = 0  # tokens of the longest text; 0: unknown
     context_why: str = ""  # by which rule
     weights: Residence | None = None
     rates: Rates | None = None  # of a plan that does not run yet

@@ -34,13 +34,13 @@ class Residence:
 Basis = Literal["measured", "predicted", "unknown"]
 WORDS: dict[Basis, str] = {
     "measured": "from times measured on this machine",
-    "predicted": "predicted: this model has not run here yet",
+    "predicted": "predicted: it has not run here with this much memory yet",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens per second; None: nobody knows."""
+    """Tokens per second; None: unknown."""
 
     prompts: float | None = None  # in passes of the most tokens
     answers: float | None = None  # in a short text

@@ -30,7 +30,16 @@ from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.expert_trace import Kept, judge
 from hetrun.prefetch.hint_trial import HintTrial
 from hetrun.prefetch.pass_times import learn
-from hetrun.prefetch.streamed_weights import GROWTH, LEAST_ALIKE, LOOK_S, SMOOTHING, WORTH, Compute, Late
+from hetrun.prefetch.streamed_weights import (
+    GROWTH,
+    LEAST_ALIKE,
+    LOOK_S,
+    SMOOTHING,
+    WORTH,
+    Compute,
+    Late,
+    spare,
+)
 from hetrun.system.address_space import HUGE_PAGE
 from hetrun.system.ema import smoothed
 
@@ -53,14 +62,14 @@ class ExpertPart:
     granted: Granted
     whole: int  # bytes of weights that are there as a whole
     fixed: int  # bytes that are held whatever stays of the experts
-    work_of: Callable[[int], int]  # bytes that passes of so many tokens work in
+    work_of: Callable[[int], int]  # bytes that passes of this many tokens work in
     disk: Disk
     buffers: int  # that experts are read to
     learns: bool  # what the disk gives is kept for the next start
     within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
-    short: int = 0  # bytes of keys and values that experts leave room for from the beginning
-    key: str = ""  # by which times of passes are kept
-    work: int = 0  # of `fixed` what the longest passes work in
+    short: int  # bytes of keys and values that experts leave room for from the beginning
+    key: str  # by which times of passes are kept
+    work: int  # of `fixed` what the longest passes work in
 
 
 def readers_of(records: Records, way: Way) -> int:
@@ -235,14 +244,12 @@ class FromExperts:
         """Memory that may still be taken, once keys and values take so much: by the books, and by the plan,
         which they keep to where a process takes less than it might."""
         self.look()
-        promised = self._kv.promised_bytes
-        wanted = max(promised, kv_bytes)
-        return min(self._books.free - (wanted - promised), self._planned(wanted))
+        return spare(self._books, self._kv, kv_bytes, self._planned)
 
     def _planned(self, kv_bytes: int) -> int:
         """What the plan leaves beside experts, keys and values, with the passes and buffers of now."""
         part = self._part
-        work = part.work_of(self._longest) - part.work if part.work else 0
+        work = part.work_of(self._longest) - part.work
         buffers = (self.cache.buffers - part.buffers) * part.records.buffer_bytes
         others = part.fixed + work + buffers + max(kv_bytes, part.short)
         return self.granted.nbytes - others - self.cache.promised_bytes

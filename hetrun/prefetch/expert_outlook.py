@@ -46,7 +46,8 @@ class Expected:
     @property
     def found(self) -> float:
         """The share of the chosen ones that is there."""
-        return self.seen.found if self.seen and self.share < 1 else float(self.share**SKEW)
+        seen = self.seen.found if self.seen and self.share < 1 else 0.0
+        return seen or float(self.share**SKEW)
 
     @property
     def missing_bytes(self) -> int:

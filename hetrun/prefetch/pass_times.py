@@ -13,8 +13,10 @@ from pathlib import Path
 
 from hetrun.config import dirs
 from hetrun.planner.costmodel import Forecast
+from hetrun.planner.rates import Basis
 
 TENTHS = 10
+FACTS = ("least", "each", "off", "found")  # of `PassTimes`, in its order
 MOST_OFF = 4.0  # passes that took longer than this, against what disk and computing take, were disturbed
 
 
@@ -29,26 +31,38 @@ class PassTimes:
     exact: bool = True  # seen with about as much in memory
 
     def seconds(self, tokens: int, reading_s: float) -> float:
-        """A pass of so many tokens, which reads for so long."""
+        """A pass of this many tokens, which reads for `reading_s`."""
         return self.off * max(self.least_s + (self.each_s * tokens if tokens > 1 else 0.0), reading_s)
 
 
-def known(key: str, kept: float, memory: Path | None = None) -> PassTimes | None:
-    """Passes of a model with such a share of its weights in memory; None: it has not run here."""
-    forecast = Forecast.load(memory or path_of_passes())
-    for tenth in _nearest(_tenth(kept)):
-        facts = [forecast.fact(_name(name, tenth), key) for name in ("least", "each", "off", "found")]
-        if facts[0] is not None and facts[2] is not None:
-            return PassTimes(facts[0], facts[1] or 0.0, facts[2], facts[3] or 0.0, tenth == _tenth(kept))
-    return None
+class Passes:
+    """What is kept of one model's passes; the file is read once."""
+
+    def __init__(self, key: str, memory: Path | None = None) -> None:
+        self.key = key
+        self._kept = Forecast.load(memory or path_of_passes())
+
+    def at(self, kept: float) -> PassTimes | None:
+        """With this share of the weights in memory, or the nearest; None: the model has not run here."""
+        for tenth in _nearest(_tenth(kept)):
+            facts = [self._kept.fact(_name(name, tenth), self.key) for name in FACTS]
+            least, each, off, found = facts
+            if least is not None and off is not None:
+                return PassTimes(least, each or 0.0, off, found or 0.0, tenth == _tenth(kept))
+        return None
+
+
+def basis_of(times: PassTimes | None) -> Basis:
+    """What speeds rest on that follow from these passes."""
+    return "measured" if times and times.exact else "predicted"
 
 
 def learn(key: str, kept: float, times: PassTimes, memory: Path | None = None) -> None:
     """Keep what a run has seen."""
     path = memory or path_of_passes()
     forecast, tenth = Forecast.load(path), _tenth(kept)
-    facts = {"least": times.least_s, "each": times.each_s, "off": times.off, "found": times.found}
-    for name, value in facts.items():
+    values = (times.least_s, times.each_s, times.off, times.found)
+    for name, value in zip(FACTS, values, strict=True):
         if value > 0:
             forecast.learn_fact(_name(name, tenth), key, value)
     forecast.save(path)

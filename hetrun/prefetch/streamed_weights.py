@@ -113,8 +113,14 @@ class Streamed:
     streaming: str  # what the user calls the way it is done
     learns: bool  # what the disk gives is kept for the next start
     within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
-    short: int = 0  # bytes of keys and values that weights leave room for from the beginning
-    key: str = ""  # by which times of passes are kept
+    short: int  # bytes of keys and values that weights leave room for from the beginning
+    key: str  # by which times of passes are kept
+
+
+def spare(books: Books, kv: KvCache, kv_bytes: int, planned: Callable[[int], int]) -> int:
+    """The less of what the books have left and what the plan leaves, once keys and values take `kv_bytes`."""
+    wanted = max(kv.promised_bytes, kv_bytes)
+    return min(books.free - (wanted - kv.promised_bytes), planned(wanted))
 
 
 class FromDisk:
@@ -213,9 +219,7 @@ class FromDisk:
         """Memory that may still be taken, once keys and values take so much: by the books, and by the plan,
         which they keep to where a process takes less than it might."""
         self.look()
-        promised = self._kv.promised_bytes
-        wanted = max(promised, kv_bytes)
-        return min(self._books.free - (wanted - promised), self._planned(wanted))
+        return spare(self._books, self._kv, kv_bytes, self._planned)
 
     def _planned(self, kv_bytes: int) -> int:
         """What the plan leaves beside weights, keys and values."""

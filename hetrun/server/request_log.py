@@ -1,4 +1,4 @@
-"""A line for each request, written by a thread of its own: whoever reads the log slowly holds up nobody."""
+"""A line for each request, written by a thread of its own: a slow reader of the log delays no answer."""
 
 from __future__ import annotations
 

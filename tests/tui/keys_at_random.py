@@ -1,4 +1,4 @@
-"""Keys, commands, clicks and new sizes in an order that nobody thought of, over a scripted engine."""
+"""Keys, commands, clicks and new sizes in random order, over a scripted engine."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def _has_room(chat: Driver, box: Region) -> bool:
 
 
 async def press_at_random(seed: int, presses: int, size: tuple[int, int], folder: Path) -> None:
-    """Press so many keys at random."""
+    """Press this many keys at random."""
     keys = Presses(seed, folder)
     await _press(keys, lambda chat: keys.run(chat, presses), size, folder)
 

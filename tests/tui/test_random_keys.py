@@ -1,4 +1,4 @@
-"""Keys, commands and sizes in an order that nobody thought of: no traceback, and nothing is lost."""
+"""Keys, commands and sizes in random order: no traceback, and nothing is lost."""
 
 from __future__ import annotations
 

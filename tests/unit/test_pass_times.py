@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.prefetch.pass_times import PassTimes, known, learn
+from hetrun.prefetch.pass_times import Passes, PassTimes, basis_of, learn
 from hetrun.prefetch.streamed_weights import Compute, Late
 
 
@@ -19,15 +19,17 @@ def test_a_pass_takes_the_longer_of_reading_and_computing(tmp_path: Path) -> Non
 
 def test_each_tenth_of_the_weights_has_times_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "passes.json"
-    assert known("a model", 0.5, path) is None
+    assert Passes("a model", path).at(0.5) is None
     learn("a model", 0.52, PassTimes(0.1, 0.01, 1.2, found=0.7), path)
-    assert known("a model", 0.48, path) == PassTimes(0.1, 0.01, 1.2, found=0.7, exact=True)
-    assert known("a model", 0.9, path) == PassTimes(0.1, 0.01, 1.2, found=0.7, exact=False)
-    assert known("another one", 0.5, path) is None
+    assert Passes("a model", path).at(0.48) == PassTimes(0.1, 0.01, 1.2, found=0.7, exact=True)
+    assert Passes("a model", path).at(0.9) == PassTimes(0.1, 0.01, 1.2, found=0.7, exact=False)
+    assert Passes("another one", path).at(0.5) is None
     learn("a model", 0.81, PassTimes(0.3, 0.01, 1.0), path)
-    nearest = known("a model", 0.9, path)
+    nearest = Passes("a model", path).at(0.9)
     assert nearest is not None
     assert nearest.least_s == 0.3
+    assert basis_of(nearest) == basis_of(None) == "predicted"
+    assert basis_of(Passes("a model", path).at(0.8)) == "measured"
 
 
 def test_only_passes_of_answers_are_kept() -> None:

@@ -20,11 +20,11 @@ from hetrun.tui.messages import Failed
 
 T = TypeVar("T")
 SHARE = 92  # of a screen's height, in percent, that a dialog may have
-LOW, GAPS = 20, 3  # a screen of fewer lines shows dialogs without so many that are between things
+LOW, GAPS = 20, 3  # a screen of fewer lines shows dialogs without these between things
 
 
 class Dialog(ModalScreen[T]):
-    """A screen in front of the chat. It closes if what it does fails in a way that nobody expected."""
+    """A screen in front of the chat. It closes if what it does fails unexpectedly."""
 
     AUTO_FOCUS = ""  # each says what has the focus, and nothing scrolls for another widget before
     AROUND = 0  # lines that are no part of its body

@@ -75,7 +75,7 @@ class Sights(Screen[None]):
             self.say(str(error), error=True)
 
     def words_of(self, error: BaseException) -> str:
-        """An error as people read it; one that nobody expected is written down, to be reported."""
+        """An error as people read it; an unexpected one is written down, to be reported."""
         return str(error) if isinstance(error, HetrunError) else explained(error, self.reports)
 
     @on(Worker.StateChanged)

@@ -15,7 +15,7 @@ from hetrun.planner.options import Options
 from hetrun.system.memory_info import available_memory, free_memory
 
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
-# Tokens that have room before weights have, where nobody said how many: most texts are shorter.
+# Tokens that have room before weights have, where --ctx is not given: most texts are shorter.
 USUAL_CONTEXT = 4096
 STEP = 1024  # longer contexts that memory bounds are multiples of it: what others take changes little then
 

@@ -9,12 +9,12 @@ from hetrun.backend import WeightUse
 from hetrun.memory import breakdown
 from hetrun.memory.ledger import Granted
 from hetrun.planner.plan import PlanSet
-from hetrun.planner.rates import Basis, Rates, Residence
+from hetrun.planner.rates import Rates, Residence
 from hetrun.prefetch.cached_experts import FEW, least_bytes
 from hetrun.prefetch.disk_probe import Disk
 from hetrun.prefetch.expert_outlook import Expected
 from hetrun.prefetch.expert_records import Records
-from hetrun.prefetch.pass_times import PassTimes, known
+from hetrun.prefetch.pass_times import Passes, basis_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class ExpertPlan:
     wanted: dict[str, list[WeightUse]]
     records: Records
     whole: int  # bytes of weights that have to be there as a whole
-    work_of: Callable[[int], int]  # bytes that passes of so many tokens work in
+    work_of: Callable[[int], int]  # bytes that passes of this many tokens work in
     work: int  # that the longest passes work in
     disk: Disk
     buffers: int
     besides: Mapping[str, int]  # what else is held, as a bill has it
     bytes_s: float  # of weights that a token computes with
-    key: str  # by which times of its passes are kept
+    passes: Passes  # as earlier runs saw them
 
     @property
     def window(self) -> int:
@@ -53,18 +53,15 @@ class ExpertPlan:
         """A token, with so much memory for slots."""
         records = self.records
         active = self.whole + sum(m.used * m.slot_bytes for m in records.mixtures)
-        return Expected(records, max(0, room), self.disk.rate, active / self.bytes_s, self._seen(room))
-
-    def _seen(self, room: int) -> PassTimes | None:
-        return known(self.key, max(0, room) / self.records.packed_bytes)
+        seen = self.passes.at(max(0, room) / records.packed_bytes)
+        return Expected(records, max(0, room), self.disk.rate, active / self.bytes_s, seen)
 
     def _rates(self, first: Expected, full: Expected) -> Rates:
         """Passes as the last runs saw them, or as other mixtures run."""
         tokens, prompts = self.plans.ubatch, None
         if first.seen and (seconds := first.seen.seconds(tokens, self.records.stored_bytes / first.rate)):
             prompts = tokens / seconds
-        basis: Basis = "measured" if first.seen else "predicted"
-        return Rates(prompts, first.tokens_per_s, full.tokens_per_s, basis)
+        return Rates(prompts, first.tokens_per_s, full.tokens_per_s, basis_of(first.seen))
 
     def billed(self, one: int, short: int, granted: Granted) -> PlanSet:
         """The plan within a budget: what it takes beside keys and values of one sequence, and why. Experts
@@ -95,8 +92,6 @@ class ExpertPlan:
             self.plans,
             memory=breakdown.complete(paid, granted.nbytes),
             notes=notes,
-            streamed_bytes=expected.missing_bytes,
-            pass_s=expected.token.seconds,
             weights=Residence(
                 self.whole + records.packed_bytes,
                 self.whole + int(first.share * records.packed_bytes),

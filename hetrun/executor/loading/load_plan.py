@@ -52,7 +52,7 @@ from hetrun.memory.kv.states import MOST_CHECKPOINTS, state_bytes
 from hetrun.memory.ledger import Granted, granted
 from hetrun.planner.options import Options, Wishes, this_machine
 from hetrun.planner.plan import Placement, PlanSet
-from hetrun.planner.rates import SHORT, Basis, Rates, Residence
+from hetrun.planner.rates import SHORT, Rates, Residence
 from hetrun.planner.static import LARGEST_UBATCH, StaticPlanner
 from hetrun.prefetch import expert_cache, ring_buffer
 from hetrun.prefetch.cached_experts import ExpertPart, buffers_in, readers_of
@@ -61,7 +61,7 @@ from hetrun.prefetch.expert_records import records_of
 from hetrun.prefetch.extents import can_stream, lay_out
 from hetrun.prefetch.lookahead import Load, Window, predict, window
 from hetrun.prefetch.mapped_weights import MappedPart
-from hetrun.prefetch.pass_times import known
+from hetrun.prefetch.pass_times import Passes, PassTimes, basis_of
 from hetrun.prefetch.residency_policy import LAYER, Kept, Policy
 from hetrun.prefetch.residency_policy import choose as choose_pieces
 from hetrun.prefetch.streamed_weights import Streamed, policy_of
@@ -144,7 +144,7 @@ class Pieces:
     window: Window
     fixed: int  # bytes that are held whatever stays of the weights
     besides: Mapping[str, int]  # of these what is no weight, as a bill has it
-    key: str  # by which times of its passes are kept
+    passes: Passes  # as earlier runs saw them
 
 
 class Deciding:
@@ -269,7 +269,13 @@ class Deciding:
         self._keep_only(found.plans)
         part = ExpertPart(
             *(name, found.records, self._granted, found.whole, found.fixed, found.work_of, found.disk),
-            *(found.buffers, self._options.measures, partial(found.billed, one, short), short, found.key),
+            *(
+                found.buffers,
+                self._options.measures,
+                partial(found.billed, one, short),
+                short,
+                found.passes.key,
+            ),
             work=found.work,
         )
         plans = part.within(self._granted)
@@ -298,9 +304,9 @@ class Deciding:
         work = work_of(plans.ubatch)
         room = self._room(plans, sum(parts.values()) + whole + work)
         buffers = buffers_in(records, room, readers_of(records, disk.way))
-        key = self._key(name, plans)
+        passes = self._passes(name, plans)
         return ExpertPlan(
-            *(name, plans, wanted, records, whole, work_of, work, disk, buffers, parts, BYTES_S, key)
+            *(name, plans, wanted, records, whole, work_of, work, disk, buffers, parts, BYTES_S, passes)
         )
 
     def _prompts_at_once(self, plans: PlanSet, mixtures: Sequence[Mixture]) -> PlanSet:
@@ -404,13 +410,13 @@ class Deciding:
         plans = self._at_once(plans, others)
         work = work_bytes(self._graph, plans.ubatch)
         ahead = self._window(cut, disk, self._room(plans, others + work), plans.plan(1).threads)
-        fixed, key = others + work + ahead.nbytes, self._key(name, plans)
-        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, fixed, parts, key)
+        fixed, passes = others + work + ahead.nbytes, self._passes(name, plans)
+        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, fixed, parts, passes)
 
-    def _key(self, backend: str, plans: PlanSet) -> str:
-        """A name for passes of this model that take equally long."""
+    def _passes(self, backend: str, plans: PlanSet) -> Passes:
+        """Those of this model, by a name for all that take equally long."""
         file = f"{Path(self._source.path).name[-80:]} of {self._source.nbytes} bytes"
-        return f"{file} on {backend} with {plans.plan(1).threads} threads"
+        return Passes(f"{file} on {backend} with {plans.plan(1).threads} threads")
 
     def _at_once(self, plans: PlanSet, others: int) -> PlanSet:
         """Each pass reads the same, however many tokens it has: as many as their memory is worth, which is
@@ -488,7 +494,7 @@ class Deciding:
         streamed = Streamed(
             *(found.backend, found.cut, self._granted, found.whole, found.fixed, found.work, found.disk),
             *(found.window.nbytes, self._options.streaming, self._options.measures, within),
-            *(short, found.key),
+            *(short, found.passes.key),
         )
         plans = within(self._granted)
         return self._prepared(plans, found.wanted, context, found.whole, of_all, streamed=streamed)
@@ -583,8 +589,6 @@ def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, g
         found.plans,
         memory=breakdown.complete(memory, granted.nbytes),
         notes=notes,
-        streamed_bytes=kept.streamed_bytes,
-        pass_s=outlook.seconds,
         weights=Residence(
             total,
             first.locked_bytes,
@@ -598,13 +602,14 @@ def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, g
 
 def _rates(found: Pieces, first: Kept, full: Kept, total: int) -> Rates:
     """Passes as the last runs saw them; before the first, none is faster than its disk."""
-    tokens = found.plans.ubatch
 
-    def rate(kept: Kept, tokens: int) -> float | None:
+    def rate(kept: Kept, times: PassTimes | None, tokens: int) -> float | None:
         reading_s = kept.streamed_bytes / found.disk.rate
-        if times := known(found.key, kept.locked_bytes / total):
+        if times:
             return tokens / seconds if (seconds := times.seconds(tokens, reading_s)) else None
         return 1 / max(total / BYTES_S, reading_s) if tokens == 1 else None
 
-    basis: Basis = "measured" if known(found.key, first.locked_bytes / total) else "predicted"
-    return Rates(rate(first, tokens), rate(first, 1), rate(full, 1), basis)
+    short, long = (found.passes.at(kept.locked_bytes / total) for kept in (first, full))
+    return Rates(
+        rate(first, short, found.plans.ubatch), rate(first, short, 1), rate(full, long, 1), basis_of(short)
+    )

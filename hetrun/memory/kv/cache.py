@@ -70,7 +70,7 @@ def sequence_bytes(
 def promised_for(
     shapes: Mapping[int, KvShape], quant: QuantType, tokens: int, kv_bytes: Callable[[int], int]
 ) -> int:
-    """What the cache asks for, in its steps, for a sequence of so many tokens beside one that is kept."""
+    """What the cache asks for, in its steps, for a sequence of `tokens` beside one that is kept."""
     unit = unit_rows([table_bytes(s, quant) for s in shapes.values() if not s.window], mmap.PAGESIZE)
     return -(-2 * kv_bytes(-(-tokens // unit) * unit) // STEP) * STEP
 
