@@ -272,6 +272,40 @@ def test_the_same_tokens_and_guesses_from_what_the_model_thought(
     model.close()
 
 
+def test_two_that_may_ask_and_one_place() -> None:
+    class Fake:
+        context, about_s = 1000, 0.001
+
+        def __init__(self) -> None:
+            self.open = set[int]()
+
+        @property
+        def has_place(self) -> bool:
+            return not self.open
+
+        def alloc(self) -> int:
+            assert self.has_place
+            self.open.add(1)
+            return 1
+
+        def free(self, seq: int) -> None:
+            self.open.remove(seq)
+
+        def guess(self, seq: int, tokens: list[int], before: np.ndarray) -> Guess:
+            return Guess(7, np.zeros((1, 4), np.float32))
+
+    fake = Fake()
+    first, second = (Predicted(cast(Predictor, fake), [1, 2, 3], Tracked(1.0)) for _ in range(2))
+    for one in (first, second):
+        one.saw(0, np.zeros((2, 4), np.float32))
+    assert first.may_ask(1)
+    assert second.may_ask(1)
+    assert first.propose(1) == [7]
+    assert second.propose(1) == []  # in the same step
+    first.close()
+    assert second.propose(1) == [7]
+
+
 def test_what_it_reads_is_bounded_and_begins_anew_after_a_gap() -> None:
     calls: list[tuple[int, int, list[int]]] = []
 

@@ -99,7 +99,9 @@ class Predicted:
         return has and known and len(self._tokens) + n <= self._block.context
 
     def propose(self, n: int) -> list[int]:
-        """What it would say next."""
+        """What it would say next; nothing if others of this step took the last place since `may_ask`."""
+        if self._seq is None and not self._block.has_place:
+            return []
         start, seq = perf_counter(), self._go_on()
         new = self._tokens[self._read :]
         before = np.array(list(islice(self._hidden, len(self._hidden) - len(new), None)))
