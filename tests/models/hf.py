@@ -149,7 +149,8 @@ def random_model(row: Row) -> PreTrainedModel:
         if row.model_type == "muse_glimmer":
             said |= {"out_hidden_size": 4 * vision["hidden_size"], "projector_hidden_size": 32}
     config = AutoConfig.for_model(row.model_type, **said)
-    with experts_of_no_width():
+    with experts_of_no_width(), torch.random.fork_rng():
+        torch.manual_seed(row.seed)  # what transformers draws itself and is only added to below: sinks
         model: PreTrainedModel = kind_of(row.model_type).from_config(config)
     random = torch.Generator().manual_seed(row.seed)
     with torch.no_grad():
