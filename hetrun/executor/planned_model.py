@@ -13,6 +13,7 @@ from typing import TypeVar
 from hetrun.backend import Backend, Descriptor, Floats, Rows, registry
 from hetrun.client.events import Streaming
 from hetrun.client.queries import LayerPlace
+from hetrun.executor.autotune.answer_pace import Gaps, Pace, pace_of
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.core_choice import recall_seats
 from hetrun.executor.autotune.setup import Setup, planned, planner_for
@@ -111,6 +112,8 @@ class PlannedModel:
                 self.graph, prepared.plans, self._backends, store, self._kv, self.stats, same, forecast
             )
             self.pilot: Pilot | None = None
+            self.pace: Pace | None = None
+            self._gaps = Gaps()
             self._budget = self._disk or self._experts or self._in_memory(prepared)
             if setup:
                 self._measure(setup, forecast, stretch(progress, LOADING, 1, Measuring))
@@ -168,7 +171,12 @@ class PlannedModel:
         """What is not known yet, and plan by it."""
         self.pilot = Pilot(self.graph, self._backends, self._store, self._kv, self._executor, forecast, setup)
         self.pilot.begin(progress)
+        self.pace = Pace(forecast, self.graph, self._pass_of_one)
         self.rest()  # what was measured in goes, with keys and values of long texts
+
+    def _pass_of_one(self, depth: float) -> float | None:
+        """Seconds of a pass of one token, as the planner predicts it."""
+        return self.pilot.planner.pass_seconds(self.plans.plan(1), 1, depth) if self.pilot else None
 
     def _in_memory(self, prepared: Prepared) -> InMemory:
         mapped, store = prepared.mapped, self._store
@@ -207,24 +215,38 @@ class PlannedModel:
     def step(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens, or their hidden states; good until the next step."""
         if (reading := self._reading) is None:
-            return self._run(lambda: self._executor.run(step, between), step)
+            return self._watched(lambda: self._executor.run(step, between), step)
         if self._experts:
             self._experts.expect(min(step.tokens, self.plans.ubatch))
         start = perf_counter()
         rows = self._executor.run(step)
-        certain = step.tokens - step.drafted
+        end, certain = perf_counter(), step.tokens - step.drafted
         accepted, self._accepted = self.stats.accepted - self._accepted, self.stats.accepted
         # What became of the guesses shows only behind a pass: here those of the last one count.
-        reading.ran(
-            perf_counter() - start, step.tokens, certain + accepted, answering=certain == len(step.chunks)
-        )
+        answering, gap = certain == len(step.chunks), self._gaps.began(start) or 0.0
+        reading.ran(end - start, step.tokens, certain + accepted, answering, gap)
+        self._gaps.ended(end, answering)
         return rows
 
     def choose(self, step: Step, k: int, between: Between | None = None) -> Rows:
         """The k greatest logits of each wanted token, where a device can choose; else all of them."""
         if self._reading:
             return self.step(step)
-        return self._run(lambda: self._executor.choose(step, k, between), step)
+        return self._watched(lambda: self._executor.choose(step, k, between), step)
+
+    def _watched(self, run: Callable[[], T], step: Step) -> T:
+        """Run it, and see how long after the token before it the next one of an answer comes."""
+        start = perf_counter()
+        found = self._run(run, step)
+        end, alone = perf_counter(), step.tokens == 1
+        if self.pace:
+            gap = self._gaps.began(start) if alone else None
+            if gap is None:
+                self.pace.broken()
+            else:
+                self.pace.saw(gap + end - start, self._kv.length(step.chunks[0].seq))
+            self._gaps.ended(end, alone)
+        return found
 
     def _run(self, run: Callable[[], T], step: Step) -> T:
         """Without a backend that fails, where the others can do it."""
@@ -266,7 +288,8 @@ class PlannedModel:
         """The plans in force, with the speeds that follow from what was measured so far."""
         if self.pilot is None:
             return self.plans
-        return replace(self.plans, rates=_rates(self.pilot.planner, self.plans))
+        pace = pace_of(self.pilot.forecast, self.graph)
+        return replace(self.plans, rates=_rates(self.pilot.planner, self.plans, pace))
 
     @property
     def reason(self) -> str:
@@ -464,18 +487,19 @@ def foreseen(source: ModelSource, options: Options, known: Forecast | None = Non
         planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
         planner.listen(known_choices(prepared.graph).likely)
         plans = planned(planner, prepared.plans, setup)
-        return replace(plans, rates=_rates(planner, plans))
+        return replace(plans, rates=_rates(planner, plans, pace_of(forecast, prepared.graph)))
     finally:
         for backend in prepared.backends.values():
             backend.close()
 
 
-def _rates(planner: OnlinePlanner, plans: PlanSet) -> Rates:
-    """What passes of an answer and of a long prompt take."""
+def _rates(planner: OnlinePlanner, plans: PlanSet, pace: float) -> Rates:
+    """What tokens of an answer take, with what comes between them, and passes of a long prompt."""
     one, many, most = plans.plan(1), plans.plan(plans.ubatch), min(plans.ubatch, plans.context)
     short = planner.pass_seconds(one, 1, min(SHORT, plans.context))
     full = planner.pass_seconds(one, 1, plans.context)
     prompt = planner.pass_seconds(many, most, most / 2)
     if short is None:
         return Rates()
-    return Rates(most / prompt if prompt else None, 1 / short, 1 / full if full else None, "measured")
+    prompts, answers = most / prompt if prompt else None, 1 / (pace * short)
+    return Rates(prompts, answers, 1 / (pace * full) if full else None, "measured")

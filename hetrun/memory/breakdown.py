@@ -82,7 +82,10 @@ def table(bill: Mapping[str, int], device: str = "") -> list[str]:
     is of one kind."""
     if not bill:
         return []
-    bill, lines = settled(bill), [_line(f"memory of {device}" if device else "memory", "kind", "MiB")]
+    bill, lines = (
+        settled(bill),
+        [_line(f"memory of {device}" if device else "memory, full context", "kind", "MiB")],
+    )
     for name, size in bill.items():
         if name in (LIMIT, LEFT) or (name == KV_ONE and KV_ALL in bill):
             continue

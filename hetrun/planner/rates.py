@@ -23,18 +23,16 @@ class Residence:
         """For people."""
         if self.full >= self.total:
             return f"all {_mib(self.total)} in memory"
-        said = (
-            f"{_mib(self.short)} of {_mib(self.total)} in memory, {self.read / 1e6:,.1f} MB read for a token"
-        )
+        said = f"{_mib(self.short)} of {_mib(self.total)} in memory, {_read(self.read)} read for each token"
         if self.short == self.full:
             return said
-        return f"{said}; in a full context {_mib(self.full)} and {self.read_full / 1e6:,.1f} MB"
+        return f"{said}; in a full context {_mib(self.full)} and {_read(self.read_full)}"
 
 
 Basis = Literal["measured", "predicted", "unknown"]
 WORDS: dict[Basis, str] = {
     "measured": "from times measured on this machine",
-    "predicted": "predicted: it has not run here with this much memory yet",
+    "predicted": "predicted: it has not run like this here yet",
 }
 
 
@@ -60,6 +58,10 @@ class Rates:
 
 def _mib(size: int) -> str:
     return f"{size / 2**20:,.0f} MiB"
+
+
+def _read(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
 
 
 def _figures(rate: float) -> str:

@@ -258,12 +258,12 @@ class FromExperts:
         """What slots may take."""
         return self.cache.promised_bytes + self._slack()
 
-    def ran(self, seconds: float, tokens: int, given: int, answering: bool) -> None:
+    def ran(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
         """A pass has ended, and with it so many tokens were given; `answering`: all but one of each sequence
-        were guesses."""
+        were guesses. It began `gap` seconds after the last one of the same answer."""
         last, now = self._last, self.cache.counts
         waited = (now.waited - last.waited) / 1e9
-        self._late.add(seconds, waited, now.bytes - last.bytes, given, answering)
+        self._late.add(seconds, waited, now.bytes - last.bytes, given, answering, gap)
         self._compute.saw(tokens, max(0.0, seconds - waited))
         if tokens <= MOST_HINTED:
             self.hints.saw(seconds)

@@ -94,7 +94,7 @@ def window(
     }
     why, pieces = min(limits.items(), key=lambda item: item[1])
     if pieces < least:
-        why, pieces = f"{readers} readers and {takers} takers need no less", least
+        why, pieces = f"the least for {readers} threads that read and {takers} that compute", least
     if pieces >= load.pieces:
         why, pieces = "all that is streamed", load.pieces
     size = pieces * load.largest

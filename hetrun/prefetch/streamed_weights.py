@@ -57,10 +57,19 @@ class Late:
     waited: float = 0.0
     bytes_read: float = 0.0
     tokens: float = 0.0
+    answers: int = 0  # passes of answers in all, and what they took in all, with what came between them
+    answers_s: float = 0.0
+    answers_bytes: int = 0
 
-    def add(self, seconds: float, waited: float, nbytes: int, tokens: int, answering: bool) -> None:
-        """One more."""
+    def add(
+        self, seconds: float, waited: float, nbytes: int, tokens: int, answering: bool, gap: float = 0.0
+    ) -> None:
+        """One more, which began `gap` seconds after the end of the last one of the same answer."""
         self.passes += 1
+        if answering:
+            self.answers += 1
+            self.answers_s += seconds + gap
+            self.answers_bytes += nbytes
         if self.answering and not answering:
             return
         self.alike = self.alike + 1 if answering == self.answering else 1
@@ -91,11 +100,11 @@ class Compute:
 
     def times(self, late: Late, rate: float, found: float = 0.0) -> PassTimes | None:
         """What is worth keeping of the passes of answers; None: there were none."""
-        least = self._least.value
-        reckoned = max(least, late.bytes_read / rate)
-        if not least or not late.answering or not reckoned:
+        least, n = self._least.value, late.answers
+        if not least or not n:
             return None
-        return PassTimes(least, self._each.value, min(MOST_OFF, late.seconds / reckoned), found)
+        reckoned = n * max(least, late.answers_bytes / n / rate)
+        return PassTimes(least, self._each.value, min(MOST_OFF, late.answers_s / reckoned), found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +277,11 @@ class FromDisk:
         self._streamer.follow(self._kept.streamed)
         self._partial.follow(self._kept.streamed)
 
-    def ran(self, seconds: float, tokens: int, given: int, answering: bool) -> None:
+    def ran(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
         """A pass has ended, and with it so many tokens were given; `answering`: all but one of each sequence
-        were guesses."""
+        were guesses. It began `gap` seconds after the last one of the same answer."""
         stats = self._streamer.stats
-        self._late.add(seconds, stats.pass_waited, stats.pass_bytes, given, answering)
+        self._late.add(seconds, stats.pass_waited, stats.pass_bytes, given, answering, gap)
         self._rate.saw(stats.pass_bytes, seconds, stats.pass_waited)
         self._compute.saw(tokens, seconds - stats.pass_waited)
 
@@ -285,7 +294,7 @@ class FromDisk:
         """What passes took, for the next plan; a run of a few passes tells too little."""
         kept = self._kept
         whole = kept.locked_bytes + kept.streamed_bytes
-        if self._late.alike >= LEAST_ALIKE and (times := self._compute.times(self._late, self._rate.rate)):
+        if self._late.answers >= LEAST_ALIKE and (times := self._compute.times(self._late, self._rate.rate)):
             learn(self._streamed.key, kept.locked_bytes / whole, times)
 
     def report(self) -> Streaming:

@@ -157,7 +157,7 @@ def test_a_bill_is_a_table_with_a_sum() -> None:
     assert complete["left"] == 12 * MIB
     assert breakdown.complete(complete, 30 * MIB) == complete
     assert "\n".join(breakdown.table(complete)) == (
-        "memory                     kind                MiB\n"
+        "memory, full context       kind                MiB\n"
         "  libraries                file-backed         3.0\n"
         "  weights                  anonymous           5.0\n"
         "  KV of all, at most       shared              8.0\n"

@@ -43,3 +43,14 @@ def test_only_passes_of_answers_are_kept() -> None:
     assert times is not None
     assert times.least_s == pytest.approx(0.02)
     assert times.off == pytest.approx(0.06 / 0.05)  # reading took 50 ms, the pass 60
+
+
+def test_what_comes_between_passes_of_an_answer_counts() -> None:
+    compute, late = Compute(), Late()
+    compute.saw(1, 0.02)
+    late.add(0.9, 0.1, 50_000_000, 32, answering=False)
+    late.add(0.06, 0.04, 40_000_000, 1, answering=True, gap=0.01)
+    late.add(0.08, 0.04, 60_000_000, 1, answering=True, gap=0.03)
+    times = compute.times(late, rate=1e9)
+    assert times is not None
+    assert times.off == pytest.approx((0.07 + 0.11) / (2 * 0.05))

@@ -11,7 +11,7 @@ from hetrun.backend import Available, Descriptor, registry
 from hetrun.cli import options
 from hetrun.cli.exit_codes import OUR_FAULT
 from hetrun.cli.output import in_json
-from hetrun.cli.progress import Row, rows
+from hetrun.cli.progress import Row, loading, rows
 from hetrun.config import Settings
 from hetrun.engine.query_handlers import cores_of, plan_json
 from hetrun.errors import BackendUnavailable, OptionError
@@ -26,7 +26,10 @@ REFERENCE = "reference"
 
 def print_plan(settings: Settings, as_json: bool) -> None:
     """The plan for the settings' model."""
-    plans = make_plan(settings)
+    from hetrun.tools.outlook import with_outlook
+
+    with loading("measuring memory and products") as tell:
+        plans = with_outlook(make_plan(settings), settings, tell)
     if as_json:
         print(json.dumps(plan_json(plans), indent=1))
         return

@@ -218,7 +218,7 @@ def _plans(
     return PlanSet(
         {bucket: Plan(bucket, setup.threads, placed, stages) for bucket in BUCKETS},
         setup.ubatch,
-        "as asked for" if options.wishes.ubatch else "more tokens at once are no faster",
+        "as asked for" if options.wishes.ubatch else "more at once are no faster",
         complete(
             {
                 "weights, estimated": need.weights,

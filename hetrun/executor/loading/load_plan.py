@@ -65,6 +65,7 @@ from hetrun.prefetch.pass_times import Passes, PassTimes, basis_of
 from hetrun.prefetch.residency_policy import LAYER, Kept, Policy
 from hetrun.prefetch.residency_policy import choose as choose_pieces
 from hetrun.prefetch.streamed_weights import Streamed, policy_of
+from hetrun.system.units import size_in_words
 
 PROMPTS = (2048, 1024, 512, 256)  # tokens of a pass while experts come from disk
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
@@ -316,7 +317,9 @@ class Deciding:
         most = WORK_SHARE * self._granted.nbytes
         fits = (n for n in PROMPTS if work_bytes(self._graph, n) + mixture_bytes(mixtures, n) <= most)
         n = next(fits, min(plans.ubatch, PROMPTS[-1]))
-        return replace(plans, ubatch=n, ubatch_why="a pass reads what its tokens choose once for all of them")
+        return replace(
+            plans, ubatch=n, ubatch_why="a pass reads the experts that its tokens choose once for all of them"
+        )
 
     def _mapped(self, name: str, why: str) -> Prepared | None:
         """Everything on one backend, some weights where they lie in their files."""
@@ -428,9 +431,7 @@ class Deciding:
         n = MOST_AT_ONCE
         while n > BLOCK and work_bytes(self._graph, n) > most:
             n //= 2
-        return replace(
-            plans, ubatch=n, ubatch_why="each pass reads its weights from disk once, for all of them"
-        )
+        return replace(plans, ubatch=n, ubatch_why="a pass reads weights from disk once for all of them")
 
     def _within_devices(self, context: Context, plans: PlanSet, wanted: Wanted) -> Context:
         """As long as the devices have room for keys and values of the layers that have their home there."""
@@ -577,14 +578,14 @@ def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, g
     total = sum(piece.kept_bytes for piece in found.cut.pieces)
     outlook = predict(total / BYTES_S, kept.streamed_bytes, found.disk.rate)
     notes: tuple[str, ...] = (
-        f"weights from disk, {kept.streamed_bytes / 1e9:.2f} GB for every pass: {granted.words} is less than "
-        f"all of them need; {kept.why}",
-        f"a token of a full context: {outlook}",
+        f"in a full context, every pass reads {size_in_words(kept.streamed_bytes)} of weights from disk: "
+        f"{granted.words} is less than all weights need; {kept.why}",
+        f"then a token comes at {outlook}",
         f"read ahead: {found.window.why}",
         f"disk: {found.disk.why}",
     )
     if not kept.streamed:
-        notes = (f"weights stay in memory now, all of them: {granted.words} is enough",)
+        notes = (f"all weights stay in memory now: {granted.words} is enough",)
     return replace(
         found.plans,
         memory=breakdown.complete(memory, granted.nbytes),

@@ -1,0 +1,69 @@
+"""How much longer a token of an answer takes than its pass.
+
+Between two passes the engine samples, turns tokens into text and hands it out, and tries now and then what
+might be faster; other programs take their share, too. People wait for all of that, so a promise of tokens per
+second counts it, as the last answers of this model showed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hetrun.graph import Graph
+from hetrun.planner.costmodel import Forecast
+
+PACE = "answers against passes"  # a fact of a model
+WINDOW = 32  # tokens of an answer that are compared with what their passes should take
+PAUSE_S = 0.1  # who waits longer before the next pass waited for somebody else
+MOST = 4.0  # an answer that took longer than this was disturbed
+
+Predict = Callable[[float], float | None]  # seconds of a pass of one token that sees so many others
+
+
+def pace_of(forecast: Forecast, graph: Graph) -> float:
+    """The factor; 1 before the first answer."""
+    return forecast.fact(PACE, _key(graph)) or 1.0
+
+
+def _key(graph: Graph) -> str:
+    """What all files have in common whose passes are alike."""
+    weights = graph.weights().values()
+    return f"{len(graph.ops)} operations with {sum(w.nbytes for w in weights)} bytes"
+
+
+class Gaps:
+    """What lies between the passes of one answer."""
+
+    def __init__(self) -> None:
+        self._ended = float("-inf")
+
+    def began(self, start: float) -> float | None:
+        """Seconds since the last pass; None where it was of something else, or there was a pause."""
+        gap = start - self._ended
+        return gap if gap < PAUSE_S else None
+
+    def ended(self, end: float, answering: bool) -> None:
+        """A pass ended; one of a prompt is followed by what answers do not have."""
+        self._ended = end if answering else float("-inf")
+
+
+class Pace:
+    """Watches answers of one sequence; belongs to the engine's thread."""
+
+    def __init__(self, forecast: Forecast, graph: Graph, predict: Predict) -> None:
+        self._forecast, self._predict, self._key = forecast, predict, _key(graph)
+        self._tokens, self._took = 0, 0.0
+
+    def saw(self, seconds: float, depth: float) -> None:
+        """A token that came so long after the one before, in a text of this depth."""
+        self._tokens += 1
+        self._took += seconds
+        if self._tokens < WINDOW:
+            return
+        if should := self._predict(depth - WINDOW / 2):
+            self._forecast.learn_fact(PACE, self._key, min(MOST, self._took / (WINDOW * should)))
+        self._tokens, self._took = 0, 0.0
+
+    def broken(self) -> None:
+        """Something else ran: what was seen so far is no whole window."""
+        self._tokens, self._took = 0, 0.0

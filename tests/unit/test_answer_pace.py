@@ -1,0 +1,62 @@
+"""How much longer tokens of an answer take than their passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetrun.executor.autotune.answer_pace import MOST, PAUSE_S, WINDOW, Gaps, Pace, pace_of
+from hetrun.planner.costmodel import Forecast
+from tests.models.cases import GQA
+from tests.support.rig import graph_of
+
+GRAPH = graph_of(GQA)
+
+
+def pace(forecast: Forecast, seconds: float | None = 0.01) -> Pace:
+    return Pace(forecast, GRAPH, lambda depth: seconds)
+
+
+def test_a_window_of_tokens_is_compared_with_their_passes() -> None:
+    forecast = Forecast()
+    watched = pace(forecast)
+    for n in range(WINDOW - 1):
+        watched.saw(0.015, n)
+    assert pace_of(forecast, GRAPH) == 1.0
+    watched.saw(0.015, WINDOW)
+    assert pace_of(forecast, GRAPH) == pytest.approx(1.5)
+
+
+def test_what_runs_between_breaks_a_window() -> None:
+    forecast = Forecast()
+    watched = pace(forecast)
+    for n in range(2 * WINDOW - 2):
+        if n == WINDOW - 1:
+            watched.broken()
+        watched.saw(0.015, n)
+    assert pace_of(forecast, GRAPH) == 1.0
+
+
+def test_an_answer_that_was_disturbed_counts_no_more_than_four_times() -> None:
+    forecast = Forecast()
+    watched = pace(forecast)
+    for n in range(WINDOW):
+        watched.saw(1.0, n)
+    assert pace_of(forecast, GRAPH) == MOST
+
+
+def test_passes_of_which_nothing_is_known_teach_nothing() -> None:
+    forecast = Forecast()
+    watched = pace(forecast, None)
+    for n in range(WINDOW):
+        watched.saw(0.1, n)
+    assert pace_of(forecast, GRAPH) == 1.0
+
+
+def test_gaps_are_those_within_an_answer() -> None:
+    gaps = Gaps()
+    assert gaps.began(5.0) is None
+    gaps.ended(6.0, answering=True)
+    assert gaps.began(6.01) == pytest.approx(0.01)
+    assert gaps.began(6.0 + 2 * PAUSE_S) is None
+    gaps.ended(7.0, answering=False)
+    assert gaps.began(7.01) is None

@@ -1,0 +1,70 @@
+"""Speeds that are predicted for a model that has not run here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetrun.api.local_model import make_plan
+from hetrun.config import Settings
+from hetrun.memory.breakdown import EXPERTS
+from hetrun.planner.plan import PlanSet
+from hetrun.planner.rates import Rates, Residence
+from hetrun.tools import outlook
+from hetrun.tools.bench.roofline import Demand
+from hetrun.tools.outlook import OF_MEMORY, OF_PRODUCTS, STEP_S, Machine, with_outlook
+
+SETTINGS = Settings.resolve(environ={}, backends=["llamacpp"], planner="static")
+
+
+@pytest.fixture(scope="module")
+def plans() -> PlanSet:
+    return replace(make_plan(SETTINGS), rates=None)
+
+
+def demand(tokens: int, nbytes: float, products: float | None) -> Demand:
+    return Demand(tokens, nbytes, 0.0, products, None if products is None else 0.0)
+
+
+def test_a_pass_takes_the_longer_of_reading_and_multiplying() -> None:
+    machine = Machine(memory=10e9, products=100e9)
+    assert machine.seconds(demand(1, 1e9, 2e9), 100) == pytest.approx(0.1 / OF_MEMORY + 100 * STEP_S)
+    assert machine.seconds(demand(512, 1e9, 1e12), 0) == pytest.approx(10 / OF_PRODUCTS)
+
+
+def test_without_products_only_tokens_of_answers_are_known() -> None:
+    machine = Machine(memory=10e9, products=None)
+    assert machine.seconds(demand(1, 1e9, None), 0) == pytest.approx(0.1 / OF_MEMORY)
+    assert machine.seconds(demand(512, 1e9, 1e12), 0) is None
+
+
+def test_a_model_that_has_not_run_has_predicted_speeds(plans: PlanSet) -> None:
+    rates = with_outlook(plans, SETTINGS).rates
+    assert rates is not None
+    assert rates.basis == "predicted"
+    assert rates.prompts
+    assert rates.answers
+    assert rates.full
+    assert rates.full < rates.answers < rates.prompts
+    assert "predicted: " in rates.words
+
+
+def test_what_is_known_stays(plans: PlanSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(outlook, "_measured")
+    known = replace(plans, rates=Rates(100.0, 10.0, 5.0, "measured"))
+    assert with_outlook(known, SETTINGS) is known
+    there = replace(plans, devices={"cuda:0": {"weights": 1}})
+    assert with_outlook(there, SETTINGS) is there
+
+
+def test_prompts_of_streamed_weights_read_them_once_a_pass(
+    plans: PlanSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlook, "_measured", lambda *_: Machine(1e12, 1e15))
+    streamed = replace(
+        plans, ubatch=32, weights=Residence(9, 5, 5, 4, 4), rates=Rates(None, 2.0, 1.0, "predicted")
+    )
+    assert with_outlook(streamed, SETTINGS).rates == Rates(64.0, 2.0, 1.0, "predicted")
+    experts = replace(streamed, memory={EXPERTS: 1})
+    assert with_outlook(experts, SETTINGS).rates == Rates(None, 2.0, 1.0, "predicted")
