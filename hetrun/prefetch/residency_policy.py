@@ -266,11 +266,11 @@ def _spread(n: int) -> list[int]:
 def _explain(kept: Kept) -> str:
     total = sum(p.kept_bytes for p in kept.cut.pieces)
     if not kept.count or kept.count == len(kept.order):
-        what = "all weights stay" if kept.count else f"no weights stay of {_mib(total)}"
+        what = "all weights stay in memory" if kept.count else f"none of {_mib(total)} stays in memory"
         return f"{kept.policy}: {what}"
     layers = layers_of(kept.cut)
     per_layer = [_held(kept, columns) for name, columns in layers.items() if name]
-    parts = [f"{_mib(kept.locked_bytes)} of {_mib(total)} stay"]
+    parts = [f"{_mib(kept.locked_bytes)} of {_mib(total)} stay in memory"]
     if per_layer:
         sizes = [_bytes(columns) for name, columns in layers.items() if name]
         parts.append(f"{_range(per_layer)} of {_range(sizes)} in each layer")

@@ -264,19 +264,19 @@ def test_reasons_are_given_in_words() -> None:
     names = [f"blk.{i}.{name}" for i in range(2) for name in ("attn.q", "attn.out", "ffn.gate", "ffn.down")]
     pieces = [Piece(scope, weight, ((a, a + 16),), MIB) for scope in names for a in (0, 16, 32, 48)]
     cut = Cut(tuple(pieces), len(pieces), ())
-    assert choose(cut, 0).why == "balanced: no weights stay of 32 MiB"
+    assert choose(cut, 0).why == "balanced: none of 32 MiB stays in memory"
     assert choose(cut, 3 * MIB).why == (
-        "balanced: 3 MiB of 32 MiB stay, 1.0 to 2.0 MiB of 16.0 MiB in each layer: 38 % of attn.out"
+        "balanced: 3 MiB of 32 MiB stay in memory, 1.0 to 2.0 MiB of 16.0 MiB in each layer: 38 % of attn.out"
     )
     assert choose(cut, 26 * MIB).why == (
-        "balanced: 26 MiB of 32 MiB stay, 13.0 MiB of 16.0 MiB in each layer: "
+        "balanced: 26 MiB of 32 MiB stay in memory, 13.0 MiB of 16.0 MiB in each layer: "
         "attn.out, ffn.gate and ffn.down whole, 25 % of attn.q"
     )
     assert choose(cut, 18 * MIB, "unbalanced").why == (
-        "unbalanced: 18 MiB of 32 MiB stay, 2.0 to 16.0 MiB of 16.0 MiB in each layer: "
+        "unbalanced: 18 MiB of 32 MiB stay in memory, 2.0 to 16.0 MiB of 16.0 MiB in each layer: "
         "the first 1 of 2 layers whole, and what fits of what follows"
     )
-    assert choose(cut, 32 * MIB).why == "balanced: all weights stay"
+    assert choose(cut, 32 * MIB).why == "balanced: all weights stay in memory"
 
 
 def test_what_is_too_little_for_all_layers_is_spread_over_them() -> None:
@@ -301,7 +301,7 @@ def test_the_head_has_its_share_and_no_room_is_no_error() -> None:
         assert choose(LLAMA_7B, room).streamed == LLAMA_7B.pieces
     everything = choose(LLAMA_7B, total(LLAMA_7B))
     assert everything.streamed == ()
-    assert everything.why == "balanced: all weights stay"
+    assert everything.why == "balanced: all weights stay in memory"
     assert choose(Cut((), 0, ()), MIB).pieces == frozenset()
 
 
