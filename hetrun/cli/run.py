@@ -20,12 +20,10 @@ from hetrun.config import Settings, runtime_dir
 from hetrun.errors import OptionError, UserError, printable
 from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
 from hetrun.system.terminal_text import visible
-from hetrun.system.units import counted
+from hetrun.system.units import counted, size_in_words
 
 if TYPE_CHECKING:
     from hetrun.cli.run_remote import Answerer
-
-UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def answer(
@@ -244,17 +242,6 @@ def from_disk(s: Streaming) -> str:
             f"{s.slots:,} of {s.experts:,} experts have a slot, where {s.found:.0%} of the chosen ones were"
         )
     return (
-        f"[from disk: {amount(s.bytes_per_token)} a token at {amount(s.disk_bytes_s)}/s, "
+        f"[from disk: {size_in_words(s.bytes_per_token)} a token at {size_in_words(s.disk_bytes_s)}/s, "
         f"{100 * s.waiting:.0f} % of the time waiting; {kept}]"
     )
-
-
-def amount(nbytes: float) -> str:
-    """Bytes in words, as disks are sold."""
-    size, name = unit(nbytes)
-    return f"{nbytes / size:.3g} {name}"
-
-
-def unit(nbytes: float) -> tuple[float, str]:
-    """The largest unit of which so many bytes are at least one, with three digits."""
-    return next(((size, name) for size, name in UNITS if nbytes >= 0.9995 * size), UNITS[-1])

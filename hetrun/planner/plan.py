@@ -180,7 +180,7 @@ class PlanSet:
             lines.append(f"last change: {self.reason}")
         if self.precision:
             lines.append(f"precision {self.precision}: {IN_FORCE[self.precision]}")
-        lines += [f"prompts are read {self.ubatch} tokens at a time: {self.ubatch_why}", *table(self.memory)]
+        lines += [f"passes have at most {self.ubatch} tokens: {self.ubatch_why}", *table(self.memory)]
         for name, bill in self.devices.items():
             lines += table(bill, name)
         for x in (*self.notes, *[f"not promised: {x}" for x in self.promises_off]):

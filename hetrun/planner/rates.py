@@ -23,10 +23,11 @@ class Residence:
         """For people."""
         if self.full >= self.total:
             return f"all {_mib(self.total)} in memory"
-        said = f"{_mib(self.short)} of {_mib(self.total)} in memory, {_read(self.read)} read for each token"
+        short = f"{self.short / 2**20:,.0f} of {_mib(self.total)}"
+        said = f"{short} in memory, {_mib(self.read, 1)} read for each token"
         if self.short == self.full:
             return said
-        return f"{said}; in a full context {_mib(self.full)} and {_read(self.read_full)}"
+        return f"{said}; in a full context {_mib(self.full)} in memory, {_mib(self.read_full, 1)} read"
 
 
 Basis = Literal["measured", "predicted", "unknown"]
@@ -56,8 +57,8 @@ class Rates:
         return f"{', '.join(known)} ({WORDS[self.basis]})"
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"
+def _mib(size: int, digits: int = 0) -> str:
+    return f"{size / 2**20:,.{digits}f} MiB"
 
 
 def _read(size: int) -> str:

@@ -152,9 +152,7 @@ def _parts(size: int, most: int) -> list[int]:
 def _try_cached(trial: _Trial, file: int, parts: Iterator[int]) -> str:
     """Reads through the system's cache, of parts that are not in it; why there were none, if so."""
     if not hasattr(os, "posix_fadvise"):
-        return (
-            "reads through the system's cache were not measured: this system cannot drop what it has cached"
-        )
+        return "reads through the system's cache were not measured: this system cannot drop files from it"
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # as the streamer reads
     tried = False
     for way in (w for w in WAYS if not w.direct):
@@ -166,11 +164,7 @@ def _try_cached(trial: _Trial, file: int, parts: Iterator[int]) -> str:
         trial.run(file, way, part, 2 * PART)
         os.posix_fadvise(file, part, 2 * PART, os.POSIX_FADV_DONTNEED)
         tried = True
-    return (
-        ""
-        if tried
-        else "reads through the system's cache were not measured: the system may have cached all of the file"
-    )
+    return "" if tried else "reads through the system's cache were not measured: the file may be in it"
 
 
 def cached_share(file: int, offset: int, nbytes: int) -> float | None:

@@ -88,13 +88,13 @@ def window(
     meanwhile = a_layer if load.compute_s is None else rate * load.compute_s / load.n_layers
     wanted = least + ceil(min(a_layer, meanwhile) / load.largest)
     limits = {
-        f"{readers} readers, {takers} takers and what a layer needs meanwhile": wanted,
-        f"{counted(layers, 'layer')} of what is streamed": ceil(layers * a_layer / load.largest),
+        f"{readers} reading and {takers} computing threads, and what a layer needs meanwhile": wanted,
+        f"what {counted(layers, 'layer')} read": ceil(layers * a_layer / load.largest),
         f"a {ROOM_SHARE}th of the room for weights": room // ROOM_SHARE // load.largest,
     }
     why, pieces = min(limits.items(), key=lambda item: item[1])
     if pieces < least:
-        why, pieces = f"the least for {readers} threads that read and {takers} that compute", least
+        why, pieces = f"the fewest for {readers} reading and {takers} computing threads", least
     if pieces >= load.pieces:
         why, pieces = "all that is streamed", load.pieces
     size = pieces * load.largest

@@ -266,7 +266,7 @@ def _spread(n: int) -> list[int]:
 def _explain(kept: Kept) -> str:
     total = sum(p.kept_bytes for p in kept.cut.pieces)
     if not kept.count or kept.count == len(kept.order):
-        what = "all weights stay in memory" if kept.count else f"none of {_mib(total)} stay in memory"
+        what = "all weights stay in memory" if kept.count else f"none of {_mib(total)} stays in memory"
         return f"{kept.policy}: {what}"
     layers = layers_of(kept.cut)
     per_layer = [_held(kept, columns) for name, columns in layers.items() if name]

@@ -22,7 +22,6 @@ from hetrun.backend import registry
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.cli import app as commands
 from hetrun.cli.reports import plan as reports
-from hetrun.cli.run import amount
 from hetrun.client.events import Streaming
 from hetrun.engine import query_handlers
 from hetrun.executor.planned_model import PlannedModel
@@ -244,18 +243,10 @@ def test_run_says_what_came_from_disk(answer: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(PlannedModel, "streaming", lambda model: found)
     assert json.loads(answer("hello", "-n", "2", "--json=full").out)["streaming"] == asdict(found)
     assert answer("hello", "-n", "2", "-v").err.splitlines()[-1] == (
-        "[from disk: 1.72 GB a token at 3.1 GB/s, 83 % of the time waiting; "
+        "[from disk: 1.6 GiB a token at 2.9 GiB/s, 83 % of the time waiting; "
         "2,203 of 3,910 MiB of the weights in memory]"
     )
     assert answer("hello", "-n", "2").err == ""
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "said"),
-    [(0, "0 bytes"), (999, "999 bytes"), (999.4, "999 bytes"), (999_600, "1 MB"), (4.09e9, "4.09 GB")],
-)
-def test_amounts(nbytes: float, said: str) -> None:
-    assert amount(nbytes) == said
 
 
 def test_run_follows_a_form(answer: Run, tmp_path: Path) -> None:

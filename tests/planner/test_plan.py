@@ -220,8 +220,8 @@ TEXT = """\
       1  embed..blk.1.ffn.down  a                1  everything is there
       1  output                 b                1  the head is faster there
      2+  model                  a                2  everything is there
-prompts are read 256 tokens at a time: as asked for
-memory, full context       kind                MiB
+passes have at most 256 tokens: as asked for
+memory                     kind                MiB
   weights                  anonymous           1.5
   in all                                       1.5
 not promised: --ram"""
@@ -242,18 +242,18 @@ def test_one_plan_for_all_buckets_is_one_row() -> None:
     lines = plan_set(GRAPH, {"": "a"}, ubatch=64).to_text().splitlines()
     assert lines[1:] == [
         "    all  model                  a                1  the test says so",
-        "prompts are read 64 tokens at a time: a test",
+        "passes have at most 64 tokens: a test",
     ]
 
 
 def test_what_a_plan_promises() -> None:
     plans = plan_set(GRAPH, {"": "a"}, ubatch=64)
-    some = Residence(400 << 20, 300 << 20, 100 << 20, 100_000_000, 300_000_000)
+    some = Residence(400 << 20, 300 << 20, 100 << 20, 100 << 20, 300 << 20)
     rates = Rates(prompts=812.4, answers=53.26, full=9.876, basis="measured")
     assert promised(replace(plans, context=4096, context_why="a test", weights=some, rates=rates)) == (
         "context: 4,096 tokens, a test "
-        "weights: 300 MiB of 400 MiB in memory, 95.4 MiB read for each token; "
-        "in a full context 100 MiB and 286.1 MiB "
+        "weights: 300 of 400 MiB in memory, 100.0 MiB read for each token; "
+        "in a full context 100 MiB in memory, 300.0 MiB read "
         "speed: prompts 812 tokens/s, answers 53.3, in a full context 9.88 "
         "(from times measured on this machine) "
     )

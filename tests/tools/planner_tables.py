@@ -1,4 +1,4 @@
-"""Write the tables of docs/planner.md, for papers' test beds: `python -m tests.tools.planner_tables`
+"""Write the tables of docs/other-machines.md, for papers' test beds: `python -m tests.tools.planner_tables`
 
 Nothing in them was measured here. Each part of the document between its two markers is made by one function.
 """
@@ -22,7 +22,7 @@ from hetrun.tools.simulate.types import Prediction, Setting
 from tests.simulate.questions import model
 from tests.simulate.test_policies import ON_CPU, ON_GPU
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "planner.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "other-machines.md"
 BEDS = ("twinpilots-a10g", "lia-spr-a100", "server-h200")
 MODELS = ("opt-30b", "llama-70b")
 BATCHES = (1, 4, 64)

@@ -102,7 +102,7 @@ def test_a_window_has_the_least_that_works_and_no_more_than_its_limits(
 def test_reasons_are_given_in_words() -> None:
     small = window(load_of(choose(CUT, 0), None), READERS, TAKERS, 1e9, 0)
     assert small.pieces == 5
-    assert "2 readers and 2 takers need no less" in small.why
+    assert "the fewest for 2 reading and 2 computing threads" in small.why
     assert window(Load(0, 0, 0, 16), READERS, TAKERS, 1e9, TOTAL).pieces == 0
     assert "all that is streamed" in window(Load(3 * MIB, 3, MIB, 16), 2, 2, 1e9, TOTAL).why
 

@@ -264,7 +264,7 @@ def test_reasons_are_given_in_words() -> None:
     names = [f"blk.{i}.{name}" for i in range(2) for name in ("attn.q", "attn.out", "ffn.gate", "ffn.down")]
     pieces = [Piece(scope, weight, ((a, a + 16),), MIB) for scope in names for a in (0, 16, 32, 48)]
     cut = Cut(tuple(pieces), len(pieces), ())
-    assert choose(cut, 0).why == "balanced: none of 32 MiB stay in memory"
+    assert choose(cut, 0).why == "balanced: none of 32 MiB stays in memory"
     assert choose(cut, 3 * MIB).why == (
         "balanced: 3 MiB of 32 MiB stay in memory, 1.0 to 2.0 MiB of 16.0 MiB in each layer: 38 % of attn.out"
     )

@@ -15,6 +15,7 @@ from hetrun.prefetch.disk_probe import Disk
 from hetrun.prefetch.expert_outlook import Expected
 from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.pass_times import Passes, basis_of
+from hetrun.system.units import size_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,10 @@ class ExpertPlan:
         expected = self.expected(room)
         size = int(expected.share * records.packed_bytes)
         notes = (
-            f"{expected.slots:,} of {len(records.where):,} experts have a slot in memory, "
-            f"{size / 1e9:.2f} of {records.packed_bytes / 1e9:.2f} GB: {granted.words} is less than all of "
-            "them need; others are read when they are chosen, "
-            f"{expected.chosen_bytes / 1e6:.0f} MB for a token of which none is there",
+            f"in a full context {expected.slots:,} of {len(records.where):,} experts have a slot in memory, "
+            f"{size_in_words(size)} of {size_in_words(records.packed_bytes)}, because {granted.words} is "
+            "less than all of them need; the others are read when they are chosen, "
+            f"{size_in_words(expected.chosen_bytes)} for a token that finds none in memory",
             *expected.notes,
             f"disk: {self.disk.why}",
         )

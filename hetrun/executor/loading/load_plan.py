@@ -69,6 +69,7 @@ from hetrun.system.units import size_in_words
 
 PROMPTS = (2048, 1024, 512, 256)  # tokens of a pass while experts come from disk
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
+AS_MANY = "as many as fit and pay, since each pass reads the {}"
 WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
 BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
 
@@ -317,9 +318,7 @@ class Deciding:
         most = WORK_SHARE * self._granted.nbytes
         fits = (n for n in PROMPTS if work_bytes(self._graph, n) + mixture_bytes(mixtures, n) <= most)
         n = next(fits, min(plans.ubatch, PROMPTS[-1]))
-        return replace(
-            plans, ubatch=n, ubatch_why="a pass reads the experts that its tokens choose once for all of them"
-        )
+        return replace(plans, ubatch=n, ubatch_why=AS_MANY.format("experts that its tokens choose"))
 
     def _mapped(self, name: str, why: str) -> Prepared | None:
         """Everything on one backend, some weights where they lie in their files."""
@@ -349,8 +348,8 @@ class Deciding:
         paid |= {breakdown.WORK: held - self._besides(), **self._parts()}
         size = sum(weight.nbytes for weight in weights)
         notes = (
-            f"{size / 1e9:.2f} GB of weights are mapped ({why}): what a pass needs of them is brought when "
-            "that is known, and what was not needed for longest goes",
+            f"{size_in_words(size)} of weights are mapped ({why}): what a pass needs of them is read as soon "
+            "as that is known, and what has not been used for longest is evicted",
         )
         there = Residence(left + size, left + min(size, room), left + min(size, room))
         memory = breakdown.complete(paid, self._granted.nbytes)
@@ -431,7 +430,7 @@ class Deciding:
         n = MOST_AT_ONCE
         while n > BLOCK and work_bytes(self._graph, n) > most:
             n //= 2
-        return replace(plans, ubatch=n, ubatch_why="a pass reads weights from disk once for all of them")
+        return replace(plans, ubatch=n, ubatch_why=AS_MANY.format("weights from disk"))
 
     def _within_devices(self, context: Context, plans: PlanSet, wanted: Wanted) -> Context:
         """As long as the devices have room for keys and values of the layers that have their home there."""
@@ -578,9 +577,9 @@ def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, g
     total = sum(piece.kept_bytes for piece in found.cut.pieces)
     outlook = predict(total / BYTES_S, kept.streamed_bytes, found.disk.rate)
     notes: tuple[str, ...] = (
-        f"in a full context, every pass reads {size_in_words(kept.streamed_bytes)} of weights from disk: "
-        f"{granted.words} is less than all weights need; {kept.why}",
-        f"then a token comes at {outlook}",
+        f"in a full context each pass reads {kept.streamed_bytes / 2**20:,.0f} MiB of weights from disk, "
+        f"because {granted.words} is less than all of them need; {kept.why}",
+        f"a token in a full context: {outlook}",
         f"read ahead: {found.window.why}",
         f"disk: {found.disk.why}",
     )
