@@ -61,10 +61,6 @@ def _mib(size: int, digits: int = 0) -> str:
     return f"{size / 2**20:,.{digits}f} MiB"
 
 
-def _read(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
-
-
 def _figures(rate: float) -> str:
     """Three figures, and no more than tenths."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

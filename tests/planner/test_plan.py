@@ -221,7 +221,7 @@ TEXT = """\
       1  output                 b                1  the head is faster there
      2+  model                  a                2  everything is there
 passes have at most 256 tokens: as asked for
-memory                     kind                MiB
+memory, full context       kind                MiB
   weights                  anonymous           1.5
   in all                                       1.5
 not promised: --ram"""
