@@ -1,4 +1,4 @@
-"""The Textual chat: it talks to a `ChatClient` and to nothing behind it."""
+"""The Textual chat: it talks to a `ChatClient` and to nothing below it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def is_command(text: str) -> bool:
 
 
 def command_of(text: str) -> tuple[Command, str]:
-    """The command that a text is, and what stands behind it."""
+    """The command that a text is, and what comes after it."""
     name, argument = _divided(text)
     command = _BY_NAME.get(ALIASES.get(name, name))
     if command is None:

@@ -16,7 +16,7 @@ from hetrun.tui.store.tree import Conversation, Tree, Turn, fork_title, title_of
 from hetrun.tui.transcript.turn import divided
 
 LINGER_S = 0.04  # tokens come together within a frame: each message costs the engine's core and ours
-UNFINISHED = "broken off"  # of an answer that was kept while it was written, and nothing came behind it
+UNFINISHED = "broken off"  # of an answer that was kept while it was written, and nothing came after it
 MOST_ATTACHED = 1 << 20  # bytes of a file; far more than any context holds
 FULL = "stopped: the context is full. Ctrl+N begins a new conversation, F4 shows what a longer one would take"
 LIMITED = "stopped at the limit of {n} tokens an answer: -n, or /set max_tokens, is another one"
@@ -86,7 +86,7 @@ class Talk:
     # --- turns
 
     def say(self, text: str, parent: int | None) -> Turn:
-        """What the user says behind a turn; kept before the model hears of it."""
+        """What the user says after a turn; kept before the model is asked."""
         if self.conversation is None:
             self.conversation = self.store.begin(title_of(text), self.system, self.sampling)
         turn = self.store.add(self.conversation.id, parent, "user", text)
@@ -122,7 +122,7 @@ class Talk:
         self.store.lead_to(self.conversation.id, self.tree.leaf)
 
     def lead_back(self, turn: int | None) -> None:
-        """Show the path up to this turn and nothing behind it."""
+        """Show the path up to this turn and nothing after it."""
         assert self.conversation is not None, "it has turns"
         self.tree.leaf = turn
         self.store.lead_to(self.conversation.id, turn)

@@ -1,4 +1,4 @@
-"""What the chat can have done outside: by whoever started it, and knows models, files and processes."""
+"""What the chat asks of the program that started it, which knows models, files and processes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class QuickDriver(LinuxDriver):
     """Textual's reader looks again 100 ms after the last key: so long no Escape could stop an answer."""
 
     def run_input_thread(self) -> None:
-        """Read until the app ends; behind a lone Escape only for the moment that a longer key would take."""
+        """Read until the app ends; after a lone Escape only for the moment that a longer key would take."""
         from textual import constants
 
         parser, decoder = XTermParser(self._debug), codecs.getincrementaldecoder("utf-8")("replace")

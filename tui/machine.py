@@ -33,8 +33,8 @@ class Facts:
     context: int = 0
     used: int = 0  # tokens of the conversation
     state: EngineState | None = None
-    links: Mapping[str, float] = field(default_factory=dict)  # of late: bytes a second over each
-    waiting: float = 0.0  # of late: the share of steps that was spent waiting for devices
+    links: Mapping[str, float] = field(default_factory=dict)  # recently: bytes a second over each
+    waiting: float = 0.0  # recently: the share of steps that was spent waiting for devices
     layers: Sequence[LayerPlace] = ()
     decode: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))  # tokens/s
     prefill: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -254,7 +254,7 @@ PARTS = (_layers, _rates, _context, _memory, _devices, _links, _disk, _queue, _r
 
 
 def _packed(some: Sequence[Content], width: int) -> list[Content]:
-    """One behind the other, as many to a line as have room in it."""
+    """One after the other, as many to a line as have room in it."""
     lines: list[Content] = []
     for one in some:
         if lines and len(lines[-1]) + 2 + len(one) <= width:

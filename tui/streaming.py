@@ -16,7 +16,9 @@ from hetrun.tui.store.tree import Turn
 from hetrun.tui.transcript.turn import Entry
 
 FRAME_S = 0.05  # between two frames, at least
-FRAME_SHARE = 0.04  # of a core goes to frames and what the screen makes of them: dear ones come less often
+FRAME_SHARE = (
+    0.04  # of a core goes to frames and what the screen makes of them: expensive ones come less often
+)
 MOST_FRAME_S = 0.5
 KEEP_S = 1.0  # between two times that it is kept
 TELL_S = 0.5  # between two times that figures are shown
@@ -56,7 +58,7 @@ class Answering:
         return self._count
 
     async def run(self, client: ChatClient, request: GenerateRequest) -> None:
-        """All events; whoever cancels this stops the model."""
+        """All events; cancelling this stops the model."""
         self._limit = request.params.max_tokens
         async with aclosing(client.stream(request)) as events:
             async for event in events:

@@ -21,7 +21,7 @@ RECENT_REQUESTS = 32  # that count in a mean over requests
 FIRST_ANSWER = 256.0  # tokens, before any answer has ended
 FIRST_PROMPT = 256.0
 FIRST_TOKENS_A_LETTER = 1 / 4
-LEAST_RETRY_S, MOST_RETRY_S = 1.0, 60.0  # who comes back after a minute is predicted anew
+LEAST_RETRY_S, MOST_RETRY_S = 1.0, 60.0  # a request that comes back after a minute is predicted again
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Forecast:
 
     place_s: float  # until it may begin
     first_s: float  # until its first token
-    end_s: float  # if nobody else comes
+    end_s: float  # if no other request comes
 
 
 class Mean:
@@ -112,7 +112,7 @@ class Admission:
     def refuse_arrival(self, held: int, running: Iterable[Work]) -> Overloaded | None:
         """Why a request may not even wait, where `held` run or wait already; before any work is done for it.
 
-        `running`: the work of those that run. Everybody who is sent away is given a later time, so that they
+        `running`: the work of those that run. Each refused request is given a later time, so that they
         do not all come back at once.
         """
         if held <= self.places:
@@ -133,11 +133,11 @@ class Admission:
     def refuse(
         self, own: Work, others: Iterable[Work], deadline_left_s: float | None, *, whole: bool = False
     ) -> Overloaded | None:
-        """Why a request need not wait: it would come behind its deadline.
+        """Why a request need not wait: it would miss its deadline.
 
         `others`: all that run and wait, in the order in which they are served. `whole`: the answer must be
-        complete by then, not only have begun. A request that finds nobody else is never refused: what it
-        takes is measured then, so that a wrong prediction does not refuse for ever.
+        complete by then, not only have begun. A request without others before it is never refused: what it
+        takes is measured then, so that a wrong prediction does not refuse endlessly.
         """
         if deadline_left_s is None or not (others := list(others)):
             return None
@@ -194,9 +194,9 @@ class Admission:
 
 
 def in_front(own: Work, others: Iterable[Work]) -> list[Work]:
-    """Those of the others that are served before: who has a place, then who waits and comes first.
+    """Those of the others that are served before: the running ones, then waiting ones that go first.
 
-    Clients take turns: a client's third waiting request comes behind three of each other's, not behind all.
+    Clients take turns: a client's third waiting request comes after three of each other's, not after all.
     """
     others = list(others)
     alike = [w for w in others if not w.running and (w.client, w.priority) == (own.client, own.priority)]

@@ -1,4 +1,4 @@
-"""Who is let in: what admission counts and predicts, from the engine's own lists."""
+"""Admits requests: what admission counts and predicts, from the engine's own lists."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Entry:
 
 
 def gives_way(new: A, waiting: Sequence[A]) -> A:
-    """Who is turned away where the queue is full: of the highest priority number, of the client that has most
-    requests in it, the youngest. So one client's flood does not keep the others out."""
+    """The request that is refused when the queue is full: the newest one of the highest priority number, of
+    the client that has most requests in it. So one client's flood does not keep the others out."""
     everybody = [*waiting, new]
     many = Counter(w.client for w in everybody)
     return max(everybody, key=lambda w: (w.priority, many[w.client], w.arrived))

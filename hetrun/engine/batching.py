@@ -1,8 +1,8 @@
 """What goes into a step: running answers, prompts, or both; and what runs while a long pass stands aside.
 
-Texts of which an embedding is wanted go through the model by themselves, for nobody of the others could do
-without logits. They take turns with prompts as prompts do among each other, and stand aside for answers;
-where a pass cannot do that, they take turns with answers as well.
+Texts for embeddings go through the model by themselves, because all others need logits. They take turns with
+prompts, as prompts do with each other, and stand aside for answers. If a pass cannot stand aside, they take
+turns with answers as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FEW = 16  # tokens of prompts that never need a pass of their own
 SHORT = 128  # tokens; so short a prompt may be computed beside answers while a long pass stands aside
 BESIDE = (64, 32, 16)  # of these so many at a time
 ALONE_S = 0.1  # how long that may take where no answer waits for it
-NOTICE_S = 0.01  # how often a long pass looks whether somebody came
+NOTICE_S = 0.01  # how often a long pass checks for new requests
 
 
 class Mixing:

@@ -67,7 +67,7 @@ class Gate:
     def enter(self, ids: frozenset[int], expected_s: float | None = None) -> bool:
         """Begin to compute for these; False if one of them was cancelled meanwhile, or all is stopped.
 
-        `expected_s`: the seconds that it takes, where somebody knows.
+        `expected_s`: the seconds that it takes, if known.
         """
         with self.lock:
             if self.stopped or self.model is None or not self._cancelled.isdisjoint(ids):
@@ -89,7 +89,7 @@ class Gate:
 
     @property
     def must_end(self) -> bool:
-        """Whether the innermost step is for somebody who was cancelled, or all is stopped."""
+        """Whether the innermost step is for a request that was cancelled, or all is stopped."""
         with self.lock:
             return self._over(self._frames[-1]) if self._frames else self.stopped
 

@@ -1,6 +1,6 @@
 """The engine: one thread that owns the model; others send it work through a queue.
 
-Every native call is made by this thread, for ever: ggml and torch keep a pool of workers per calling thread
+This thread makes every native call, always: ggml and torch keep a pool of workers per calling thread
 and stop spinning for good once there are more of them than cores.
 """
 
@@ -120,7 +120,7 @@ class Engine:
 
     def cancel(self, request_id: int) -> None:
         """End a request, also in the middle of a step. One that is over already is left alone."""
-        if self.is_elsewhere:  # whose lock may have been held at the fork, for ever
+        if self.is_elsewhere:  # whose lock may have been held at the fork, and is never released
             return
         with self._gate.lock:
             if not self._gate.stopped:
@@ -157,7 +157,7 @@ class Engine:
 
     def _put(self, item: Job[Any] | Request) -> None:
         self.check_here()
-        with self._gate.lock:  # so that nothing comes in behind the thread's last look
+        with self._gate.lock:  # so that nothing comes in after the thread's last look
             if self._gate.stopped:
                 raise EngineStopped(CLOSED)
             self._inbox.put(item)
@@ -196,7 +196,7 @@ class Engine:
                 loaded.ending()
             except Exception:
                 log.exception("the model's last duties failed")
-            # Whoever keeps the engine does not keep the model's memory.
+            # A reference to the engine must not keep the model's memory.
             self._loaded = self._loop = self._gate.model = None
             loaded.model.close()
             if loaded.speculation:

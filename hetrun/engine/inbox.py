@@ -21,7 +21,7 @@ class Job(Generic[R]):
     id: int
     work: Callable[[Loaded], R]
     done: threading.Event = field(default_factory=threading.Event)
-    abandoned: bool = False  # nobody waits for it any more
+    abandoned: bool = False  # its caller does not wait any more
     result: R | None = None
     error: BaseException | None = None
 

@@ -1,7 +1,7 @@
 """What a request needs before the model can take it: its messages as text, its grammar compiled.
 
-Templates and grammars come from strangers and may take long, so this runs on threads of its own and nobody's
-answer stops meanwhile. Nothing here calls ggml or torch: that is the engine thread's alone.
+Templates and grammars are third-party and may take long, so this runs on threads of its own, and running
+answers go on meanwhile. Nothing here calls ggml or torch: only the engine's thread may do that.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from hetrun.executor.steps import Step
 
 log = logging.getLogger(__name__)
 
-SETTLED_S = 0.05  # without work: nobody was about to ask once more
+SETTLED_S = 0.05  # without work: no further request was about to come
 TENDED_S = 5.0  # between two looks after the model, while long passes run
 REST_S = 2.0  # without work
 LOOK_S = 0.5  # between two looks after the model, while there is work now and then
@@ -70,7 +70,7 @@ class Loop:
         self._due = 0.0  # when what takes long is to stand aside
 
     def run(self) -> None:
-        """Until somebody closes."""
+        """Until it is closed."""
         while self._take():
             self._expire()
             self._admit()
@@ -83,8 +83,8 @@ class Loop:
                 self._tend(stood_aside=alone)
 
     def _tend(self, stood_aside: bool) -> None:
-        """Look after the model between two steps. Nobody shall wait for that: no answer that is due behind a
-        pass that stood aside, nor, when nothing runs, whoever asks once more."""
+        """Look after the model between two steps. Nothing may wait for that: no answer that is due after a
+        pass that stood aside, nor, when nothing runs, the next request."""
         idle = not self._running
         rest = TENDED_S if stood_aside else LOOK_S if idle else 0.0
         if perf_counter() > self._tended + rest:
@@ -111,7 +111,7 @@ class Loop:
                 log.exception("what request %d has computed is not kept", r.id)
 
     def end(self, reason: EngineStopped) -> None:
-        """Say to everybody who waits that nothing comes any more."""
+        """Tell all waiting requests that nothing comes any more."""
         with self._gate.lock:
             self._gate.stopped = True
         self._preparer.close()
@@ -243,7 +243,7 @@ class Loop:
             w.preparing.cancel()
 
     def _expire(self) -> None:
-        """End what nobody wants any more."""
+        """End requests that are not wanted any more."""
         now = perf_counter()
         begun = (*self._running, *self._displaced)
         for r in [r for r in begun if is_late(r.arrived, r.request, now)]:
@@ -255,7 +255,7 @@ class Loop:
     # --- who gets a place
 
     def _admit(self) -> None:
-        """Give places to those who gave theirs up, then to those who wait."""
+        """Give places to preempted requests, then to waiting ones."""
         for r in self._shares.ordered(self._displaced):
             try:
                 if self._full or not self._places.begin(r):
@@ -278,7 +278,7 @@ class Loop:
         try:
             r = w.running = w.running or begun(self._loaded, w.asked, w.prepared or Prepared())
             if self._places.awaits(r):
-                return True  # somebody computes its beginning right now
+                return True  # another request computes its prefix right now
             if not self._places.begin(r):
                 return False
         except Exception as e:

@@ -21,11 +21,11 @@ from hetrun.sampling.logprobs import of_prompt
 log = logging.getLogger(__name__)
 
 Choices = Sequence[Choice | None]
-Ending = FinishReason | Literal["gone"]  # gone: whoever asked does not listen any more
+Ending = FinishReason | Literal["gone"]  # gone: the client does not listen any more
 
 
 class Answering:
-    """Tells whoever asked what the model says."""
+    """Tells the client what the model says."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -33,7 +33,7 @@ class Answering:
         self._chooses = self._model if isinstance(self._model, Chooses) else None
 
     def rows(self, step: Step, running: Sequence[Running], between: Between | None) -> Rows:
-        """What the model says to a step, as much of it as somebody looks at."""
+        """The model's output for a step, as much of it as is needed."""
         if self._chooses and (k := enough(running, self._model.n_vocab)):
             return self._chooses.choose(step, k, between)
         return self._model.step(step, between)
@@ -52,7 +52,7 @@ class Answering:
         `choices`: the token that follows each, where those were found for all together.
         """
         if r.pooled:
-            assert not isinstance(rows, Greatest)  # whoever wants whole rows gets them
+            assert not isinstance(rows, Greatest)  # a sequence that wants whole rows gets them
             r.first, r.last = r.first or now, now
             r.pooled.add(rows)
             return None if r.missing else "stop"
@@ -67,12 +67,12 @@ class Answering:
             ending = self._next(r, choice, now)
             if ending or choice.token != guess:
                 return ending
-            r.computed += 1  # the next row is the one behind this token
+            r.computed += 1  # the next row is the one after this token
             r.accepted += 1
         return None
 
     def _score(self, r: Running, n: int, rows: Floats) -> bool:
-        """How probable the prompt's own tokens were behind each other."""
+        """How probable each of the prompt's tokens was after those before it."""
         begin = r.computed - n
         told = max(0, r.scored - begin)  # before it gave its place up
         followed = r.tokens[begin + told + 1 : min(r.computed + 1, r.n_prompt)]
@@ -130,7 +130,7 @@ class Answering:
 
 
 def enough(running: Sequence[Running], n_vocab: int) -> int:
-    """How many of the greatest logits of each row all of them can do with; 0: somebody wants whole rows."""
+    """How many of the greatest logits of each row all of them can do with; 0: one wants whole rows."""
     wanted = [0 if r.pooled or r.wants_scores else r.sampler.enough for r in running]
     return max(wanted) if all(wanted) and max(wanted) < n_vocab else 0
 

@@ -52,12 +52,12 @@ class Prompts:
         return len(entries)
 
     def begin(self, path: Path) -> None:
-        """Read what an earlier process left; without it everything is computed anew, which is said."""
+        """Read what an earlier process left; without it everything is computed again, and the log says so."""
         start = perf_counter()
         try:
             n = self.load(path)
         except UserError as error:
-            log.warning("%s; prompts are computed anew", error)
+            log.warning("%s; prompts are computed again", error)
         else:
             log.info("%d prompts were read from %s in %.3f s", n, path, perf_counter() - start)
 

@@ -120,7 +120,7 @@ def _encode(part: str, add_special: bool, parse_special: bool) -> Callable[[Load
 
 
 def parts(text: str, cuts_at_spaces: bool) -> Iterator[str]:
-    """A text in parts whose tokens, one behind the other, are those of the whole."""
+    """A text in parts whose tokens, one after the other, are those of the whole."""
     at = 0
     while True:
         space = _BETWEEN_WORDS.search(text, at + PART) if cuts_at_spaces else None

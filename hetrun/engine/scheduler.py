@@ -1,4 +1,4 @@
-"""Who is next, and with how many tokens.
+"""Chooses which sequences are next, and with how many tokens.
 
 There is no prefill and no decode: each sequence has tokens that the model has not seen, and each step closes
 that gap within a budget. Running answers lack one token each and go first. Prompts share what is left: those
@@ -17,7 +17,7 @@ class Asking(Protocol):
 
     @property
     def client(self) -> str:
-        """Who asks."""
+        """The client."""
         ...
 
     @property
@@ -52,10 +52,10 @@ P = TypeVar("P", bound=Pending)
 
 
 class Shares:
-    """What each client was given of late, in tokens: whoever has least goes first.
+    """Tokens recently served to each client; the client with the fewest goes first (fair queueing).
 
-    A client that comes, or comes back, begins with as little as whoever has least of those that are here: it
-    is neither made to wait for what it got long ago, nor may it make up for the time it was away.
+    A client that comes, or comes back, begins with the fewest tokens of all clients that are here: it doesn't
+    wait because of what it got long ago, nor may it make up for the time it was away.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def split(sequences: Iterable[P]) -> tuple[list[P], list[P]]:
 def share_out(answers: Sequence[P], prompts: Sequence[P], budget: int) -> list[tuple[P, int]]:
     """Tokens of a step for answers and prompts, at most `budget`; prompts come in the order they go."""
     left = budget - len(answers)
-    if left < bool(prompts):  # too few places for all: whoever waited longest goes first
+    if left < bool(prompts):  # too few places for all: the one that waited longest goes first
         waited = sorted([*answers, *prompts[:1]], key=lambda s: s.turn)
         return [(s, 1) for s in waited[:budget]]
     chosen = [(s, 1) for s in answers]

@@ -58,7 +58,7 @@ class Running:
 
     @property
     def client(self) -> str:
-        """Who asks."""
+        """The client."""
         return self.request.client
 
     @property
@@ -87,7 +87,7 @@ class Running:
         return len(self.tokens) - self.n_prompt
 
     def chunk(self, n: int, draft: Sequence[int] = ()) -> Chunk:
-        """The next n tokens, as the model takes them; behind the last one a draft of what may follow."""
+        """The next n tokens, as the model takes them; after the last one a draft of what may follow."""
         if draft:
             given = np.array([self.tokens[-1], *draft], np.int64)
             kept = len(given) if self.reach else 0
@@ -114,7 +114,7 @@ class Running:
 
     def marks(self, n: int) -> tuple[Mark, ...]:
         """Where among the next n tokens the model shall keep what it knows: now and then, where the text
-        parts from another one's, and before the prompt's end, which the next turn of a chat may have anew."""
+        parts from another one's, and before the prompt's end, which the next turn of a chat may change."""
         if not self.checkpoint_every:
             return ()
         a, b, every = self.computed, self.computed + n, self.checkpoint_every

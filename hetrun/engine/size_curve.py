@@ -1,4 +1,4 @@
-"""Seconds by size, where nobody predicts them: as they were measured, with straight lines between."""
+"""Seconds by size, if nothing predicts them: as they were measured, with straight lines between."""
 
 from __future__ import annotations
 

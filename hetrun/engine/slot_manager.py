@@ -1,4 +1,4 @@
-"""Who has a place in the model's memory: begun with what is cached, given up when there is too little."""
+"""Assigns places in the model's memory: begun with the cached prefix, preempted when memory is short."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hetrun.engine.scheduler import last_in_line
 from hetrun.engine.sequence import Chosen, Running
 from hetrun.errors import BudgetError
 
-AHEAD = 64  # tokens that everybody should have room for when somebody begins
+AHEAD = 64  # tokens that each running request should have room for when another one begins
 
 
 class Places:
@@ -66,7 +66,7 @@ class Places:
             others = [r for r in self._running if r.id not in standing]
             victim = last_in_line(others)
             if victim is None or (len(others) == 1 and not standing):
-                return chosen  # nobody is left who could: the model will say what is wrong
+                return chosen  # none is left that could: the model will say what is wrong
             self.give_up(victim)
             chosen = [(r, n) for r, n in chosen if r is not victim]
         return chosen
@@ -91,7 +91,7 @@ class Places:
             self._prefixes.progress(r.seq, r.computed)
 
     def awaits(self, r: Running) -> bool:
-        """Whether somebody computes right now what a request begins with."""
+        """Whether another request computes this request's prefix right now."""
         if self._prefixes is None or r.wants_scores or r.pooled:
             return False
         computing = [s.seq for s in self._running if s.missing > 1]

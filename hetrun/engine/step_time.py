@@ -28,7 +28,7 @@ RENEWED_S = 1.0  # plans that change more often are not asked each time
 FRESH = 32  # steps for which a correction counts whole
 FORGOTTEN = 128  # steps after which it counts half: the planner learns, too, and the machine may have changed
 GUESS = 4.0  # a step of n tokens takes about as long as n and so many more, where nothing else is known
-DEPTH = 256  # tokens of context that an answer has, where nobody knows
+DEPTH = 256  # tokens of context that an answer has, if that is not known
 READ = (16, 32, 64, 128, 256, 512, 1024)  # tokens of prompts that are predicted; lines go between them
 TOKEN_SHARE = 1 / 8  # of the newest step in what drafts are worth
 
@@ -100,7 +100,7 @@ class Correction:
         self.shape, self.expected, self.step = shape, expected, step
 
     def renew(self, expected: float | None, renewals: int) -> None:
-        """The last one is predicted anew: what the planner has learned since is not to count twice.
+        """The last one is predicted again: what the planner has learned since must not count twice.
 
         Only that: if it is the plan that is another, the ratio is the best guess still.
         """
@@ -135,7 +135,7 @@ class StepTimes:
     # --- asked
 
     def seconds(self, shape: Shape) -> float | None:
-        """What a step takes; None where nobody can say."""
+        """What a step takes; None if that is not known."""
         predicted = self._predict(shape)
         if predicted:
             return predicted * self._factor(_kind(shape))
@@ -172,7 +172,7 @@ class StepTimes:
         return None if seconds is None else seconds * self._a_token
 
     def reading(self, tokens: float) -> float | None:
-        """What prompts of so many tokens take, however many prompts they are; None: nobody can say.
+        """What prompts of this many tokens take, however many prompts they are; None: not known.
 
         Predicted at a few sizes. Below the least one sizes and seconds grow alike, which says too little, as
         it does where steps are measured (`SizeCurve`).

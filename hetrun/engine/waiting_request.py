@@ -27,7 +27,7 @@ class Waiting:
 
     @property
     def client(self) -> str:
-        """Who asks."""
+        """The client."""
         return self.asked.request.client
 
     @property
@@ -42,5 +42,5 @@ class Waiting:
 
 
 def is_late(arrived: float, request: GenerateRequest, now: float) -> bool:
-    """Whether nobody wants it any more."""
+    """Whether it is not wanted any more."""
     return request.deadline_s is not None and now > arrived + request.deadline_s

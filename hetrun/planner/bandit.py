@@ -126,7 +126,7 @@ class Race:
     budget: Budget
     tell: Tell
     fixed: Hashable = None  # the arm of the fixed order, which is always there
-    blind: bool = False  # nobody says what other programs do
+    blind: bool = False  # it is not known what other programs do
     crowded: bool = False  # they take cores, for sure
     arms: dict[Hashable, Arm] = field(default_factory=dict)
     gone: dict[Hashable, Arm] = field(default_factory=dict)  # plans that made room for others
@@ -320,9 +320,9 @@ class Race:
         arm.doubt = max(arm.doubt * sqrt(1 - gain), noise / sqrt(STEADY))
 
     def _others_changed(self, shift: float, since: float) -> None:
-        """The machine has become slower or faster: so have, for all one knows, the other plans. If other
-        programs are to blame, and nobody knows, threads that wait for each other suffer most, so fewer may be
-        slower by less."""
+        """The machine has become slower or faster: so, presumably, have the other plans. If other
+        programs are the cause, which is not known, threads that wait for each other suffer most, so fewer may
+        be slower by less."""
         mine = self.standing.plan.threads
         for arm in self.arms.values():
             if arm is self.standing or (shift < 0 and arm.at > since):
@@ -345,7 +345,7 @@ class Race:
                 arm.forget(ROUGH)
 
     def quiet(self, doubt: float) -> None:
-        """No other program computes any more: it is as it was predicted, for all one knows. What other
+        """No other program computes any more: it is presumably as it was predicted. What other
         numbers of threads have shown in the crowd says nothing now."""
         threads = self.standing.plan.threads
         for arm in self.arms.values():
@@ -400,7 +400,7 @@ class Race:
 
     def _settle(self, arm: Arm, at: float) -> None:
         """Another plan is in force from now on. One that was in force before makes the next trials wait,
-        longer and longer, or plans that take turns in being fast would be followed for ever."""
+        longer and longer, or plans that take turns in being fast would be followed endlessly."""
         self.backs = self.backs + 1 if arm.key in self.before else max(0, self.backs - 1)
         self.before.append(self.force)
         self.rests = at + min(SETTLED_S * 2**self.backs, MOST_SETTLED_S)

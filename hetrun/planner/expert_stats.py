@@ -22,7 +22,7 @@ from hetrun.loader.fingerprint import fingerprint
 from hetrun.system.files import read_text
 
 EVERY = 4  # passes, of which one is counted
-MOST_TOKENS = 16  # of a pass; in larger ones nearly all experts are chosen by somebody
+MOST_TOKENS = 16  # of a pass; in larger ones nearly all experts are chosen by some token
 MEMORY = 1000.0  # tokens that were counted, until what they chose is worth a third
 ENOUGH = 100.0  # of them, before anything follows from it
 DOUBT = 8.0  # tokens that would choose all experts alike, beside those that were counted
@@ -79,7 +79,7 @@ class Choices:
                 if not good or counts.min() < 0 or counts.max() > MOST_COUNTED:
                     raise ValueError(f"what it says of {router} cannot be")
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as e:
-            log.warning("%s is ignored, and choices are counted anew: %s", path, e)
+            log.warning("%s is ignored, and choices are counted from the start: %s", path, e)
             return
         self._counts = found
 

@@ -35,7 +35,7 @@ REMEMBERED = 1.25  # how wrong a backend that does not run now is believed to be
 # Of a pass. Units are measured one by one, and find more of their weights in caches than a pass leaves there:
 # no two times are known so well that backends take turns for less.
 DOUBT = 0.01
-# Passes of each bucket in a conversation of which nothing is known: an answer behind a prompt of some length.
+# Passes of each bucket in a conversation of which nothing is known: an answer after a prompt of some length.
 USUAL = {
     "1": 128.0,
     "2-4": 2.0,
@@ -61,8 +61,8 @@ class Now:
     home: frozenset[Copy]  # where each unit was from the beginning
     held: frozenset[Copy]  # the weights that are in memory
     started: frozenset[str]  # backends whose libraries are loaded
-    depth: Mapping[str, float]  # bucket -> tokens that a token has seen of late
-    passes: Mapping[str, float]  # bucket -> passes of late
+    depth: Mapping[str, float]  # bucket -> tokens that a token has recently seen
+    passes: Mapping[str, float]  # bucket -> recent passes
     waiting: int = 0  # tokens of prompts that wait
     eager: bool = False  # whatever pays in the long run is brought in now
     parts: Parts = frozenset()  # weights that are in memory besides those of whole units
@@ -81,7 +81,7 @@ class Proposal:
     drop: frozenset[Copy]
     reason: str
     parts: Parts = frozenset()  # what it needs besides the weights of whole units
-    spare: Parts = frozenset()  # what nobody needs any more of those
+    spare: Parts = frozenset()  # those of them that are not needed any more
     must: bool = False  # the plan before cannot stay
     also: Mapping[str, Plan] = field(default_factory=dict)  # by bucket: what is worth a trial as well
 
@@ -420,7 +420,7 @@ class OnlinePlanner:
 
 
 def weight_of(bucket: str, now: Now) -> float:
-    """How often there are passes of a bucket, usually and of late."""
+    """How often passes of a bucket run, usually and recently."""
     seen = sum(now.passes.values())
     return USUAL[bucket] + (sum(USUAL.values()) * now.passes.get(bucket, 0) / seen if seen else 0)
 

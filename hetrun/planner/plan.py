@@ -376,7 +376,7 @@ class _Stages:
                 self._readers[maker].append(i)
 
     def choose(self) -> list[int]:
-        """Every op behind its makers; where the backend changes, in a later stage."""
+        """Every op after its makers; if the backend changes, in a later stage."""
         earliest: list[int] = []
         for i in range(len(self._ops)):
             earliest.append(self._after_makers(i, earliest))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from hetrun.planner.milp import Programme
 
 MOST_ENUMERATED = 1 << 12  # sets of copies
-GAP = 1e-4  # relative: nobody measures better than this
-LONGEST_S = 1.0  # that HiGHS may take while somebody waits: what it found by then is hardly worse
+GAP = 1e-4  # relative: measurements are no better than this
+LONGEST_S = 1.0  # that HiGHS may take while a request waits: what it found by then is hardly worse
 
 Copy = tuple[int, str]  # the number of a unit, and the backend that holds its weights
 

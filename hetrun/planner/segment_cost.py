@@ -80,7 +80,7 @@ class Costs:
         return None
 
     def fresh(self) -> None:
-        """Ask the forecast anew: while a plan is made, the same times are wanted many times over."""
+        """Ask the forecast again: while a plan is made, the same times are wanted many times over."""
         self._asked.clear()
 
     def call(self, backend: str) -> float:

@@ -1,6 +1,6 @@
 """What it costs that two backends take turns: caches and threads change hands between them.
 
-Units are measured one by one, each behind itself. So neighbours are also run on two backends in turn, and
+Units are measured one by one, each after itself. So neighbours are also run on two backends in turn, and
 what that takes more than both on one backend is the price of the changes.
 """
 

@@ -15,7 +15,7 @@ TOKENS = (1, 4, 16, 64, 512)  # of one sequence
 SAMPLES, HOME_SAMPLES = 3, 8  # layers that take turns where weights come from memory; the first cost a copy
 MIDDLE = 64
 SMALL = 16  # up to here a pass reads every weight and does little else: the whole model is run
-DEEP = 4096  # tokens that the deepest probe has behind it
+DEEP = 4096  # tokens in the past of the deepest probe
 LINK = "link_bytes_s"  # the fact: how fast values cross to a backend that works by itself, and back
 
 
@@ -31,7 +31,7 @@ class Trial:
     tokens: int
     seen: int = 0  # tokens before these
     sequences: int = 1
-    alone: bool = False  # with nothing before and behind it: in a pass a backend may work ahead
+    alone: bool = False  # with nothing before and after it: in a pass a backend may work ahead
 
     @property
     def work(self) -> Work:

@@ -243,7 +243,7 @@ class ExpertCache:
         self._dll.hetrun_experts_restart(self._cache)
 
     def stop(self) -> None:
-        """From any thread: who waits for an expert gets none any more, until `restart`."""
+        """From any thread: threads that wait for an expert get none any more, until `restart`."""
         with self._closing:
             if self._cache:
                 self._dll.hetrun_experts_stop(self._cache)

@@ -30,7 +30,7 @@ Where = tuple[Stretch, ...]  # of the matrices of one expert
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """All experts of some mixtures, one mixture behind the other."""
+    """All experts of some mixtures, one mixture after the other."""
 
     mixtures: tuple[Mixture, ...]
     where: tuple[Where, ...]  # of each expert

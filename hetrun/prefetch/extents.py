@@ -32,7 +32,7 @@ class Laid:
 
 
 def stretches(piece: Piece, run: tuple[int, int]) -> tuple[Stretch, ...] | None:
-    """The rows of one run in files, in their order; None if some lie in no file, or not row behind row."""
+    """The rows of one run in files, in their order; None if some are in no file, or not row after row."""
     found: list[Stretch] = []
     for part in piece.weight.rows(*run).parts:
         if not isinstance(part, Extent) or (part.rows > 1 and part.stride != part.row_bytes):
@@ -101,7 +101,7 @@ def table(laid: Iterable[Laid | None], files: Mapping[str, int]) -> NDArray[np.v
 
 
 def extents(piece: Piece) -> Iterator[tuple[Part, int, int]]:
-    """All that a piece consists of, and where it begins and ends in its stored bytes, run behind run."""
+    """All that a piece consists of, and where it begins and ends in its stored bytes, run after run."""
     at = 0
     for run in piece.runs:
         for part in piece.weight.rows(*run).parts:

@@ -2,7 +2,7 @@
 
 A pass reads what does not stay, once, in the order in which it is needed. So what counts is how many bytes
 stay, and that every layer leaves the disk the same share to do while it is computed: with the first layers
-whole, the disk would rest through them and everybody else would wait for it behind them.
+whole, the disk would rest through them, and all other layers would wait for it.
 
 A decision is an order of all pieces and how many of them stay. The order depends on the room that there was
 when it was made; after that, more or less room only moves the border, and nothing is read that was there
@@ -79,7 +79,7 @@ def resize(kept: Kept, room: int) -> Kept:
     """The same decision with another room: with more, pieces only come, and with less they only go.
 
     For what changes while a model runs, such as the KV cache. All orders use the room equally well, so there
-    is never a need to choose anew: only somebody who set another budget may expect what `choose` says of it.
+    is never a need to choose again: the result of `choose` is expected only after another budget was set.
     """
     return _fill(kept.cut, kept.policy, kept.order, room)
 

@@ -57,7 +57,7 @@ class Fault(Structure):
 
 
 class Counts(Structure):
-    """struct counts: what was read, and how long somebody waited for it, in nanoseconds."""
+    """struct counts: what was read, and how long a thread waited for it, in nanoseconds."""
 
     _fields_ = tuple(
         (name, c_int64)
@@ -100,8 +100,8 @@ def library() -> ctypes.CDLL | None:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a ring is and who fills it. A synchronous one has no readers: who waits for a piece reads
-    it."""
+    """How large a ring is and who fills it. A synchronous one has no readers: the thread that waits for a
+    piece reads it."""
 
     slots: int
     slot_bytes: int  # a multiple of a page
@@ -159,7 +159,7 @@ class Ring:
         return address
 
     def release(self, rank: int) -> None:
-        """Nobody looks at the piece any more."""
+        """The piece is not in use any more."""
         self._dll.hetrun_ring_release(self._ring, rank)
 
     def _check(self, error: int) -> None:
@@ -169,7 +169,7 @@ class Ring:
             raise OSError(error, os.strerror(error))
 
     def stop(self) -> None:
-        """Whoever waits gets nothing any more, until a restart; from any thread."""
+        """Threads that wait get nothing any more, until a restart; from any thread."""
         with self._closing:
             if self._ring:
                 self._dll.hetrun_ring_stop(self._ring)

@@ -48,7 +48,7 @@ def policy_of(streaming: str) -> Policy:
 
 @dataclass(slots=True)
 class Late:
-    """What passes were like of late: those of answers, or of prompts before there are any."""
+    """Recent passes: those of answers, or of prompts before there are any."""
 
     passes: int = 0
     alike: int = 0  # of them, so many
@@ -198,7 +198,7 @@ class FromDisk:
             try:
                 self._hold(resize(self._kept, self._kept.locked_bytes + slack - GROWTH))
             except ModelFileError as e:
-                # Nobody asked for this; if it concerns the next pass, that says so to who waits for it.
+                # No request asked for this. If it concerns the next pass, that pass reports it.
                 log.warning("weights that there is room for were not read: %s", e)
 
     def set_limit(self, granted: Granted) -> None:
@@ -249,7 +249,7 @@ class FromDisk:
             self._book(kept.locked_bytes)
             self._bring(bring, progress)
         except BaseException:
-            # What was given up is gone, and nobody may take it for there: then nothing stays, for now.
+            # What was given up is gone, and must not be taken for resident: so nothing stays, for now.
             stayed = [self._cut.pieces[number] for number in self._kept.numbers] if drop else []
             for piece in (*bring, *stayed):
                 self._partial.drop(piece)

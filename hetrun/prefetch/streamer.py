@@ -133,7 +133,7 @@ class Streamer:
         self._of_head = sum(number in of_head for number in numbers)
 
     def begin(self, wanted: bool, head: bool = True) -> None:
-        """A pass begins; `wanted`: it takes the pieces behind `Cut.always` as well, `head`: those of
+        """A pass begins; `wanted`: it takes the pieces after `Cut.always` as well, `head`: those of
         the head, too."""
         self._opened.check()
         self._ring.begin(wanted, 0 if head else self._of_head)
@@ -152,7 +152,7 @@ class Streamer:
         self._ring.restart()
 
     def stop(self) -> None:
-        """From any thread: whoever waits for a piece gets none any more, until `restart`."""
+        """From any thread: threads that wait for a piece get none any more, until `restart`."""
         self._ring.stop()
 
     def error(self) -> HetrunError | None:
@@ -163,8 +163,8 @@ class Streamer:
     # --- pieces that are going to stay
 
     def each(self, pieces: Sequence[Piece]) -> Generator[tuple[Piece, NDArray[np.uint8]], None, None]:
-        """Pieces in the order of the cut and their stored bytes, run behind run, good until the next is asked
-        for. All readers read ahead, as for a pass, so another `follow` has to come behind it."""
+        """Pieces in the order of the cut and their stored bytes, run after run, good until the next is asked
+        for. All readers read ahead, as for a pass, so another `follow` must come after it."""
         if not pieces:
             return  # and keep what was read ahead
         self.follow([piece for piece in pieces if self._streams(piece)])
@@ -181,7 +181,7 @@ class Streamer:
                     self.read(piece, out)
                     yield piece, out
             self._opened.check()
-        except BaseException:  # also if nobody wants the others
+        except BaseException:  # also if the others are not wanted
             self._ring.restart()
             raise
 
@@ -199,7 +199,7 @@ class Streamer:
         return runs[0] if len(runs) == 1 else np.concatenate(runs)
 
     def read(self, piece: Piece, out: NDArray[np.uint8]) -> None:
-        """The stored bytes of one piece, run behind run, now."""
+        """The stored bytes of one piece, run after run, now."""
         if out.shape != (piece.nbytes,):
             raise ValueError(f"a piece of {piece.nbytes} bytes cannot be read into {out.shape}")
         for part, at, end in extents(piece):

@@ -102,7 +102,7 @@ def test_prompts_of_another_model_or_of_other_options_are_not_used(
     with opened(**other) as llm:
         assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
             f"{tmp_path / 'prompts'} belongs to another model, or to other options of it; "
-            "prompts are computed anew"
+            "prompts are computed again"
         ]
         assert llm.generate([PROMPT], ANSWER)[0].usage.cached_tokens == 0
     caplog.clear()
@@ -122,7 +122,7 @@ def test_a_damaged_file_is_a_fresh_start(
     with opened() as llm:
         assert llm.call(entries) == []
         assert llm.call(lambda loaded: loaded.model.kv.used_bytes) == 0  # type: ignore[attr-defined]
-        assert "prompts is damaged: its checksum is wrong; prompts are computed anew" in caplog.text
+        assert "prompts is damaged: its checksum is wrong; prompts are computed again" in caplog.text
     assert path.read_bytes() == content  # nothing was computed, so nothing replaces it
 
 
@@ -135,7 +135,7 @@ def test_a_file_of_something_else_stays(
         with pytest.raises(UserError, match=r"prompts is no file of prompts$"):
             llm.load_prompts(tmp_path / "prompts")
     assert (tmp_path / "prompts").read_text() == "a shopping list"
-    assert "prompts is no file of prompts; prompts are computed anew" in caplog.text
+    assert "prompts is no file of prompts; prompts are computed again" in caplog.text
     assert "there is a file of that name which holds something else; give another name" in caplog.text
 
 

@@ -35,7 +35,7 @@ from hetrun.tui.widgets.sidebar import Sidebar, Titles
 from hetrun.tui.widgets.status import StatusLine
 from hetrun.tui.widgets.welcome import Welcome
 
-LOOK_S = 1.0  # between two looks at the machine while it answers: each draws its pane anew
+LOOK_S = 1.0  # between two looks at the machine while it answers: each draws its pane again
 RATED = 4  # tokens of a prompt; fewer cost as much as one does
 IDLE_LOOKS = 3  # so many times as long while it does not
 SIDEBAR_FROM, MACHINE_FROM = 128, 100  # columns from which a pane is shown without being asked for
@@ -290,7 +290,7 @@ class ChatScreen(Orders):
         self.refresh_bindings()
 
     def _without_usage(self, answering: Answering) -> None:
-        """Nobody said what an answer took that was broken off."""
+        """An answer that was stopped comes without its figures."""
         self._used += answering.tokens
         self._facts.prompt = 0
         self._show_figures()
@@ -346,7 +346,7 @@ class ChatScreen(Orders):
     # --- the machine
 
     def _look(self, at_once: bool = False) -> None:
-        """Often while it answers, else now and then; nobody is asked for what is not shown."""
+        """Often while it answers, else now and then; what is not shown is not asked for."""
         self._looks += 1
         busy = self.answering is not None
         if busy:

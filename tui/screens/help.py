@@ -12,7 +12,7 @@ from hetrun.tui.screens.dialogs import Read
 
 WIDTH = 44  # of what stands at the right: all of it has room in 80 columns
 KEYS = (
-    ("Enter / Ctrl+J", "send / begin a line"),
+    ("Enter / Ctrl+J", "send / start a new line"),
     ("Escape", "stop the answer"),
     ("Up, Down", "earlier messages, at the first and last line"),
     ("Ctrl+N", "a new conversation"),
@@ -25,43 +25,47 @@ KEYS = (
     ("F8", "colours"),
     ("Ctrl+O", "attach a text file"),
     ("Ctrl+R", "answer the last message again"),
-    ("Ctrl+Up, Tab", "walk through the turns (Up and Down; Escape goes back to your message)"),
+    ("Ctrl+Up, Tab", "move through the turns (Up and Down; Escape goes back to your message)"),
     (
         "  Enter",
-        "what can be done with a turn: edit, answer again, fork, copy, tokens; so does a second click",
+        "a menu for the turn: edit, answer again, fork, copy, tokens; a second click opens it, too",
     ),
     ("  Left, Right", "earlier and later versions of a turn"),
-    ("  letters", "begin a message, wherever they are typed"),
+    ("  letters", "start a message, wherever you type them"),
     ("/", "commands: Up, Down and Enter choose, Tab completes, Escape closes the list"),
-    ("Ctrl+Q", "leave (so does Ctrl+C, twice); every conversation is kept"),
+    ("Ctrl+Q", "leave (also Ctrl+C, twice); conversations are saved"),
 )
 ANSWERS = (
-    ("accepted 36 % of 25", "guesses of what comes next that were right: each saved a pass (--spec)"),
+    ("accepted 36 % of 25", "predicted tokens that were right; each one saved a pass (--spec)"),
     ("version 2 of 3", "a turn that was edited or answered again; Left and Right show the others"),
 )
 MACHINE = (
-    ("layers", "a cell for each, the embedding first, the output last; reading prompts, and writing"),
+    (
+        "layers",
+        "one cell each, from the embedding to the output; upper row: reading prompts, lower row: writing",
+    ),
     ("  its colour", "the backend that computes it: llamacpp and amx on the CPU, cuda on a GPU"),
-    ("  its shade", "a part comes from disk, or over the link, for every pass; the lighter, the more"),
+    ("  its shade", "the lighter, the more of it is read from disk, or copied over the link, for every pass"),
     (
         "tokens per second",
-        "decode: as answers come; prefill: as messages are read. Full height: the most of late",
+        "decode: how fast answers are written; prefill: how fast messages are read. Full height: the recent "
+        "maximum",
     ),
-    ("context", "how much of what the model can see is used"),
-    ("cache hits", "tokens of the last prompt that were known from before, and not read again"),
-    ("memory", "what the engine has, of what it was granted; below it what that is for:"),
-    ("  interpreter, libraries", "Python, and what computes"),
-    ("  weights", "the model's, as far as they stay in memory"),
-    ("  copies for a backend", "weights once more, in the form in which that backend is faster"),
+    ("context", "how much of it this conversation fills"),
+    ("cache hits", "tokens of the last prompt that were in the prefix cache, and were not read again"),
+    ("memory", "how much of the limit is in use; below, for what:"),
+    ("  interpreter, libraries", "Python, and the libraries that compute"),
+    ("  weights", "those that stay in memory"),
+    ("  copies for a backend", "weights a second time, in a form in which that backend is faster"),
     ("  KV", "keys and values: what the model remembers of texts"),
-    ("  graphs and scratch", "what passes work in"),
-    ("  streaming window", "room for weights that come from disk"),
-    ("  helper processes", "those that write prompts by the model's template"),
-    ("  reserve", "granted, but left free for what comes and goes"),
-    ("links", "how fast weights cross to a GPU, and how long the CPU waits for it"),
+    ("  graphs and scratch", "memory that passes work in"),
+    ("  streaming window", "room for weights that are read from disk"),
+    ("  helper processes", "those that apply the model's chat template"),
+    ("  reserve", "part of the limit that is left free, for what changes"),
+    ("links", "how fast weights are copied to a GPU, and how long the CPU waits for it"),
     (
         "from disk",
-        "weights that do not fit: how fast they come, how many for each pass (one token, or a part of a "
+        "weights that don't fit: how fast they are read, how much for each pass (one token, or a part of a "
         "prompt), and how long passes wait for them",
     ),
     ("why the plan changed", "what hetrun measured and decided, and what you applied"),

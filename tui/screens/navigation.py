@@ -137,7 +137,7 @@ class Sights(Screen[None]):
     # --- loading
 
     def load(self) -> None:
-        """Wait for the model behind a bar."""
+        """Wait for the model, with a progress bar."""
         self.info = None
         self._stop_ticking()
         for welcome in self.query(Welcome):
@@ -188,7 +188,7 @@ class Sights(Screen[None]):
     # --- another engine
 
     async def _apply(self, changes: Mapping[str, object]) -> None:
-        """Memory is given and taken while the engine runs; for all else it begins anew."""
+        """Memory is given and taken while the engine runs; for all else it is restarted."""
         wanted = {**self.options, **changes}
         if set(changes) == {"ram"}:
             await self.client.ask(SetRam(parse_size(changes["ram"], "ram")))
@@ -227,7 +227,7 @@ class Sights(Screen[None]):
         self._unwanted.set()
 
     async def _exchange(self, opening: Opening, options: Mapping[str, object]) -> None:
-        """One behind the other: there may be memory for one model only."""
+        """One after the other: there may be memory for one model only."""
         self.free()
         self._facts.note(
             "you: " + (", ".join(f"{name} {value}" for name, value in options.items()) or "as it was")
@@ -244,7 +244,7 @@ class Sights(Screen[None]):
 
     @work(group="dialog", exit_on_error=False)
     async def go_back(self) -> None:
-        """The options with which the last engine ran, behind some that could not be loaded."""
+        """The options with which the last engine ran, after some that could not be loaded."""
         options, self._sound = self._sound, None
         if options is not None:
             await self._exchange(await self._opening(options), options)

@@ -1,6 +1,6 @@
 """What the model thought of each token of an answer: how likely it was, and what else might have come.
 
-The probabilities are computed when somebody asks, from the text that is there: no answer is slower for it.
+The probabilities are computed when the user asks, from the text that is there: no answer is slower for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hetrun.system.terminal_text import visible
 from hetrun.tui.screens.dialogs import Dialog
 
 ALTERNATIVES = 8
-AROUND = 120  # tokens that are shown before and behind the one that is looked at
+AROUND = 120  # tokens that are shown before and after the selected one
 LIKELY, POSSIBLE = 0.7, 0.2  # from here on a token is shown as likely, or as possible
 
 
@@ -56,10 +56,10 @@ class TokensScreen(Dialog[Continue | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "Close", key_display="Esc"),
-        Binding("left", "move(-1)", "Token before", priority=True),
-        Binding("right", "move(1)", "Token behind", priority=True),
-        Binding("ctrl+left", "unlikely(-1)", "Unlikely before", priority=True),
-        Binding("ctrl+right", "unlikely(1)", "Unlikely behind", priority=True),
+        Binding("left", "move(-1)", "Previous token", priority=True),
+        Binding("right", "move(1)", "Next token", priority=True),
+        Binding("ctrl+left", "unlikely(-1)", "Previous unlikely", priority=True),
+        Binding("ctrl+right", "unlikely(1)", "Next unlikely", priority=True),
     ]
 
     def __init__(self, client: ChatClient, asked: GenerateRequest, answer: str) -> None:

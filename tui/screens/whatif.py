@@ -27,7 +27,7 @@ KNOBS = (
     ("vram", "GPU memory", "double"),
     ("threads", "threads", "one"),
 )
-SOON_S = 0.15  # behind the last key, before the planner is asked
+SOON_S = 0.15  # after the last key, before the planner is asked
 
 
 class Knob(Input):

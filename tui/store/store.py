@@ -1,7 +1,7 @@
 """Conversations in a file of SQLite.
 
-Every change is a transaction that is on the disk when the call returns, so whoever ends the program, and
-however, loses nothing that was kept. Two programs may use the file together.
+Every change is a transaction that is on the disk when the call returns, so nothing that was kept is lost,
+however the program ends. Two programs may use the file together.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Store:
 
     def _prepare(self) -> None:
         if self.path is not None:
-            self.path.chmod(0o600)  # what people say to a model is nobody else's
+            self.path.chmod(0o600)  # what people say to a model is private
         # A reader does not wait for a writer then; FULL: a transaction is on the disk when it has ended.
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
@@ -169,7 +169,7 @@ class Store:
         note: str = "",
         figures: Mapping[str, Any] | None = None,
     ) -> Turn:
-        """A turn behind another one; the path leads to it."""
+        """A turn after another one; the path leads to it."""
         with self._change():
             turn = self._add(conversation, Turn(0, parent, role, text, note, figures or {}))
             self._db.execute(
@@ -208,7 +208,7 @@ class Store:
             self._db.execute("DELETE FROM turn WHERE id = ?", (turn.id,))
 
     def keep(self, conversation: Conversation, turns: Iterable[Turn]) -> Conversation:
-        """A conversation from elsewhere, all of it or nothing. A turn comes behind its parent."""
+        """A conversation from elsewhere, all of it or nothing. A turn comes after its parent."""
         new: dict[int, int] = {}
         with self._change():
             added = self._db.execute(

@@ -70,7 +70,7 @@ class Tree:
         return sorted((t for t in self.turns.values() if t.parent == turn.parent), key=lambda t: t.id)
 
     def beside(self, turn: Turn, step: int) -> Turn | None:
-        """The version so many before or behind."""
+        """The version this many before or after."""
         found = self.versions(turn)
         if turn not in found:  # it is of another conversation, or gone
             return None
@@ -78,7 +78,7 @@ class Tree:
         return found[at] if 0 <= at < len(found) else None
 
     def end_of(self, turn: Turn) -> int:
-        """The leaf to which the newest turns behind this one lead."""
+        """The leaf to which the newest turns after this one lead."""
         at = turn.id
         while below := [t.id for t in self.turns.values() if t.parent == at]:
             at = max(below)

@@ -99,7 +99,7 @@ def lines_of(renderable: RenderableType, width: int, *, pad: bool = False) -> li
 
 
 class Document:
-    """Markdown in lines; what is written to its end changes its last block and those behind it only."""
+    """Markdown in lines; text added at the end changes only its last block and those after it."""
 
     def __init__(self, width: int, dark: bool) -> None:
         self._width = width
@@ -109,7 +109,7 @@ class Document:
         self.blocks: list[Block] = []
 
     def write(self, text: str) -> None:
-        """The text so far; it has grown, or else everything is made anew."""
+        """The text so far; it has grown, or else everything is made again."""
         if not text.startswith(self._text[: self._sure]) or len(text) < len(self._text):
             self._sure = 0
             self.blocks.clear()

@@ -66,7 +66,7 @@ def _read(reader: Divider, text: str, opened: bool) -> Divided:
 
 
 class Entry:
-    """The lines of a turn; made anew when the width changes, and at the end only while it is written."""
+    """The lines of a turn; made again when the width changes, and at the end only while it is written."""
 
     def __init__(self, kind: Kind, turn: Turn | None = None, text: str = "") -> None:
         self.kind: Kind = kind

@@ -124,7 +124,7 @@ class Prompt(TextBox):
         self._commands.close(text)
 
     def put(self, text: str) -> None:
-        """This text and nothing else, with the cursor behind it."""
+        """This text and nothing else, with the cursor at its end."""
         self.load_text(text)
         self.move_cursor(self.document.end)
 

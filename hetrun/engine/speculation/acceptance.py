@@ -49,7 +49,7 @@ class Acceptance:
         self._rates: list[float] | None = None  # by length of the match
 
     def saw(self, length: int, right: bool) -> None:
-        """A guess behind a match of so many tokens was right or not."""
+        """A guess after a match of this many tokens was right or not."""
         kind = CLASSES[min(length, LONGEST)]
         self._right[kind] = FADING * self._right[kind] + right
         self._seen[kind] = FADING * self._seen[kind] + 1
@@ -57,7 +57,7 @@ class Acceptance:
         self._rates = None
 
     def chances(self, length: int, n: int) -> list[float]:
-        """Of each of n guesses behind a match of so many tokens, that it and all before it are right.
+        """Of each of n guesses after a match of this many tokens, that it and all before it are right.
 
         Whatever is right makes the match longer.
         """

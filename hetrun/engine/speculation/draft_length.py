@@ -36,7 +36,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which sequences carry a draft, and how long it is; nobody, where it does not pay."""
+    """Which sequences carry a draft, and how long it is; none, if it does not pay."""
 
     places: tuple[int, ...] = ()
     length: int = 0
@@ -54,10 +54,10 @@ def decide(
     drafting: bool = False,
     trust: float = 1.0,
 ) -> Decision:
-    """The best for a step of sequences behind so many tokens, with at most so many guesses in all.
+    """The best for a step of sequences at these depths, with at most this many guesses in all.
 
     `drafting`: whether the last step carried any; it takes more to begin than to go on. `trust`: which part
-    of what was promised of late has come true.
+    of what was recently promised has come true.
     """
     likely = [c for c in candidates if c.chances and c.chances[0] >= LIKELY]
     if not likely:

@@ -18,7 +18,7 @@ from hetrun.executor.steps import Chunk, Step
 from hetrun.memory.kv.states import Mark
 from hetrun.system.estimate import Tracked
 
-AT_ONCE = 256  # tokens that it takes in between two steps of the large one: everybody waits for them
+AT_ONCE = 256  # tokens that it takes in between two steps of the large one: all requests wait for them
 MOST_SEQUENCES = 8  # that it guesses for; of others only their own text knows
 SMOOTHING = 0.1
 FIRST_RATE = 0.6  # of guesses that are right, before any was seen
@@ -94,7 +94,7 @@ class DraftModel:
         return same
 
     def _step(self, seq: int, new: Sequence[int]) -> Floats:
-        """Some more tokens; the row of logits behind them."""
+        """Some more tokens; the row of logits after them."""
         end = len(self._held[seq]) + len(new)
         marks = (Mark(end),) if self._model.checkpoint_every else ()
         chunk = Chunk(seq, np.array(new, np.int64), np.array([len(new) - 1]), marks)
@@ -124,7 +124,7 @@ class DraftModel:
 
 
 def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many tokens a sequence may keep: one is computed anew in any case, for the logits behind it."""
+    """How many tokens a sequence may keep: one is always computed again, for the logits after it."""
     most = min(len(held), len(tokens) - 1)
     if list(held[:most]) == list(tokens[:most]):
         return most

@@ -1,7 +1,7 @@
 """Prompt lookup: what followed the last few tokens when they stood in this text before.
 
-Pairs of tokens are found in a table, and where one stood before that in a chain, so that of the last few
-places the one can be taken behind which most of the text is the same.
+A table finds pairs of tokens, and a chain where a pair stood before that. Of the last few places, the one is
+taken before which the longest stretch of text is the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hetrun.backend import Floats
 from hetrun.engine.speculation.acceptance import LONGEST, Acceptance
 
-ENOUGH = 4  # tokens of a match behind which no better one is looked for
+ENOUGH = 4  # tokens of a match after which no better one is looked for
 PLACES = 8  # of a pair that are looked at
 # Tokens of a prompt that are taken in between two steps: they take some tenths of a millisecond
 AT_ONCE = 512

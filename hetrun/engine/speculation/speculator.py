@@ -137,7 +137,7 @@ class Speculating:
         return not self._looked
 
     def _fits(self, chosen: Chosen, found: Decision) -> bool:
-        """Whether there is memory: nobody gives any up for a guess."""
+        """Whether there is memory: no request gives any up for a guess."""
         drafting = frozenset(found.places)
         return self._model.fits(
             [(r.seq, 1 + found.length * (i in drafting)) for i, (r, _) in enumerate(chosen)]

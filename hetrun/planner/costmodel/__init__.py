@@ -41,7 +41,7 @@ class Measured:
         return sum([c.runs for c in self.cells.values()])
 
     def cell(self, tokens: int, depth: float) -> Cell:
-        """Where runs of about that size are kept; it stays the same object for ever."""
+        """Where runs of about that size are kept; always the same object."""
         size = size_of(tokens, depth)
         found = self.cells.get(size)
         if found is None:
@@ -76,14 +76,14 @@ class Forecast:
         self._unkept = ""  # why nothing could be saved, as it was said
 
     def measured(self, work: Work) -> Measured:
-        """Where runs of a work are kept; it stays the same object for ever."""
+        """Where runs of a work are kept; always the same object."""
         found = self._measured.get(work)
         if found is None:
             found = self._measured[work] = Measured()
         return found
 
     def cell(self, work: Work, tokens: int, depth: float) -> Cell:
-        """Where runs of about that size are kept; it stays the same object for ever."""
+        """Where runs of about that size are kept; always the same object."""
         return self.measured(work).cell(tokens, depth)
 
     def learn(self, work: Work, tokens: int, depth: float, seconds: float, rough: float = 0.0) -> None:
@@ -154,7 +154,7 @@ class Forecast:
 
     @classmethod
     def load(cls, path: Path) -> Forecast:
-        """What was saved. A file that is damaged or somebody else's is ignored; the log says so."""
+        """What was saved. A file that is damaged or not hetrun's is ignored; the log says so."""
         forecast = cls()
         works, forecast._facts = store.read(path)
         forecast._measured = {work: Measured(cells) for work, cells in works.items()}

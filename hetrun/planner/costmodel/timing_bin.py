@@ -8,7 +8,7 @@ STEADY = 10  # runs; so many are averaged evenly, from then on each new one coun
 FAR = 5.0  # a run so many times slower is the machine's doing, not the work's...
 BELIEVED = 3  # ...unless so many come in a row
 WARM = 1.5  # a first run is often slower by more than this: memory is touched, code is made
-DRIFT = 0.1  # of a time: less is no reason to decide anew
+DRIFT = 0.1  # of a time: less is no reason to decide again
 SURE = 3.0  # standard errors
 UNKNOWN = 0.05  # of a time: what a run or two may be off, which show no spread
 LEAST_S = 1e-9  # nothing takes no time, whatever a coarse clock says: others divide by what is found here
@@ -44,7 +44,7 @@ class Cell:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every run; whoever holds the cell goes on using it."""
+        """Forget every run. The cell stays in use."""
         self.runs = 0  # that count, ever
         self.tokens = 0.0
         self.depth = 0.0

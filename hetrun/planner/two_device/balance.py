@@ -1,7 +1,7 @@
 """Two devices on one layer: which of its operations each one takes, so that both are done as early as can be.
 
 This is the programme of TwinPilots (Yu et al., SYSTOR 2024). A layer is seven operations: the projections
-to q, k and v, the attention over what was seen (score), the projection behind it (out), and the two halves of
+to q, k and v, the attention over what was seen (score), the projection after it (out), and the two halves of
 the feed-forward part (mlp1, mlp2). The host computes its operations in place; the other device has to bring
 weights or keys and values over a link first, and does that ahead of time. So two sums count, whatever waits
 for what: find the assignment whose larger sum, lambda, is least.

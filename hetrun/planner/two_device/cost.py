@@ -34,7 +34,7 @@ from hetrun.planner.two_device.expert_cost import (
 
 PRODUCTS = ("linear", "head")
 ENOUGH = 3  # runs of a segment, for its time to be believed
-SHALLOW = 512  # tokens behind each of several sequences
+SHALLOW = 512  # tokens in the past of each of several sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Sides:
         self.likely: Likely = unknown
 
     def fresh(self) -> None:
-        """Ask the forecast anew."""
+        """Ask the forecast again."""
         self._asked.clear()
 
     def _is_inside(self, scope: str) -> bool:
@@ -112,7 +112,7 @@ class Sides:
         return all(self._backends[backend].supports(op) for op in o.ops)
 
     def cost(self, o: Operation, backend: str, at: At) -> Cost | None:
-        """What it takes there; None if nobody has measured it."""
+        """What it takes there; None if it was never measured."""
         key = o.form, backend, at
         if key not in self._asked:
             self._asked[key] = self._cost(o, backend, at) if self.able(o, backend) else None
@@ -182,8 +182,8 @@ class Sides:
         }
 
     def elsewhere(self, plan: Plan, depth: float) -> list[Trial]:
-        """Operations on the backends of a plan where it does not run them. One token says how fast weights
-        come now, and somebody waits meanwhile."""
+        """Operations on the backends of a plan where it does not run them. One token is enough: it says how
+        fast weights come now, and a request may be waiting."""
         found: dict[Work, Trial] = {}
         for work, used in self.works(plan, 1).items():
             if not used:
@@ -263,7 +263,7 @@ class Sides:
         return rates.part(heat, op.attrs.computed, at.tokens) if rates else 0.0
 
     def rates(self, o: Operation, backend: str, at: At, heat: Floats) -> Rates | None:
-        """What experts of a mixture take on a backend; None if nobody has measured it."""
+        """What experts of a mixture take on a backend; None if that was never measured."""
         one, many = self.cost(o, backend, replace(at, tokens=1)), self.cost(o, backend, at)
         return rates_of(one, many, heat, at.tokens) if one and many else None
 

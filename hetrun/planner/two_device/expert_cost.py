@@ -37,8 +37,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a mixture takes on one side besides what is fixed: seconds of each expert that somebody has
-    chosen, and of each token that goes through one."""
+    """What a mixture takes on one side besides what is fixed: seconds of each expert that was chosen,
+    and of each token that goes through one."""
 
     fixed: float
     expert: float
@@ -78,7 +78,7 @@ def rates_of(one: Cost, many: Cost, heat: Floats, tokens: int) -> Rates:
 
 
 def unknown(router: str) -> Floats | None:
-    """Nobody has counted."""
+    """Nothing was counted."""
     return None
 
 

@@ -118,7 +118,7 @@ class HotExperts:
     # --- which experts
 
     def choose(self, device: Device, points: Sequence[Point], plans: Iterable[Plan], fixed: bool) -> None:
-        """Decide it for a device anew; `fixed`: what lies there stays, and nothing comes."""
+        """Decide it again for a device; `fixed`: what lies there stays, and nothing comes."""
         layers = [layer for o in self.mixtures if (layer := self._layer(o, device, points))]
         known = {layer.scope: layer for layer in layers}
         sets = {s: experts for s, experts in sets_of(plans, device.other).items() if s in known}

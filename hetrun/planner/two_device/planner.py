@@ -187,7 +187,7 @@ class ConcurrentPlanner(OnlinePlanner):
         return best
 
     def _rounds_more(self, plan: Plan, than: Plan) -> bool:
-        """Whether results would be less close, and somebody minds."""
+        """Whether results would be less close, and that matters."""
 
         def most(p: Plan) -> float:
             units = ((i, s.backend) for s in p.segments for i in self.costs.members(s))
