@@ -85,6 +85,15 @@ def _content(where: str, path: str) -> str:
         raise OptionError(f"{where}: {error}") from None
 
 
+def _refuse_no_schema(where: str, text: str) -> None:
+    import json  # on use: few answers have a schema
+
+    from hetrun.client.schema_words import fault_in_words
+
+    if fault := fault_in_words(json.loads(text)):
+        raise OptionError(f"{where}: {fault}")
+
+
 # --- the table
 
 
@@ -122,7 +131,10 @@ class Row:
             where = f"{self.flag} {typed}"
         if self.brought:
             return self.brought.check(where, self.read(where, typed))
-        return CHECKS[self.name](where, self.read(where, typed))
+        value = CHECKS[self.name](where, self.read(where, typed))
+        if self.name == "json_schema":
+            _refuse_no_schema(where, str(value))
+        return value
 
 
 SHAPE = (
