@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hetrun.api.local_model import LocalModel
 from hetrun.cli import standard_input
-from hetrun.cli.output import in_json, say
+from hetrun.cli.output import ANSWER, in_json, say
 from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
 from hetrun.client.completion import completion
@@ -141,18 +141,14 @@ def make_request(settings: Settings, prompt: str, params: SamplingParams, raw: b
 
 def shown(events: Iterator[Event], show: bool) -> Iterator[Event]:
     """The events, each one's text written to stdout as it comes."""
-    safe = visible if sys.stdout.isatty() else str
-    written = ""
     try:
         for event in events:
-            if show and event.text:
-                written = event.text
-                sys.stdout.write(safe(event.text))
-                sys.stdout.flush()
+            if show:
+                ANSWER.write(event.text)
             yield event
     finally:
-        if show and written and not written.endswith("\n"):
-            sys.stdout.write("\n")
+        if show:
+            ANSWER.end()
 
 
 def text_of(events: list[Event]) -> str:
