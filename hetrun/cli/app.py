@@ -50,7 +50,9 @@ def run_command(arguments: list[str]) -> int:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="with -f: where results go, in JSON lines"
 )
-@click.option("--resume", is_flag=True, help="with -o: continue with the results that exist")
+@click.option(
+    "--resume", is_flag=True, help="with -o: keep the results that are in the file, and answer the rest"
+)
 @click.option(
     "--unordered", is_flag=True, help="with -f: results as they are finished, not in the file's order"
 )

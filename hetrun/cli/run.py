@@ -117,7 +117,8 @@ def read_prompt(prompt: str | None) -> str:
         if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
             raise UserError('no prompt was given; try: hetrun run "Why is the sky blue?"')
         if not (text := standard_input.read_text()).strip():
-            raise UserError("the prompt on stdin is empty")
+            given = "no prompt was given, and " if prompt is None else ""
+            raise UserError(f'{given}standard input is empty; try: hetrun run "Why is the sky blue?"')
         return text
     text = standard_input.text_beside_a_prompt()
     if not prompt.strip() and not text:
