@@ -35,7 +35,7 @@ def test_aliases_are_not_listed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "-ngl", "99", "hi"], "No such option '-ngl': --backend cuda uses NVIDIA GPUs, and --vram says"),
+        (["run", "-ngl", "99", "hi"], "No such option '-ngl': --backend cuda uses NVIDIA GPUs"),
         (["run", "hi", "--n-gpu-layers=99"], "--vram says"),
         (["serve", "--gpu"], "--backend cuda uses"),
         (["run", "hi", "--gpu", "0"], "--backend cuda uses"),
