@@ -336,7 +336,7 @@ def stopped_in_words(output: Path, resume: bool, tally: Tally, before: int) -> s
     else:
         kept = f"{counted(done, 'request')} answered and kept in {output}"
     same = "the same command" if resume else "the same command with --resume"
-    return f"stopped: {kept}; {same} answers the rest"
+    return f"stopped: {kept}; {same} finishes the file"
 
 
 def in_words(tally: Tally, seconds: float) -> str:

@@ -84,7 +84,9 @@ class Asked:
         except UserError as error:
             if not self.doubtful or self.doubtful[0] not in str(error) or self.doubtful[0].endswith(ENDINGS):
                 raise
-            raise UserError(f"{self._why(error)}; {as_prompt(self.doubtful)}") from None
+            why, instead = self._why(error), as_prompt(self.doubtful)
+            said = f"{why} I{instead[1:]}" if why.endswith("?") else f"{why}; {instead}"
+            raise UserError(said) from None
 
     def _why(self, error: UserError) -> str:
         """Why there is no model; of a word that nobody would take for one, more briefly."""

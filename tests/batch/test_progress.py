@@ -195,11 +195,11 @@ def test_the_bar_says_when_a_model_is_measured(
 def test_who_stops_a_batch_is_told_what_is_done_and_how_to_go_on() -> None:
     out = Path("out.jsonl")
     begun = Tally(read=5, before=1, answered=2, complete=True)
-    said = "stopped: 3 of 5 requests answered and kept in out.jsonl; the same command with --resume answers"
-    assert stopped_in_words(out, False, begun, 1) == f"{said} the rest"
-    said = "stopped: 1 request answered and kept in out.jsonl; the same command answers the rest"
+    said = "stopped: 3 of 5 requests answered and kept in out.jsonl; the same command with --resume finishes"
+    assert stopped_in_words(out, False, begun, 1) == f"{said} the file"
+    said = "stopped: 1 request answered and kept in out.jsonl; the same command finishes the file"
     assert stopped_in_words(out, True, Tally(), 1) == said  # before a line was read
-    said = "stopped: nothing is answered yet; the same command with --resume answers the rest"
+    said = "stopped: nothing is answered yet; the same command with --resume finishes the file"
     assert stopped_in_words(out, False, Tally(read=5, complete=True), 0) == said
 
 

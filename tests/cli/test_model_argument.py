@@ -161,6 +161,8 @@ def test_a_word_before_a_prompt_in_quotes_is_a_model_or_refused(run: Run, somewh
         "hetrun: there is no model pet; hetrun list shows those that are here; if it is part of the prompt, "
         'put all of that in quotes: hetrun run "pet Say hello."'
     )
+    said = run("run", "smol", "Say hello.").sentence
+    assert "did you mean smollm2? If it is part of the prompt, " in said
     assert "folder holds no model" in run("run", "folder", "Say hello.").sentence
     said = run("run", "--url", "http://127.0.0.1:9", "pet", "Say hello.").sentence
     assert said.startswith("hetrun: with --url, -m names the model: -m pet; if it is part of the prompt")
