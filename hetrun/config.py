@@ -67,7 +67,7 @@ class Settings:
     model: str | None = field(
         default=None,
         metadata=option(
-            ".gguf file, folder, hf:user/repo, or a name that hetrun list shows",
+            "a .gguf file, a folder, hf:user/repo, or a name that hetrun list shows",
             option_types.text,
             "-m",
             "--model",
@@ -75,16 +75,16 @@ class Settings:
         ),
     )
     offline: bool = field(
-        default=False, metadata=option("download nothing", option_types.boolean, "--offline")
+        default=False, metadata=option("do not download anything", option_types.boolean, "--offline")
     )
     ctx: int | None = field(
         default=None,
         metadata=option(
-            "context: most tokens of prompt and answer together",
+            "context length: the most tokens that prompt and answer can have together",
             option_types.integer(1),
             "-c",
             "--ctx",
-            shows="as trained, if that fits; plan says",
+            shows="the model's own, if that fits; hetrun plan shows it",
         ),
     )
     ram: int | None = field(
@@ -93,21 +93,23 @@ class Settings:
             "memory limit, such as 2GiB or 50%",
             option_types.memory,
             "--ram",
-            shows="what is free, less a margin",
+            shows="the free memory, less a margin",
         ),
     )
     vram: int | None = field(
         default=None,
         metadata=option(
-            "memory limit of each GPU, such as 8GiB; 0: use none",
+            "memory limit on each GPU, such as 8GiB; 0: use no GPU",
             option_types.size(0),
             "--vram",
-            shows="what is free, less a margin",
+            shows="the free memory, less a margin",
         ),
     )
     threads: int | None = field(
         default=None,
-        metadata=option("compute threads", option_types.integer(1, 4096), "--threads", shows="planned"),
+        metadata=option(
+            "number of threads that compute", option_types.integer(1, 4096), "--threads", shows="planned"
+        ),
     )
     backends: tuple[str, ...] = field(
         default=(),
@@ -118,7 +120,7 @@ class Settings:
     precision: str | None = field(
         default=None,
         metadata=option(
-            "exact: close to the model; fast: 8-bit activations, as in llama.cpp",
+            "exact: the closest results; fast: 8-bit activations, as in llama.cpp",
             option_types.choice("exact", "fast"),
             "--precision",
             shows="exact with AMX, else fast",
@@ -127,9 +129,9 @@ class Settings:
     spec: str = field(
         default="auto",
         metadata=option(
-            "speculation: predict several tokens and verify them together: off, lookup (from the text "
-            "itself), mtp (a block in the model's file), draft:MODEL, or auto: if that is faster and gives "
-            "the same text",
+            "speculation: guess several tokens and verify them together. lookup: guesses from the text "
+            "itself; mtp: from a block in the model's file; draft:MODEL: from a smaller model; auto: if that "
+            "is faster and gives the same text; off",
             option_types.speculation,
             "--spec",
         ),
@@ -137,23 +139,27 @@ class Settings:
     ubatch: int | None = field(
         default=None,
         metadata=option(
-            "tokens in one step, at most", option_types.integer(1, 1 << 20), "--ubatch", shows="planned"
+            "most tokens in one step", option_types.integer(1, 1 << 20), "--ubatch", shows="planned"
         ),
     )
     kv_type: str = field(
         default="f16",
         metadata=option(
-            "type of keys and values: f16, q8_0, f32", option_types.choice("f16", "q8_0", "f32"), "--kv-type"
+            "type of the keys and values that are kept: f16, q8_0 or f32",
+            option_types.choice("f16", "q8_0", "f32"),
+            "--kv-type",
         ),
     )
     deterministic: bool = field(
         default=False,
-        metadata=option("the same tokens, whatever else runs", option_types.boolean, "--deterministic"),
+        metadata=option(
+            "give the same tokens, whatever else is running", option_types.boolean, "--deterministic"
+        ),
     )
     planner: str = field(
         default="measured",
         metadata=option(
-            "how plans are made: measured, static (a fixed order), or a package's name",
+            "how plans are made: measured, static (in a fixed order), or by a package's planner",
             option_types.choice("measured", "static", group="planners"),
             "--planner",
         ),
@@ -161,18 +167,18 @@ class Settings:
     streaming: str = field(
         default="balanced",
         metadata=option(
-            f"for experiments: how weights that don't fit are read from disk: {', '.join(STREAMING)}",
+            f"for experiments: how weights that do not fit are read from disk: {', '.join(STREAMING)}",
             option_types.choice(*STREAMING),
             "--streaming",
         ),
     )
     plan: Path | None = field(
-        default=None, metadata=option("a saved plan", option_types.path, "--plan", shows="planned")
+        default=None, metadata=option("a file with a saved plan", option_types.path, "--plan", shows="none")
     )
     prompt_cache: Path | None = field(
         default=None,
         metadata=option(
-            "file that keeps computed prompts for the next run",
+            "a file that keeps computed prompts for the next run",
             option_types.path,
             "--prompt-cache",
             shows="none",
@@ -181,26 +187,26 @@ class Settings:
     max_tokens: int | None = field(
         default=None,
         metadata=option(
-            "length limit of an answer, in tokens; -1: none",
+            "most tokens in an answer; -1: no limit",
             option_types.answer_length,
             "-n",
             "--max-tokens",
-            shows="until the model ends",
+            shows="until the model stops",
         ),
     )
     temperature: float | None = field(
         default=None,
         metadata=option(
-            "sampling temperature; 0: greedy",
+            "sampling temperature; 0: always the likeliest token",
             option_types.number(0),
             "--temp",
-            shows="the model's own, else 0.8 (server 1)",
+            shows="the model's own, else 0.8 (hetrun serve: 1)",
         ),
     )
     seed: int | None = field(
         default=None,
         metadata=option(
-            "random seed", option_types.integer(-1, 2**64 - 1), "--seed", shows="random; printed"
+            "random seed", option_types.integer(-1, 2**64 - 1), "--seed", shows="random, and shown"
         ),
     )
     system: str | None = field(
@@ -210,7 +216,7 @@ class Settings:
     chat_template: Path | None = field(
         default=None,
         metadata=option(
-            "file with a Jinja template, or chatml",
+            "a file with a Jinja template, or the word chatml",
             option_types.path,
             "--chat-template",
             shows="the model's own",
@@ -224,7 +230,9 @@ class Settings:
     )
     uds: Path | None = field(
         default=None,
-        metadata=option("Unix socket to listen on instead", option_types.path, "--uds", shows="none"),
+        metadata=option(
+            "Unix socket to listen on instead of a port", option_types.path, "--uds", shows="none"
+        ),
     )
     api_key: str | None = field(
         default=None,
@@ -234,7 +242,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "additional host name of this server; may be repeated",
+            "another host name by which clients may call this server; may be repeated",
             option_types.names,
             "--allowed-host",
             shows="this machine's own",
@@ -243,7 +251,7 @@ class Settings:
     cors_origins: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "web page that may use the server, such as https://example.com, or *; may be repeated",
+            "website that may use the server, such as https://example.com, or *; may be repeated",
             option_types.origins,
             "--cors-origin",
             shows="none",
@@ -252,26 +260,28 @@ class Settings:
     queue: int = field(
         default=256,
         metadata=option(
-            "requests that may wait; more are refused", option_types.integer(0, 1 << 20), "--queue"
+            "most requests that may wait; further ones are refused",
+            option_types.integer(0, 1 << 20),
+            "--queue",
         ),
     )
     models: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "model files and folders of them, loaded on demand; may be repeated",
+            "a model, or a folder of models, to load on demand; may be repeated",
             option_types.names,
             "--models",
-            shows="only --model",
+            shows="only that of -m",
         ),
     )
     models_max: int = field(
         default=4,
-        metadata=option("models loaded at the same time", option_types.integer(1, 1000), "--models-max"),
+        metadata=option("most models loaded at the same time", option_types.integer(1, 1000), "--models-max"),
     )
     sleep_idle: float | None = field(
         default=None,
         metadata=option(
-            "seconds without a request after which a model is unloaded",
+            "unload a model after so many seconds without a request",
             option_types.number(0.1),
             "--sleep-idle",
             shows="never",
@@ -283,16 +293,16 @@ class Settings:
     tool_parser: str = field(
         default="auto",
         metadata=option(
-            "format of the model's tool calls: none, auto or a name",
+            "format of the model's tool calls: auto, none, or the name of one",
             option_types.choice(*TOOL_PARSERS),
             "--tool-parser",
-            shows="auto: from its template",
+            shows="auto: from the chat template",
         ),
     )
     reasoning_format: str = field(
         default="auto",
         metadata=option(
-            "where reasoning goes: auto, none (the text), deepseek (reasoning_content)",
+            "where reasoning goes: none (into the text), deepseek (into reasoning_content), or auto",
             option_types.choice("auto", "none", "deepseek"),
             "--reasoning-format",
         ),
@@ -300,7 +310,7 @@ class Settings:
     url: str | None = field(
         default=None,
         metadata=option(
-            "let a running server answer, such as http://localhost:8080 or unix:PATH",
+            "let this running server answer, such as http://localhost:8080 or unix:PATH",
             option_types.text,
             "--url",
             shows="none",
@@ -309,7 +319,9 @@ class Settings:
     no_server: bool = field(
         default=False,
         metadata=option(
-            "load the model, even if a server of yours has it", option_types.boolean, "--no-server"
+            "load the model here, even if one of your servers has loaded it",
+            option_types.boolean,
+            "--no-server",
         ),
     )
     # Name -> where its value came from; what is not in here is at its default.

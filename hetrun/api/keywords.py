@@ -14,31 +14,33 @@ class ModelOptions(TypedDict, total=False):
     """Options of `LLM`, as on the command line; None: not given."""
 
     offline: bool | None
-    """Download nothing."""
+    """Do not download anything."""
     ctx: int | None
-    """Context: most tokens of prompt and answer together (default: as trained, if that fits; plan says)."""
+    """Context length: the most tokens that prompt and answer can have together (default: the model's own, if
+    that fits; hetrun plan shows it)."""
     ram: int | str | None
-    """Memory limit, such as 2GiB or 50% (default: what is free, less a margin)."""
+    """Memory limit, such as 2GiB or 50% (default: the free memory, less a margin)."""
     vram: int | str | None
-    """Memory limit of each GPU, such as 8GiB; 0: use none (default: what is free, less a margin)."""
+    """Memory limit on each GPU, such as 8GiB; 0: use no GPU (default: the free memory, less a margin)."""
     threads: int | None
-    """Compute threads (default: planned)."""
+    """Number of threads that compute (default: planned)."""
     backends: Sequence[str] | str | None
     """Use only this backend (default: all)."""
     precision: Literal["exact", "fast"] | None
-    """Exact: close to the model; fast: 8-bit activations, as in llama.cpp (default: exact with AMX, else
+    """Exact: the closest results; fast: 8-bit activations, as in llama.cpp (default: exact with AMX, else
     fast)."""
     spec: str | None
-    """Speculation: predict several tokens and verify them together: off, lookup (from the text itself), mtp
-    (a block in the model's file), draft:MODEL, or auto: if that is faster and gives the same text."""
+    """Speculation: guess several tokens and verify them together. lookup: guesses from the text itself; mtp:
+    from a block in the model's file; draft:MODEL: from a smaller model; auto: if that is faster and gives
+    the same text; off."""
     ubatch: int | None
-    """Tokens in one step, at most (default: planned)."""
+    """Most tokens in one step (default: planned)."""
     kv_type: Literal["f16", "q8_0", "f32"] | None
-    """Type of keys and values: f16, q8_0, f32."""
+    """Type of the keys and values that are kept: f16, q8_0 or f32."""
     deterministic: bool | None
-    """The same tokens, whatever else runs."""
+    """Give the same tokens, whatever else is running."""
     planner: str | None
-    """How plans are made: measured, static (a fixed order), or a package's name."""
+    """How plans are made: measured, static (in a fixed order), or by a package's planner."""
     streaming: (
         Literal[
             "balanced",
@@ -52,20 +54,21 @@ class ModelOptions(TypedDict, total=False):
         ]
         | None
     )
-    """For experiments: how weights that don't fit are read from disk: balanced, unbalanced, attention-first,
-    ffn-first, none, synchronous, mmap, off."""
+    """For experiments: how weights that do not fit are read from disk: balanced, unbalanced, attention-
+    first, ffn-first, none, synchronous, mmap, off."""
     plan: str | PathLike[str] | None
-    """A saved plan (default: planned)."""
+    """A file with a saved plan (default: none)."""
     prompt_cache: str | PathLike[str] | None
-    """File that keeps computed prompts for the next run (default: none)."""
+    """A file that keeps computed prompts for the next run (default: none)."""
     max_tokens: int | None
-    """Length limit of an answer, in tokens; -1: none (default: until the model ends)."""
+    """Most tokens in an answer; -1: no limit (default: until the model stops)."""
     temperature: float | None
-    """Sampling temperature; 0: greedy (default: the model's own, else 0.8 (server 1))."""
+    """Sampling temperature; 0: always the likeliest token (default: the model's own, else 0.8 (hetrun serve:
+    1))."""
     seed: int | None
-    """Random seed (default: random; printed)."""
+    """Random seed (default: random, and shown)."""
     chat_template: str | PathLike[str] | None
-    """File with a Jinja template, or chatml (default: the model's own)."""
+    """A file with a Jinja template, or the word chatml (default: the model's own)."""
     tool_parser: (
         Literal[
             "auto",
@@ -90,11 +93,12 @@ class ModelOptions(TypedDict, total=False):
         ]
         | None
     )
-    """Format of the model's tool calls: none, auto or a name (default: auto: from its template)."""
+    """Format of the model's tool calls: auto, none, or the name of one (default: auto: from the chat
+    template)."""
     reasoning_format: Literal["auto", "none", "deepseek"] | None
-    """Where reasoning goes: auto, none (the text), deepseek (reasoning_content)."""
+    """Where reasoning goes: none (into the text), deepseek (into reasoning_content), or auto."""
     no_server: bool | None
-    """Load the model, even if a server of yours has it."""
+    """Load the model here, even if one of your servers has loaded it."""
 
 
 class SamplingKeywords(TypedDict, total=False):

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def hetrun() -> None:
     """Run local language models within a memory limit that you choose.
 
-    hetrun run "Why is the sky blue?" asks the demonstration model; hetrun list has the names of others.
+    hetrun run "Why is the sky blue?" asks a small demonstration model. hetrun list shows the models on this
+    machine, and hetrun COMMAND --help the options of a command.
     """
 
 
@@ -37,32 +38,51 @@ def run_command(arguments: list[str]) -> int:
     return int(hetrun.main(arguments, prog_name="hetrun", standalone_mode=False) or 0)
 
 
-@hetrun.command(cls=sampling.Command, short_help="Answer a prompt, each line of a file, or line by line.")
+@hetrun.command(
+    cls=sampling.Command, short_help="Answer a prompt or a file of prompts, or hold a conversation."
+)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=options.files)
 @options.settings("model", "offline", *options.ANSWERING, "prompt_cache")
 @click.option(
-    "-i", "--interactive", is_flag=True, help="a conversation, line by line; /bye or Ctrl-D ends it"
+    "-i", "--interactive", is_flag=True, help="hold a conversation, line by line; /bye or Ctrl-D ends it"
 )
 @click.option("--continue", "go_on", is_flag=True, help="continue the last conversation of -i")
 @click.option("-p", "--prompt", "text", hidden=True)
-@click.option("--raw", is_flag=True, help="continue the text as it stands, without the chat template")
-@click.option("-f", "--file", "source", metavar="FILE", help="a request in each line; -: standard input")
+@click.option("--raw", is_flag=True, help="continue the text as it is, without the chat template")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="with -f: where results go, in JSON lines"
+    "-f",
+    "--file",
+    "source",
+    metavar="FILE",
+    help="answer the requests in this file, one in each line; -: standard input",
 )
-@click.option("--resume", is_flag=True, help="with -o: continue with the results that exist")
 @click.option(
-    "--unordered", is_flag=True, help="with -f: results as they are finished, not in the file's order"
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="with -f: write the results to this file, as JSON lines",
+)
+@click.option(
+    "--resume", is_flag=True, help="with -o: keep the results that are in the file, and answer the rest"
+)
+@click.option(
+    "--unordered",
+    is_flag=True,
+    help="with -f: write results as they are finished, not in the order of the file",
 )
 @click.option(
     "--workers",
     cls=options.Several,
     multiple=True,
     metavar="URL...",
-    help="with -f: servers that answer instead, or a package's workers: ray:auto",
+    help="with -f: let these servers answer, or the workers of a package, such as ray:auto",
 )
 @options.settings(
-    "url", "no_server", "api_key", "strict", help={"api_key": "with --url or --workers: their key"}
+    "url",
+    "no_server",
+    "api_key",
+    "strict",
+    help={"api_key": "with --url or --workers: the key of the server"},
 )
 @sampling.options(*sampling.SHAPE, *sampling.SCORES)
 @options.settings(*options.RUNNING)
@@ -90,12 +110,13 @@ def run(
     the prompt. Text on standard input comes before the prompt: hetrun run "Sum this up." < report.txt. Alone,
     it is the prompt.
 
-    With -f it answers every line of a file: a prompt, {"prompt": ...} or {"messages": [...]} with other
-    fields of a request, or OpenAI's batch format. The results are JSON lines. If some lines fail, the others
-    continue, and the exit code is 3.
+    With -f it answers every line of a file. A line is a prompt, {"prompt": ...} or {"messages": [...]} with
+    other fields of a request, or a request in OpenAI's batch format. The results are JSON lines. If some
+    lines fail, the others are answered, and the exit code is 3.
 
-    With --url a running server answers. Without it, a server of yours that has loaded the model does (hetrun
-    ps), unless options such as --ram say how the model runs; --no-server always loads it.
+    With --url a running server answers. Without it, if one of your servers has already loaded the model (see
+    hetrun ps), that one answers, unless options such as --ram say how the model is to run; --no-server always
+    loads the model here.
     """
     from hetrun.cli.model_argument import Asked
 
@@ -150,12 +171,15 @@ def _ask(
 
 @hetrun.command(cls=sampling.Command, short_help="Talk to a model in the terminal.")
 @options.model
-@options.settings("url", "api_key", *options.ANSWERING, "prompt_cache", *options.RUNNING)
+@options.settings(
+    *("url", "api_key", *options.ANSWERING, "prompt_cache", *options.RUNNING),
+    help={"api_key": "with --url: the key of the server"},
+)
 @sampling.options(*sampling.SAMPLING)
 def chat(**given: object) -> None:
-    """Talk to a model in the terminal, and see what the machine does.
+    """Talk to a model in the terminal, and see what the machine is doing.
 
-    With --url the model is that of a running server, such as http://localhost:8080 or unix:/path/to.sock.
+    With --url a running server answers, such as http://localhost:8080 or unix:/path/to.sock.
     """
     from hetrun.cli.chat import talk
 
@@ -174,7 +198,7 @@ def chat(**given: object) -> None:
 def serve(verbose: bool, **given: object) -> None:
     """Serve OpenAI's chat API on this machine.
 
-    Sampling options are the defaults of requests.
+    Sampling options are the defaults for requests that do not set their own.
     """
     from hetrun.cli.serve import serve_forever
 
@@ -182,66 +206,73 @@ def serve(verbose: bool, **given: object) -> None:
     serve_forever(options.resolved(given), chosen, verbose)
 
 
-@hetrun.command(name="ps")
+@hetrun.command(name="ps", short_help="List your running servers.")
 @options.as_json
 def list_servers(as_json: bool) -> None:
-    """Your running servers: models, addresses, memory, requests."""
+    """List your running servers, with their models, addresses, memory and requests."""
     from hetrun.cli import servers
 
     servers.print_servers(as_json)
 
 
-@hetrun.command(short_help="Stop a running server of yours.")
+@hetrun.command(short_help="Stop one of your running servers.")
 @click.argument("name", required=False)
-@click.option("--all", "all_of_them", is_flag=True, help="every server of yours")
+@click.option("--all", "all_of_them", is_flag=True, help="stop all of your servers")
 def stop(name: str | None, all_of_them: bool) -> None:
-    """Stop a running server of yours: NAME is its model, address or pid.
+    """Stop one of your running servers. NAME is its model, its address or its process id.
 
-    Without NAME it stops the only one. Running answers have two seconds to end.
+    If only one is running, NAME may be left out. Answers that are running get two seconds to finish.
     """
     from hetrun.cli import servers
 
     servers.stop_servers(name, all_of_them)
 
 
-@hetrun.command(short_help="Measure speed, alone or beside llama.cpp.")
+@hetrun.command(short_help="Measure speed, also in comparison with llama.cpp.")
 @options.model
-@click.option("-p", "prompt", help="tokens of the prompt; 512,2048: both  [default: 512]")
+@click.option("-p", "prompt", help="tokens in the prompt; 512,2048 measures both  [default: 512]")
 @click.option("-n", "generate", default="64", show_default=True, help="tokens to generate")
 @click.option(
-    "-d", "depth", help="tokens before the generated ones  [default: 512; 32 in a sweep over --ram]"
+    "-d", "depth", help="tokens in the context before those  [default: 512; 32 with several --ram limits]"
 )
-@click.option("-b", "batch", help="sequences at once  [default: 1]")
-@click.option("-r", "rounds", default=5, show_default=True, help="samples of each")
+@click.option("-b", "batch", help="sequences at the same time  [default: 1]")
+@click.option("-r", "rounds", default=5, show_default=True, help="samples of each measurement")
 @click.option(
-    "--vs", metavar="PEER", help="measure a peer in turn: llama.cpp, or for servers llama-server[=PATH]"
+    "--vs", metavar="PEER", help="also measure llama.cpp, in turn; of a server: llama-server[=PATH]"
 )
-@click.option(
-    "--vs-threads", metavar="N", help="the peer's threads  [default: the number that suits it best]"
-)
-@click.option("--beside", metavar="N", help="while N other programs keep a core busy each")
+@click.option("--vs-threads", metavar="N", help="threads of llama.cpp  [default: as many as are best for it]")
+@click.option("--beside", metavar="N", help="measure while N other programs each keep a core busy")
 @click.option(
     "--text",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="read and write the tokens of this text, not random ones",
+    help="use the tokens of this text instead of random ones",
 )
-@click.option("--explain", is_flag=True, help="where the time went")
-@click.option("--clients", metavar="N", help="measure a server with N clients at once; 1,4,16: each")
+@click.option("--explain", is_flag=True, help="show where the time went")
+@click.option(
+    "--clients", metavar="N", help="measure a server with N clients at the same time; 1,4,16 measures each"
+)
 @click.option("--requests", metavar="N", help="requests of each client in one sample  [default: 2]")
 @click.option(
     "--shared-prefix",
     metavar="N",
-    help="time to a server's first token if N tokens of the prompt were seen before",
+    help="measure a server's time to the first token if it has seen N tokens of the prompt before",
 )
 @click.option(
-    "--arrival", metavar="N", help="how smooth --clients answers are while a prompt of N tokens arrives"
+    "--arrival",
+    metavar="N",
+    help="measure how smooth the answers of --clients are while a prompt of N tokens arrives",
+)
+@click.option("--ram", metavar="VALUE", help="memory limit, such as 2GiB; 1GiB,2GiB,50% measures each")
+@click.option(
+    "--picture",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="with several --ram limits: draw the results into FILE.svg",
 )
 @click.option(
-    "--ram", metavar="VALUE", help="memory limit, such as 2GiB; several or shares are a sweep: 1GiB,2GiB,50%"
+    "-o", "output", default="table", show_default=True, help="format of the results: table, json or csv"
 )
-@click.option("--picture", metavar="FILE", type=click.Path(path_type=Path), help="draw a sweep into FILE.svg")
-@click.option("-o", "output", default="table", show_default=True, help="table, json or csv")
 @options.settings(
     "ctx", "vram", "threads", "backends", "ubatch", "kv_type", "precision", "planner", "streaming"
 )
@@ -266,15 +297,15 @@ def bench(
     output: str,
     **given: object,
 ) -> None:
-    """Measure speed, alone or side by side with llama.cpp.
+    """Measure speed, alone or in turn with llama.cpp.
 
     It measures the engine in this process, from the request to the token. With --clients, --shared-prefix or
-    --arrival it measures a server: on a socket, with streamed answers, in turn with llama-server. With
-    several limits in --ram (1GiB,2GiB,50%) it measures answers in each, and the disk; a share is of the
-    model's bytes, plus 300 MiB.
+    --arrival it measures a server with streamed answers, and llama-server in turn. With several limits in
+    --ram (1GiB,2GiB,50%) it measures answers within each, and the disk; a percentage is of the model's size,
+    plus 300 MiB.
 
     With --text both sides read the same parts of a text, different ones in each round, and write what follows
-    there: the text decides which experts of a mixture are needed.
+    there. Use it for a mixture of experts: the text decides which experts are needed.
     """
     from hetrun.tools import bench as tool
     from hetrun.tools.bench.options import Asked, options_of
@@ -295,32 +326,36 @@ def bench(
         tool.serve(settings, chosen)
 
 
-@hetrun.command(name="eval", short_help="Measure perplexity, and how close predictions are.")
+@hetrun.command(name="eval", short_help="Measure perplexity, and how exact predictions are.")
 @options.model
 @click.option("-f", "--file", "file", type=click.Path(path_type=Path), required=True, help="a text file")
-@click.option("--against", default="reference", show_default=True, help="reference or llama.cpp")
+@click.option(
+    "--against", default="reference", show_default=True, help="compare with: reference or llama.cpp"
+)
 @click.option("--vs", metavar="PEER", help="llama.cpp: also measure how close llama.cpp is")
-@click.option("--tokens", default=2048, show_default=True, help="how many tokens of the text")
+@click.option("--tokens", default=2048, show_default=True, help="use so many tokens of the text")
 @options.settings("vram", "threads", "backends", "ubatch", "kv_type", "precision", "planner")
 @options.as_json
 def evaluate(file: Path, against: str, vs: str | None, tokens: int, as_json: bool, **given: object) -> None:
-    """Measure perplexity of a text, and how close predictions are to those of another computation."""
+    """Measure the perplexity of a text, and how close predictions are to those of another implementation."""
     from hetrun.tools import evaluate as tool
 
     settings = options.resolved(given)
     tool.main(settings, tool.EvalOptions(file, against, tokens, as_json, vs))
 
 
-@hetrun.command(short_help="Show what would run where, and why, without loading.")
+@hetrun.command(short_help="Show what would run where, and why, without loading the model.")
 @options.model
 @options.settings(*options.RUNNING)
-@click.option("--machine", metavar="NAME|FILE", help="predict for another machine, described in a file")
+@click.option(
+    "--machine", metavar="NAME|FILE", help="predict for another machine: a name, or a file that describes it"
+)
 @click.option(
     "--shape", metavar="NAME", help="with --machine: a model's shape, such as opt-30b or llama-70b:q4_0"
 )
-@click.option("--batch", metavar="N", help="with --machine: sequences at once  [default: 1]")
-@click.option("--prompt", metavar="N", help="with --machine: tokens of each prompt  [default: 512]")
-@click.option("--generate", metavar="N", help="with --machine: tokens of each answer  [default: 128]")
+@click.option("--batch", metavar="N", help="with --machine: sequences at the same time  [default: 1]")
+@click.option("--prompt", metavar="N", help="with --machine: tokens in each prompt  [default: 512]")
+@click.option("--generate", metavar="N", help="with --machine: tokens in each answer  [default: 128]")
 @options.as_json
 def plan(
     as_json: bool,
@@ -347,8 +382,8 @@ def plan(
 @hetrun.command(short_help="Write a model to a GGUF file of another type.")
 @options.only_model
 @click.option("-q", "--quant", metavar="TYPE", help="q4_k_m, q8_0, f16, ...")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or the folder it goes to")
-@click.option("--force", is_flag=True, help="replace a file that is there")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="the file to write, or a folder for it")
+@click.option("--force", is_flag=True, help="replace an existing file")
 @options.settings("threads")
 @options.as_json
 def convert(
@@ -356,7 +391,7 @@ def convert(
 ) -> None:
     """Write MODEL, a folder of safetensors, to one GGUF file of another type.
 
-    A GGUF file of F32, F16 or BF16 works, too. TYPE is one of llama.cpp's: f32 f16
+    MODEL may also be a GGUF file of type F32, F16 or BF16. TYPE is one of llama.cpp's: f32 f16
     bf16 q8_0 q6_k q5_k_m q5_k_s q5_1 q5_0 q4_k_m q4_k_s q4_1 q4_0 iq4_nl iq4_xs mxfp4_moe q3_k_l q3_k_m
     q3_k_s q2_k.
     """
@@ -368,14 +403,16 @@ def convert(
 
 @hetrun.command(short_help="Reorder a GGUF file that is larger than memory.")
 @options.only_model
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or the folder it goes to")
-@click.option("--merged", is_flag=True, help="keep the experts of a mixture in one tensor, as llama.cpp does")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="the file to write, or a folder for it")
+@click.option(
+    "--merged", is_flag=True, help="keep the experts of a mixture in one tensor, as llama.cpp needs them"
+)
 @click.option(
     "--in-place",
     is_flag=True,
-    help="reorder the file itself, if the disk has no room for two; continues after a kill",
+    help="reorder the file itself, if the disk has no room for two; can be continued after a kill",
 )
-@click.option("--force", is_flag=True, help="replace a file that is there; repack again")
+@click.option("--force", is_flag=True, help="replace an existing file, and repack one again")
 @options.as_json
 def repack(
     model: Path, output: Path | None, merged: bool, in_place: bool, force: bool, as_json: bool
@@ -392,25 +429,25 @@ def repack(
     tool.repack(model, output, force, as_json, merged=merged, in_place=in_place)
 
 
-@hetrun.command(short_help="Show what a model is made of, and what it takes to run.")
+@hetrun.command(short_help="Show what a model consists of, and what it needs to run.")
 @options.only_model
 @click.option("--tensors", is_flag=True, help="list every tensor")
-@click.option("--full", is_flag=True, help="with --json: whole arrays")
+@click.option("--full", is_flag=True, help="with --json: print arrays in full")
 @options.as_json
 def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
-    """Show what MODEL, a GGUF file or a folder, is made of, and what it takes to run."""
+    """Show what MODEL, a GGUF file or a folder, consists of, and what it needs to run."""
     from hetrun.cli.reports.inspect import print_model
 
     print_model(model, tensors, full, as_json)
 
 
-@hetrun.command(short_help="Find what is wrong with models' files.")
+@hetrun.command(short_help="Check the files of models for errors.")
 @click.argument("files", nargs=-1, metavar="MODEL...", shell_complete=options.files)
 @options.also_by_option
-@click.option("--weights", is_flag=True, help="read every weight too: find NaN and infinity")
+@click.option("--weights", is_flag=True, help="also read every weight, to find NaN and infinity")
 @options.as_json
 def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: bool) -> int:
-    """Find what is wrong with models, files or folders, without loading them."""
+    """Check the files of models for errors, without loading them. MODEL is a file or a folder."""
     from hetrun.cli.reports import check as tool
 
     if not (named := [*files, *filter(None, [other])]):
@@ -418,18 +455,18 @@ def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: boo
     return tool.check([options.placed_if_known(model) for model in named], weights, as_json)
 
 
-@hetrun.command(short_help="List the backends, and why one cannot work here.")
+@hetrun.command(short_help="List the backends, and why some cannot work here.")
 @click.option("--measure", is_flag=True, help="measure the speed of matrix products; takes a second or two")
-@click.option("--conformance", is_flag=True, help="compare each with the reference")
+@click.option("--conformance", is_flag=True, help="compare the results of each with the reference")
 @click.option("--backend", "chosen", metavar="NAME", multiple=True, help="with --conformance: only this one")
 @options.as_json
 def devices(measure: bool, conformance: bool, chosen: tuple[str, ...], as_json: bool) -> int:
-    """List the backends, and why one cannot work here.
+    """List the backends, and why some cannot work here.
 
     --conformance runs every kind of op, with weights of every type, on small random numbers, and compares
     the results with the reference. It takes about half a minute and needs no model. --backend may be
-    repeated. The exit code is 1 if a backend computes another result than the reference, or fails; an op that
-    it does not support is no fault.
+    repeated. The exit code is 1 if a result differs from the reference, or a backend fails; an op that a
+    backend does not support is no error.
     """
     from hetrun.cli.reports.plan import of_devices
 
@@ -443,8 +480,8 @@ def devices(measure: bool, conformance: bool, chosen: tuple[str, ...], as_json: 
 def pull(name: str, as_json: bool, **given: object) -> None:
     """Download a model from Hugging Face's hub: user/repo, or user/repo:Q4_K_M.
 
-    It goes into Hugging Face's own cache, where other programs find it too. Interrupted downloads are
-    resumed. Commands that run a model accept hf:user/repo, and download it if necessary.
+    It goes into Hugging Face's own cache, where other programs find it, too. Interrupted downloads are
+    resumed. Commands that run a model also take hf:user/repo, and download the model if necessary.
     """
     from hetrun.cli import models
 
@@ -456,7 +493,7 @@ def pull(name: str, as_json: bool, **given: object) -> None:
 def list_models(as_json: bool) -> None:
     """List the models on this machine by the names that -m takes, with those of Ollama and LM Studio.
 
-    A name may be shorter if it means only one model: tiny for ollama:tiny:latest.
+    A name may be shortened if only one model fits: tiny for ollama:tiny:latest.
     """
     from hetrun.cli import models
 
@@ -468,13 +505,13 @@ def list_models(as_json: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
 @options.as_json
 def remove(name: str, yes: bool, as_json: bool) -> None:
-    """Remove a model that was pulled."""
+    """Remove a model that hetrun pull has downloaded."""
     from hetrun.cli import models
 
     models.take_away(name, yes, as_json)
 
 
-@hetrun.command(short_help="Check the installation, and say how to repair it.")
+@hetrun.command(short_help="Check the installation, and show how to repair it.")
 @options.as_json
 def doctor(as_json: bool) -> int:
     """Show what is installed, what works here, and how to repair what does not.
@@ -486,12 +523,14 @@ def doctor(as_json: bool) -> int:
     return tool.doctor(as_json)
 
 
-@hetrun.command(short_help="Print completion for bash, zsh or fish.")
+@hetrun.command(short_help="Print a completion script for bash, zsh or fish.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes SHELL complete commands and options.
+    """Print a script with which a shell completes commands and options.
 
-    For bash: hetrun completion bash > ~/.local/share/bash-completion/completions/hetrun
+    \b
+    For bash:
+    hetrun completion bash > ~/.local/share/bash-completion/completions/hetrun
     """
     from click.shell_completion import get_completion_class
 

@@ -89,7 +89,7 @@ def run_file(
             return SOME_FAILED
         except (asyncio.CancelledError, KeyboardInterrupt):
             if files.output:
-                say(f"stopped; {files.output} has whole lines only, and --resume goes on with it")
+                say(stopped_in_words(files.output, files.resume, ends.tally, ends.done.count))
             raise KeyboardInterrupt from None
     seconds = monotonic() - began
     if as_json and files.output:
@@ -324,6 +324,19 @@ def summary(tally: Tally, seconds: float) -> dict[str, object]:
         "completion_tokens": tally.answer_tokens,
         "seconds": seconds,
     }
+
+
+def stopped_in_words(output: Path, resume: bool, tally: Tally, before: int) -> str:
+    """What is done where somebody stops, and how to go on; `before`: results that the file had."""
+    done = max(tally.before + tally.answered, before)
+    if not done:
+        kept = "nothing is answered yet"
+    elif tally.complete:
+        kept = f"{done} of {counted(tally.read, 'request')} answered and kept in {output}"
+    else:
+        kept = f"{counted(done, 'request')} answered and kept in {output}"
+    same = "the same command" if resume else "the same command with --resume"
+    return f"stopped: {kept}; {same} finishes the file"
 
 
 def in_words(tally: Tally, seconds: float) -> str:

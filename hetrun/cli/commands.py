@@ -98,7 +98,7 @@ def no_such_option(error: click.NoSuchOption, known: Mapping[str, str]) -> click
 
 def told_of_errors() -> click.Option:
     """-v of a command that has no more to say: it is for errors of our own only."""
-    help_text = "on an error of hetrun's own: where it was"
+    help_text = "show where an internal error happened"
     return click.Option(["-v", "--verbose"], is_flag=True, expose_value=False, help=help_text)
 
 

@@ -16,7 +16,7 @@ from hetrun.api.local_model import LocalModel
 from hetrun.cli.chat import KEPT
 from hetrun.cli.exit_codes import STOPPED
 from hetrun.cli.output import say
-from hetrun.cli.run import described, make_params, open_llm, read_prompt, shown, summary
+from hetrun.cli.run import described, make_params, open_llm, read_prompt, say_if_cut, shown, summary
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.config import Settings, dirs
 from hetrun.errors import UserError, printable
@@ -192,6 +192,8 @@ class PlainConversation:
             else:
                 talk.ended(turn, _note(last, request.params.max_tokens), last if last and last.last else None)
                 self._remember()
+        if last is not None and turn is not None:
+            say_if_cut(turn.text, last, request.params)
         if last is not None and (self._verbose or (sys.stderr.isatty() and not self._at_a_terminal)):
             print(summary(last, request.params), file=sys.stderr)
 

@@ -2,14 +2,16 @@
 
 The first word is a model if it names one that is here: a file or folder with a model, `hf:`, `ollama:` or
 another store's prefix, or a name that `hetrun list` shows. A word that can hardly be anything but the name of
-a model (`qwen3:8b`, `tiny.gguf`, `user/repo`) is taken for one, too: it then is refused with what to do,
-instead of being answered as a prompt. Everything else is the prompt, as is whatever has a space in it.
+a model (`qwen3:8b`, `tiny.gguf`, `user/repo`) is taken for one, too, and so is any word before one prompt in
+quotes: it then is refused with what to do, instead of being answered as a prompt. Everything else is the
+prompt, as is whatever has a space in it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +42,7 @@ OF_A_FAMILY = re.compile(
 )
 SIZE = re.compile(r"(?:^|[._:-])(?:e?\d+(?:\.\d+)?[bm]|a\d+b|q\d(?:_\w+)?|gguf)(?:$|[._:-])", re.IGNORECASE)
 TAGGED = re.compile(r"[\w.-]+(?:/[\w.-]+)*:(?:latest|instruct|chat|base|cloud)", re.ASCII)
+LONGEST_SHOWN = 200  # characters of a prompt that is repeated in what to type instead
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{2,}/[A-Za-z0-9][\w.-]{2,}(?::[\w.-]+)?", re.ASCII)
 
 
@@ -49,21 +52,24 @@ class Asked:
 
     prompt: str | None
     named: bool  # a model was named, by a word or by -m
-    doubtful: str | None = None  # a word that was taken for a model's name because it looks like one
+    doubtful: tuple[str, ...] = ()  # all words, if the first was taken for a model that may not be here
     unsure: str | None = None  # a model that may be the first word of a prompt without quotes
 
     @classmethod
     def of(cls, words: Sequence[str], text: str | None, given: dict[str, object], here: bool = True) -> Asked:
         """`text` is the prompt of -p; a model that is named goes into `given`. A server's models are not
         `here`: only -m names them."""
-        doubtful = unsure = None
+        doubtful: tuple[str, ...] = ()
+        unsure = None
         if given["model"] is not None or not here:
+            if given["model"] is None and is_before_quotes(words):
+                raise OptionError(f"with --url, -m names the model: -m {words[0]}; {as_prompt(words)}")
             prompt = " ".join(words) if words else None
         else:
             model, prompt = model_and_prompt(words)
             given["model"] = model
-            if model is not None and looks_like_model(words[0], words[1:]):
-                doubtful = model
+            if model is not None and (is_before_quotes(words) or looks_like_model(words[0], words[1:])):
+                doubtful = tuple(words)
             unsure = model if model is not None and model.isalpha() and len(words) > 2 else None
         if text is not None and prompt is not None:
             raise OptionError("-p and a prompt are both given: take one of them")
@@ -76,9 +82,18 @@ class Asked:
         try:
             return options.resolved_or_remote(given)
         except UserError as error:
-            if self.doubtful is None or self.doubtful not in str(error) or self.doubtful.endswith(ENDINGS):
+            if not self.doubtful or self.doubtful[0] not in str(error) or self.doubtful[0].endswith(ENDINGS):
                 raise
-            raise UserError(f"{error}; {as_prompt(self.doubtful)}") from None
+            why, instead = self._why(error), as_prompt(self.doubtful)
+            said = f"{why} I{instead[1:]}" if why.endswith("?") else f"{why}; {instead}"
+            raise UserError(said) from None
+
+    def _why(self, error: UserError) -> str:
+        """Why there is no model; of a word that nobody would take for one, more briefly."""
+        word = self.doubtful[0]
+        if looks_like_model(word, self.doubtful[1:]) or "did you mean" in str(error):
+            return str(error)
+        return f"there is no model {word}; hetrun list shows those that are here"
 
     def is_conversation(self, interactive: bool, go_on: bool, plain: bool) -> bool:
         """Whether it is one: it was asked for, or there is somebody who types, a model and no prompt."""
@@ -104,9 +119,19 @@ def is_model(word: str, rest: Sequence[str] = ()) -> bool:
     if path is not None and os.path.exists(path):
         if holds_model(path):
             return True
-        if "/" in word or (path.suffix and path.is_file()):
+        if "/" in word or (path.suffix and path.is_file()) or is_before_quotes((word, *rest)):
             raise UserError(_no_model(word, path))
-    return bool(word) and not any(map(str.isspace, word)) and (_is_here(word) or looks_like_model(word, rest))
+    if not word or any(map(str.isspace, word)):
+        return False
+    return _is_here(word) or is_before_quotes((word, *rest)) or looks_like_model(word, rest)
+
+
+def is_before_quotes(words: Sequence[str]) -> bool:
+    """Whether it is NAME "the prompt": who puts only the rest in quotes means a model by the first word."""
+    if len(words) != 2 or words[0] == "-":
+        return False
+    first, rest = words
+    return bool(first) and not any(map(str.isspace, first)) and any(map(str.isspace, rest.strip()))
 
 
 def holds_model(path: Path) -> bool:
@@ -129,7 +154,10 @@ def holds_model(path: Path) -> bool:
 def _no_model(word: str, path: Path) -> str:
     shown = printable(word)
     if path.is_dir():
-        return f"{shown} holds no model: no .gguf file, and no config.json with safetensors"
+        return (
+            f"{shown} holds no model: no .gguf file, and no config.json with safetensors; "
+            "if it belongs to the prompt, put all of the prompt in quotes"
+        )
     return (
         f'{shown} is no model. To ask about a file: hetrun run "What is this?" < {shown}; '
         f"if it belongs to the prompt, put all of the prompt in quotes"
@@ -166,13 +194,25 @@ def looks_like_model(word: str, rest: Sequence[str] = ()) -> bool:
         return True
     if SIZE.search(word) and re.search(r"[a-z]{2}", word, re.IGNORECASE) and re.search("[-:/]", word):
         return True
-    # hetrun run NAME "the prompt": who puts only the rest in quotes means something else by the first word.
-    quoted = len(rest) == 1 and any(map(str.isspace, rest[0]))
+    quoted = is_before_quotes((word, *rest))
     if REPOSITORY.fullmatch(word):
         return quoted or not rest
     return (quoted and word in FAMILIES) or (not rest and word in UNMISTAKABLE)
 
 
-def as_prompt(word: str) -> str:
-    """What to do if a word that looks like a model's name is none, to be added to why there is no model."""
-    return f"if it is your prompt, name a model before it: hetrun run smollm2 {printable(word)}"
+def as_prompt(words: Sequence[str]) -> str:
+    """What to do if the first word is no model's name, to be added to why there is no model."""
+    prompt = " ".join(words)
+    if len(words) == 1:
+        return f"if it is your prompt, name a model before it: hetrun run smollm2 {in_quotes(prompt)}"
+    said = "if it is part of the prompt, put all of that in quotes"
+    if len(prompt) > LONGEST_SHOWN or not prompt.isprintable():
+        return said
+    return f"{said}: hetrun run {in_quotes(prompt)}"
+
+
+def in_quotes(text: str) -> str:
+    """A text as a shell takes it for one word; in the quotes that people use, where they do."""
+    if text == shlex.quote(text):
+        return text
+    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'

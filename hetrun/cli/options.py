@@ -152,7 +152,7 @@ FULL, FULL_FLAG = "--json=full", "--full-json"  # as people write it, and as cli
 
 def json_or_full(command: Command) -> Command:
     """--json, and --json=full; None, "short" or "full"."""
-    short_help = f"print JSON; {FULL}: with the plan and the bill of memory"
+    short_help = f"print JSON; {FULL}: with the plan and the use of memory, too"
     command = click.option("--json", "as_json", flag_value="short", default=None, help=short_help)(command)
     return click.option(FULL_FLAG, "as_json", flag_value="full", hidden=True)(command)
 
@@ -163,13 +163,13 @@ def readable(args: Sequence[str]) -> list[str]:
     end = args.index("--") if "--" in args else len(args)
     for arg in args[:end]:
         if arg.startswith("--json=") and arg != FULL:
-            raise OptionError(f"{arg}: take --json, or {FULL} for the plan and the bill of memory as well")
+            raise OptionError(f"{arg}: take --json, or {FULL} for the plan and the use of memory, too")
     return [FULL_FLAG if arg == FULL else arg for arg in args[:end]] + list(args[end:])
 
 
 def verbose(command: Command) -> Command:
     """-v."""
-    return click.option("-v", "--verbose", is_flag=True, callback=_say_more, help="say more on stderr")(
+    return click.option("-v", "--verbose", is_flag=True, callback=_say_more, help="show more on stderr")(
         command
     )
 

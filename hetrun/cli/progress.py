@@ -53,7 +53,8 @@ def rows(what: str) -> Iterator[Callable[[Row], None] | None]:
         task = progress.add_task(what, total=None, count="", remarks="", left="")
 
         def show(row: Row) -> None:
-            count = f"{row.done} of {row.total}" if row.total is not None else f"{row.done}"
+            count = f"{row.done} of {row.total} done" if row.total is not None else f"{row.done} done"
+            count += "," if row.remarks else ""
             left = "" if row.left_s is None else f"{clock(row.left_s)} left"
             progress.update(
                 task, completed=row.done, total=row.total, count=count, remarks=row.remarks, left=left

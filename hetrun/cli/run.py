@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hetrun.api.local_model import LocalModel
 from hetrun.cli import standard_input
-from hetrun.cli.output import in_json, say
+from hetrun.cli.output import ANSWER, in_json, say
 from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
 from hetrun.client.completion import completion
@@ -49,6 +49,7 @@ def answer(
         if verbose:
             print(described(llm, request), file=sys.stderr)
         events = list(shown(llm.stream_request(request), show=as_json is None))
+        say_if_cut(text_of(events), events[-1], params)
         if as_json:
             print(in_json(as_object(llm, events, params, full=as_json == "full")))
         elif verbose or sys.stderr.isatty():
@@ -90,6 +91,7 @@ def show_answer(
 ) -> None:
     """The answer of a server as that of an engine here."""
     seen = list(shown(events, not as_json))
+    say_if_cut(text_of(seen), seen[-1], request.params)
     if as_json:
         print(in_json(answer_as_object(seen, request.params) | there.as_object()))
     elif told:
@@ -113,7 +115,8 @@ def read_prompt(prompt: str | None) -> str:
         if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
             raise UserError('no prompt was given; try: hetrun run "Why is the sky blue?"')
         if not (text := standard_input.read_text()).strip():
-            raise UserError("the prompt on stdin is empty")
+            given = "no prompt was given, and " if prompt is None else ""
+            raise UserError(f'{given}standard input is empty; try: hetrun run "Why is the sky blue?"')
         return text
     text = standard_input.text_beside_a_prompt()
     if not prompt.strip() and not text:
@@ -137,18 +140,48 @@ def make_request(settings: Settings, prompt: str, params: SamplingParams, raw: b
 
 def shown(events: Iterator[Event], show: bool) -> Iterator[Event]:
     """The events, each one's text written to stdout as it comes."""
-    safe = visible if sys.stdout.isatty() else str
-    written = ""
     try:
         for event in events:
-            if show and event.text:
-                written = event.text
-                sys.stdout.write(safe(event.text))
-                sys.stdout.flush()
+            if show:
+                ANSWER.write(event.text)
             yield event
     finally:
-        if show and written and not written.endswith("\n"):
-            sys.stdout.write("\n")
+        if show:
+            ANSWER.end()
+
+
+def text_of(events: list[Event]) -> str:
+    """The text of an answer."""
+    return "".join(event.text for event in events)
+
+
+def say_if_cut(text: str, last: Event, params: SamplingParams) -> None:
+    """A remark if an answer that must have a form was cut: what reads it may not be able to."""
+    if params.structure is None or not (cut := cut_by(last, params)):
+        return
+    perhaps = ", perhaps" if params.structure.kind != "json_schema" else ""
+    if not perhaps and _is_json(text):
+        return  # a number that could have had more digits
+    count = counted(last.usage.completion_tokens, "token")
+    say(f"the answer was cut at {count} ({cut}){perhaps} before it was complete")
+
+
+def cut_by(last: Event, params: SamplingParams) -> str:
+    """What cut an answer: -n, or the end of the context; nothing if it ended by itself."""
+    if last.finish_reason != "length" or params.max_tokens == 0:
+        return ""
+    limited = params.max_tokens is not None and last.usage.completion_tokens >= params.max_tokens
+    return f"-n {params.max_tokens}" if limited else "the end of the context"
+
+
+def _is_json(text: str) -> bool:
+    import json  # on use: few answers have a schema
+
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def as_object(
@@ -224,9 +257,10 @@ def summary(last: Event, params: SamplingParams) -> str:
     greedy = params.temperature == 0
     guessed = f"{accepted(t)}, " if t.drafted else ""
     loaded = f"loaded in {t.load_s:.1f} s, " if t.load_s else ""
+    cut = f"cut by {by}, " if (by := cut_by(last, params)) else ""
     return (
         f"[{counted(u.prompt_tokens, 'prompt token')} at {t.prompt_tok_s:.0f}/s, "
-        f"{counted(u.completion_tokens, 'token')} at {t.decode_tok_s:.0f}/s, {guessed}{loaded}"
+        f"{counted(u.completion_tokens, 'token')} at {t.decode_tok_s:.0f}/s, {cut}{guessed}{loaded}"
         f"{'greedy' if greedy else f'seed {params.seed}'}]"
     )
 

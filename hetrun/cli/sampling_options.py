@@ -22,7 +22,7 @@ from hetrun.errors import OptionError
 from hetrun.option_types import ANSWER_LENGTH, refused
 from hetrun.system.files import read_text
 
-HEADING = "Sampling, with defaults in brackets"
+HEADING = "Sampling (defaults in brackets)"
 ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 BIAS = re.compile(r"\s*([0-9]{1,10})\s*([+-].+)")
 
@@ -85,6 +85,15 @@ def _content(where: str, path: str) -> str:
         raise OptionError(f"{where}: {error}") from None
 
 
+def _refuse_no_schema(where: str, text: str) -> None:
+    import json  # on use: few answers have a schema
+
+    from hetrun.client.schema_words import fault_in_words
+
+    if fault := fault_in_words(json.loads(text)):
+        raise OptionError(f"{where}: {fault}")
+
+
 # --- the table
 
 
@@ -122,14 +131,17 @@ class Row:
             where = f"{self.flag} {typed}"
         if self.brought:
             return self.brought.check(where, self.read(where, typed))
-        return CHECKS[self.name](where, self.read(where, typed))
+        value = CHECKS[self.name](where, self.read(where, typed))
+        if self.name == "json_schema":
+            _refuse_no_schema(where, str(value))
+        return value
 
 
 SHAPE = (
     Row(
         "json_schema",
         ("-j", "--json-schema"),
-        "answer in JSON by this schema",
+        "answer in JSON that follows this schema",
         "",
         "FILE|JSON",
         structure,
@@ -138,23 +150,31 @@ SHAPE = (
     Row(
         "grammar",
         ("--grammar",),
-        "answer by this grammar: GBNF or Lark",
+        "answer with a text that follows this grammar (GBNF or Lark)",
         "",
         "FILE|TEXT",
         structure,
         aliases=words.ALIASES["grammar"],
     ),
-    Row("regex", ("--regex",), "answer by this regular expression", "", "TEXT", as_typed),
+    Row(
+        "regex", ("--regex",), "answer with a text that matches this regular expression", "", "TEXT", as_typed
+    ),
 )
 SCORES = (
-    Row("logprobs", ("--logprobs",), "with --json: log-probabilities, also of the N best"),
+    Row("logprobs", ("--logprobs",), "with --json: log-probability of each token, and of the N likeliest"),
     Row("prompt_logprobs", ("--prompt-logprobs",), "the same for the prompt's tokens"),
 )
 SAMPLING = (
-    Row("top_k", ("--top-k",), "the N likeliest tokens", "0: all"),
-    Row("top_p", ("--top-p",), "the likeliest that sum up to N", "1: off"),
-    Row("min_p", ("--min-p",), "N times as likely as the best", "0: off"),
-    Row("typical_p", ("--typical",), "the most typical that sum up to N", "1: off", aliases=("--typical-p",)),
+    Row("top_k", ("--top-k",), "keep the N likeliest tokens", "0: all"),
+    Row("top_p", ("--top-p",), "the likeliest that add up to N", "1: off"),
+    Row("min_p", ("--min-p",), "at least N times the likeliest", "0: off"),
+    Row(
+        "typical_p",
+        ("--typical",),
+        "the most typical that add up to N",
+        "1: off",
+        aliases=("--typical-p",),
+    ),
     Row(
         "top_n_sigma",
         ("--top-nsigma",),
@@ -162,46 +182,63 @@ SAMPLING = (
         "-1: off",
         aliases=("--top-n-sigma",),
     ),
-    Row("min_keep", ("--min-keep",), "tokens that filters keep at least"),
-    Row("xtc_probability", ("--xtc-probability",), "probability of dropping the likeliest", "0: off"),
+    Row("min_keep", ("--min-keep",), "fewest tokens that filters leave"),
+    Row(
+        "xtc_probability",
+        ("--xtc-probability",),
+        "chance of dropping the likeliest",
+        "0: off",
+    ),
     Row("xtc_threshold", ("--xtc-threshold",), "probability that counts as likely"),
-    Row("dynatemp_range", ("--dynatemp-range",), "temperature varies by N", "0: off"),
-    Row("dynatemp_exponent", ("--dynatemp-exp",), "exponent for entropy"),
+    Row("dynatemp_range", ("--dynatemp-range",), "vary the temperature by up to N", "0: off"),
+    Row("dynatemp_exponent", ("--dynatemp-exp",), "exponent of the entropy"),
     Row("repeat_penalty", ("--repeat-penalty",), "penalty for repeated tokens, a factor", "1: off"),
-    Row("presence_penalty", ("--presence-penalty",), "penalty if a token appeared", "0: off"),
+    Row("presence_penalty", ("--presence-penalty",), "penalty if a token has appeared", "0: off"),
     Row("frequency_penalty", ("--frequency-penalty",), "penalty for each appearance", "0: off"),
     Row("repeat_last_n", ("--repeat-last-n",), "tokens to look back", "0: off, -1: all"),
-    Row("dry_multiplier", ("--dry-multiplier",), "penalises repeated sequences", "0: off"),
+    Row("dry_multiplier", ("--dry-multiplier",), "penalty for repeated sequences", "0: off"),
     Row("dry_base", ("--dry-base",), "factor for each further token"),
-    Row("dry_allowed_length", ("--dry-allowed-length",), "length of a sequence without penalty"),
-    Row("dry_penalty_last_n", ("--dry-penalty-last-n",), "tokens to look back", "0: off, -1: all"),
+    Row("dry_allowed_length", ("--dry-allowed-length",), "longest sequence without penalty"),
+    Row(
+        "dry_penalty_last_n",
+        ("--dry-penalty-last-n",),
+        "tokens to look back",
+        "0: off, -1: all",
+    ),
     Row(
         "dry_sequence_breakers",
         ("--dry-sequence-breaker",),
-        "text that ends a sequence; repeatable",
+        "text that ends a sequence; may be repeated",
         '\\n : " *; none: no text',
         "TEXT",
         breakers,
         repeated=True,
     ),
-    Row("mirostat", ("--mirostat",), "1 or 2: replaces the others", "0: off"),
-    Row("mirostat_eta", ("--mirostat-lr",), "learning rate"),
-    Row("mirostat_tau", ("--mirostat-ent",), "target entropy"),
-    Row("samplers", ("--samplers",), "in order, such as top_k;top_p;temperature", "", "NAMES", as_typed),
+    Row("mirostat", ("--mirostat",), "1 or 2: instead of the filters", "0: off"),
+    Row("mirostat_eta", ("--mirostat-lr",), "its learning rate"),
+    Row("mirostat_tau", ("--mirostat-ent",), "its target entropy"),
+    Row(
+        "samplers",
+        ("--samplers",),
+        "use these, such as top_k;top_p;temperature",
+        "",
+        "NAMES",
+        as_typed,
+    ),
     Row(
         "logit_bias",
         ("-l", "--logit-bias"),
-        "5+1 favours token 5, 5-inf forbids it; repeatable",
+        "5+1 favours token 5, 5-inf forbids it; may be repeated",
         "",
         "TOKEN+BIAS",
         biases,
         repeated=True,
     ),
-    Row("ignore_eos", ("--ignore-eos",), "continue where the model would end", "", None, as_typed),
+    Row("ignore_eos", ("--ignore-eos",), "do not stop where the model would", "", None, as_typed),
     Row(
         "stop",
         ("-r", "--stop"),
-        "ends the answer, \\n: line end; repeatable",
+        "text that ends the answer (\\n: line end); may be repeated",
         "",
         "TEXT",
         texts,

@@ -23,7 +23,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 
 # --- options
 
-_GPU = "--vram says how much memory of a GPU may be taken, and layers follow from it (--vram 0: no GPU)"
+_GPU = "--backend cuda uses NVIDIA GPUs, and --vram says how much of their memory: layers follow from it"
+_NO_GPU = "leave it out, or give --vram 0: no GPU is used then"
 _EXPERTS = "experts that a GPU has no room for are computed by the CPU without an option; see --vram"
 _CPUS = "which cores run what is measured; --threads says how many"
 _KV = "--kv-type f16, q8_0 or f32 is the type of keys and values"
@@ -45,7 +46,8 @@ _QUIET = "leave it out: stdout has the answer only"
 OPTIONS: Mapping[str, str] = {
     word: said
     for words, said in (
-        ("-ngl --n-gpu-layers --gpu-layers", _GPU),
+        ("-ngl --n-gpu-layers --gpu-layers --num-gpu --gpu --gpus --cuda --use-gpu", _GPU),
+        ("--no-gpu --cpu --cpu-only", _NO_GPU),
         ("-ts --tensor-split -sm --split-mode -mg --main-gpu --gpu-memory-utilization", _GPU),
         (
             "-dev --device --device-draft -ot --override-tensor",

@@ -404,7 +404,7 @@ class OnlinePlanner:
             return "memory"
         changes.sort(key=lambda c: -c[0])
         _, bucket, a, b = changes[0]
-        more = f", and {len(changes) - 1} other buckets" if len(changes) > 1 else ""
+        more = len(changes) - 1
         if a.backends == b.backends:
             what = f"{counted(b.threads, 'thread')} instead of {a.threads}"
         else:
@@ -412,17 +412,27 @@ class OnlinePlanner:
             what = " and ".join(
                 f"{n} of {len(b.backends)} units to {name}" for name, n in moved.most_common()
             )
-        less = 1 - b.seconds / a.seconds if a.seconds else 0.0
-        gain = f"{ms(a.seconds)} -> {ms(b.seconds)}, {less:.0%} less expected"
-        if a.seconds == float("inf"):  # it cannot run as it did
-            gain = f"{ms(b.seconds)} expected"
-        return f"passes of {bucket} tokens{more}: {what} ({gain})"
+        return f"{passes_of(bucket, more)}: {what} ({gain(a.seconds, b.seconds)})"
 
 
 def weight_of(bucket: str, now: Now) -> float:
     """How often passes of a bucket run, usually and recently."""
     seen = sum(now.passes.values())
     return USUAL[bucket] + (sum(USUAL.values()) * now.passes.get(bucket, 0) / seen if seen else 0)
+
+
+def passes_of(bucket: str, more: int = 0) -> str:
+    """Which passes change, and of how many other sizes."""
+    tokens = "1 token" if bucket == "1" else f"{bucket} tokens"
+    return f"passes of {tokens}" + (f" and {counted(more, 'other size')}" if more else "")
+
+
+def gain(before: float, after: float) -> str:
+    """What a change is expected to bring: seconds of a pass."""
+    if before == float("inf"):  # it cannot run as it did
+        return f"{ms(after)} a pass expected"
+    less = 1 - after / before if before else 0.0
+    return f"{ms(before)} -> {ms(after)} a pass, {less:.0%} less time expected"
 
 
 def ms(seconds: float) -> str:

@@ -125,6 +125,18 @@ def test_other_options_are_refused_before_anything_is_written(files: tuple[Path,
     assert files[1].read_bytes() == before
 
 
+def test_what_keeps_a_run_from_going_on_is_named(files: tuple[Path, Path]) -> None:
+    files[0].write_text("a\nb\n")
+    run(*files)
+    with pytest.raises(UserError, match="needs the lines, the model and the options of that run"):
+        run(*files, resume=True, for_all=ForAll(ALL.known, digest=b"another"))
+    files[0].write_text("a\nB\n")
+    with pytest.raises(UserError, match=r"line 2 is not what .*: it was changed since"):
+        run(*files, resume=True)
+    files[0].write_text("a\nb\nc\n")
+    assert run(*files, resume=True).answered == 1
+
+
 def test_neighbours_are_asked_together(tmp_path: Path) -> None:
     shared = ["a" * 200, "b" * 200, "c" * 200]
     (source := tmp_path / "in.txt").write_text("".join(f"{shared[i % 3]} {i}\n" for i in range(30)))

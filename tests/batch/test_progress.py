@@ -16,7 +16,7 @@ import pytest
 
 from hetrun import cli
 from hetrun.cli import batch, progress
-from hetrun.cli.batch import Outlook
+from hetrun.cli.batch import Outlook, stopped_in_words
 from hetrun.cli.progress import OPENING, Row, clock, loading, rows
 from hetrun.client.interface import ChatClient
 from hetrun.client.queries import Question, StepSeconds
@@ -190,6 +190,17 @@ def test_the_bar_says_when_a_model_is_measured(
     said = shown(0.3, 0.75, Measuring(1.0))
     assert "loading" in said
     assert "measuring" not in said
+
+
+def test_who_stops_a_batch_is_told_what_is_done_and_how_to_go_on() -> None:
+    out = Path("out.jsonl")
+    begun = Tally(read=5, before=1, answered=2, complete=True)
+    said = "stopped: 3 of 5 requests answered and kept in out.jsonl; the same command with --resume finishes"
+    assert stopped_in_words(out, False, begun, 1) == f"{said} the file"
+    said = "stopped: 1 request answered and kept in out.jsonl; the same command finishes the file"
+    assert stopped_in_words(out, True, Tally(), 1) == said  # before a line was read
+    said = "stopped: nothing is answered yet; the same command with --resume finishes the file"
+    assert stopped_in_words(out, False, Tally(read=5, complete=True), 0) == said
 
 
 def test_a_remark_stands_in_a_line_of_its_own_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,15 @@ def test_a_text_that_looks_like_no_json_where_the_file_is_text() -> None:
     assert ask.body["messages"] == [{"role": "user", "content": '{"not": json'}]
 
 
+def test_a_schema_without_a_word_of_json_schema_is_an_error_of_its_line() -> None:
+    ask = of(prompt="Hi", json_schema={"name": "string"})
+    assert ask.fault.startswith("json_schema: it has none of JSON Schema's words (type, properties")
+    assert not of(prompt="Hi", json_schema={}).fault
+    # OpenAI's format is answered as OpenAI's server would.
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"name": "string"}}}
+    assert not of(body={"messages": HI, "response_format": form}).fault
+
+
 def test_blank_lines_are_no_requests_and_have_no_number() -> None:
     reader = Reader(ALL)
     found = [reader.read(Line(n, text)) for n, text in enumerate((b"\xef\xbb\xbfa", b"", b" \t", b"b"), 1)]

@@ -276,6 +276,31 @@ def test_a_form_that_cannot_be_is_one_sentence(answer: Run, arguments: list[str]
     assert said in result.sentence
 
 
+def test_an_answer_with_a_form_that_is_cut_says_so(answer: Run) -> None:
+    person = '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'
+    cut = answer("hello", "-j", person, "-n", "5")
+    assert (cut.code, cut.sentence) == (
+        0,
+        "hetrun: the answer was cut at 5 tokens (-n 5) before it was complete",
+    )
+    with pytest.raises(ValueError, match="Unterminated"):
+        json.loads(cut.out.removesuffix("\n"))
+    assert "cut at 3 tokens (-n 3), perhaps before" in answer("hello", "--regex", "[ab]+", "-n", "3").sentence
+    whole = answer("hello", "--regex", "[ab]{3}", "-n", "3")  # it ends where the limit is
+    assert (len(whole.out), whole.err) == (4, "")
+    assert answer("hello", "-n", "3").err == ""  # a text says it in its closing line
+    assert "/s, cut by -n 2, " in answer("hello", "-v", "-n", "2").err
+
+
+def test_a_schema_without_a_word_of_json_schema_is_refused(run: Run) -> None:
+    said = run("run", "hi", "-m", "nothere.gguf", "-j", '{"name": "string", "age": 5}').sentence
+    assert "json_schema (--json-schema): it has none of JSON Schema's words" in said
+    assert said.endswith(
+        'did you mean {"type": "object", "properties": {"name": {"type": "string"}, "age": '
+        '{"type": "integer"}}, "required": ["name", "age"]}?'
+    )
+
+
 def test_run_json_with_log_probabilities(answer: Run) -> None:
     done = json.loads(answer("hello", "-n", "2", "--json", "--logprobs", "2", "--prompt-logprobs", "0").out)
     assert [entry["id"] for entry in done["logprobs"]] == done["tokens"]

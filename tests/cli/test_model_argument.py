@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from hetrun.cli.model_argument import model_and_prompt
+from hetrun.cli.model_argument import as_prompt, model_and_prompt
 from hetrun.errors import UserError
 from hetrun.loader.hub.stores import own_folder
 from tests.cli.conftest import Run
@@ -42,7 +43,10 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["mistral", "is", "a", "wind"],
         ["llama facts, please"],
         ["what is tiny.gguf"],
-        ["translate", "guten Morgen"],
+        ["translate", "guten", "Morgen"],
+        ["translate guten", "Morgen, du"],
+        ["-", "guten Morgen"],
+        ["hello", "world "],
         ["true/false", "questions", "about", "cats"],
         ["https://example.com"],
         ["Note:this"],
@@ -73,6 +77,8 @@ def test_a_prompt_stays_a_prompt(words: list[str]) -> None:
         ["ollama:own"],
         ["own:latest", "hi"],
         ["my-model-7b-q4_k_m"],
+        ["pet", "Say hello."],
+        ["Translate:", "guten Morgen"],
     ],
     ids=" ".join,
 )
@@ -136,11 +142,45 @@ def test_with_m_a_models_name_is_a_prompt_as_any(answer: Run) -> None:
 
 
 def test_a_model_that_is_not_here_is_an_error_that_helps(run: Run) -> None:
-    said = run("run", "llama3.2", "hi").sentence
+    said = run("run", "llama3.2").sentence
     assert said.startswith("hetrun: llama3.2 does not exist; ")
     assert said.endswith("if it is your prompt, name a model before it: hetrun run smollm2 llama3.2")
+    said = run("run", "mistral", "Why is the sky blue?").sentence
+    assert said.endswith(
+        'if it is part of the prompt, put all of that in quotes: hetrun run "mistral Why is the sky blue?"'
+    )
     assert "from Hugging Face's hub: hf:user/repo; if it is" in run("run", "user/repo").sentence
     assert "your prompt" not in run("run", "tiny.gguf").sentence
+
+
+def test_a_word_before_a_prompt_in_quotes_is_a_model_or_refused(run: Run, somewhere: Path) -> None:
+    (somewhere / "folder").mkdir()
+    result = run("run", "pet", "Say hello.")
+    assert (result.code, result.out) == (2, "")
+    assert result.sentence == (
+        "hetrun: there is no model pet; hetrun list shows those that are here; if it is part of the prompt, "
+        'put all of that in quotes: hetrun run "pet Say hello."'
+    )
+    said = run("run", "smol", "Say hello.").sentence
+    assert "did you mean smollm2? If it is part of the prompt, " in said
+    assert "folder holds no model" in run("run", "folder", "Say hello.").sentence
+    said = run("run", "--url", "http://127.0.0.1:9", "pet", "Say hello.").sentence
+    assert said.startswith("hetrun: with --url, -m names the model: -m pet; if it is part of the prompt")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["pet", "it's 5 o'clock"], ["pet", 'say "hello"!'], ["pet", "costs $5 `or` so"], ["a\\b", "c d"]],
+)
+def test_the_command_that_is_suggested_is_the_whole_prompt_for_a_shell(words: list[str]) -> None:
+    suggested = as_prompt(words).partition("hetrun run ")[2]
+    typed = subprocess.run(["sh", "-c", f"printf %s {suggested}"], capture_output=True, text=True, check=True)
+    assert typed.stdout == " ".join(words)
+
+
+@pytest.mark.parametrize("prompt", ["two\nlines of it", "long " * 50])
+def test_a_prompt_that_does_not_fit_on_a_line_is_not_repeated(prompt: str) -> None:
+    assert as_prompt(["pet", prompt]) == "if it is part of the prompt, put all of that in quotes"
 
 
 def test_a_batch_takes_the_model_as_a_word(run: Run, somewhere: Path, tiny: str) -> None:

@@ -28,7 +28,7 @@ def test_piped_text_comes_before_the_prompt(answer: Run) -> None:
 def test_an_empty_prompt_is_refused_wherever_it_stands(answer: Run, stdin: bytes) -> None:
     assert "the prompt is empty" in answer("", stdin=stdin).sentence
     assert "the prompt is empty" in answer(" ", stdin=stdin).sentence
-    assert "the prompt on stdin is empty" in answer(stdin=stdin).sentence
+    assert "no prompt was given, and standard input is empty; try:" in answer(stdin=stdin).sentence
 
 
 def test_an_empty_prompt_leaves_what_is_piped(answer: Run) -> None:

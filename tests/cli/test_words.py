@@ -35,8 +35,12 @@ def test_aliases_are_not_listed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "-ngl", "99", "hi"], "No such option '-ngl': --vram says"),
+        (["run", "-ngl", "99", "hi"], "No such option '-ngl': --backend cuda uses NVIDIA GPUs"),
         (["run", "hi", "--n-gpu-layers=99"], "--vram says"),
+        (["serve", "--gpu"], "--backend cuda uses"),
+        (["run", "hi", "--gpu", "0"], "--backend cuda uses"),
+        (["run", "hi", "--cpu"], "--vram 0"),
+        (["run", "hi", "--device", "cuda"], "--backend NAME chooses"),
         (["serve", "-ctk", "q8_0"], "--kv-type"),
         (["run", "hi", "--image", "cat.png"], "hetrun reads text only"),
         (["run", "hi", "--lora", "a.gguf"], "merge it into the model"),

@@ -171,7 +171,7 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
     assert {s.backend for s in plan.segments} == set(NAMES)
     assert any(p.share for p in plan.placements) == (kind == "shared")
     assert "host and metered at once" in plans.reason
-    assert "less expected" in plans.reason
+    assert "less time expected" in plans.reason
     assert all(s["predicted_s"] for stage in facts["stages"] for s in stage)
     assert all(s["measured_s"] for stage in facts["stages"] for s in stage)
     assert_those_of_the_reference(answers)

@@ -155,7 +155,7 @@ def test_a_backend_that_becomes_fast_is_used_within_seconds(
         run_for(llm, 60, ["plugin"], "blk.0.ffn")
         changes = llm.call(lambda loaded: [c.reason for c in pilot_of(loaded).changes])
         assert users(llm.plan, 1, "blk.0.ffn") == {"plugin"}
-        assert any("to plugin" in why and "less expected" in why for why in changes)
+        assert any("to plugin" in why and "less time expected" in why for why in changes)
         assert all(why in caplog.text for why in changes)
         # The answer goes on, and says the same as before.
         assert len(llm.generate([1, 2, 3], SamplingParams(max_tokens=4, temperature=0))[0].tokens) == 4

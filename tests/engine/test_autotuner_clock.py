@@ -97,7 +97,7 @@ def test_what_becomes_fast_is_used_within_five_seconds(
     assert before.turn_s == 0, "measured: on this clock it costs nothing"
     after = fly(model, clock, 15, speed)
     assert after.users("ffn") == {"one"}
-    assert any("on one stays in force" in why and "less than before" in why for _, why in after.kept)
+    assert any("on one stays in force" in why and "less time than before" in why for _, why in after.kept)
     assert all(why in caplog.text for _, why in after.changes)
 
 

@@ -83,7 +83,7 @@ def test_each_bucket_gets_what_is_fastest_for_it() -> None:
     assert proposal.bring == {(i, "amx") for i in range(len(UNITS))}
     assert not proposal.drop
     assert "units to amx" in proposal.reason
-    assert "less expected" in proposal.reason
+    assert "less time expected" in proposal.reason
 
 
 class Own(NullDevice):

@@ -193,7 +193,7 @@ def test_the_papers_layers_are_balanced_and_say_so(tmp_path: Path) -> None:
     took = sum(max(expected[s.name][0] for s in stage) for stage in plan.stages)
     assert took == pytest.approx(LAYERS * 39, abs=1.5)
     assert "host and far at once, layers balanced" in proposal.reason
-    assert "less expected" in proposal.reason
+    assert "less time expected" in proposal.reason
     assert {b for b, _ in proposal.parts} >= {FAR}
     assert proposal.plans.memory["parts for far"] > 0
     assert any("balanced: both devices are busy for" in p.why for p in plan.placements)

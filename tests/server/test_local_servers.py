@@ -200,7 +200,7 @@ def test_a_server_is_stopped_by_model_address_or_pid(
         assert found[2].stopped.wait(10)
     capsys.readouterr()
     assert run("stop") == 2
-    assert "no server of yours is running" in capsys.readouterr().err
+    assert capsys.readouterr().err == "hetrun: no server of yours is running\n"
 
 
 def test_all_are_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

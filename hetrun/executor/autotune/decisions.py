@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from hetrun.planner.bandit import Verdict
+from hetrun.planner.online import passes_of
 from hetrun.planner.plan import Plan
 from hetrun.system.units import counted
 
@@ -13,10 +14,11 @@ TAKEN, SPARE = 0.5, 0.35  # cores of others: so many are in the way; so few are 
 
 def in_words(v: Verdict, others: float | None) -> str:
     """What passes showed of a plan; `others`: cores that other programs keep busy, None: nobody knows."""
-    off = f"{abs(1 - v.ratio):.0%} {'less' if v.ratio < 1 else 'more'} than before, spread {v.spread:.0%}, "
+    off = f"{abs(1 - v.ratio):.0%} {'less' if v.ratio < 1 else 'more'} time than before"
+    off += f", spread {v.spread:.0%}, "
     off += f"by {v.passes} passes in turn" if v.passes > 1 else "by 1 pass"
     off += f"; {abs(1 - v.expected):.0%} {'less' if v.expected < 1 else 'more'} was predicted"
-    where = f"passes of {v.bucket} tokens"
+    where = passes_of(v.bucket)
     if same_places(v.plan, v.before):
         what = f"{count(v.plan.threads)} instead of {v.before.threads} for {where}"
         if not v.kept:
@@ -28,7 +30,7 @@ def in_words(v: Verdict, others: float | None) -> str:
 
 def of_threads(now: int, before: int, ratio: float, others: float | None) -> str:
     """Other threads, because the same work took so many times as long with them."""
-    what = f"{count(now)} instead of {before}: the same work takes {1 - ratio:.0%} less time so"
+    what = f"{count(now)} instead of {before}: the same work then takes {1 - ratio:.0%} less time"
     return what if others is None else f"{_cause(now, before, others)}: {what}"
 
 

@@ -34,7 +34,8 @@ from hetrun.planner.online import (
     OnlinePlanner,
     Parts,
     Proposal,
-    ms,
+    gain,
+    passes_of,
     weight_of,
 )
 from hetrun.planner.plan import BUCKETS, Expected, Plan, PlanSet, make_plans
@@ -389,8 +390,6 @@ class ConcurrentPlanner(OnlinePlanner):
     def _reason_of(self, new: Mapping[str, Choice]) -> str:
         bucket = max(new, key=lambda b: USUAL[b] * (new[b].otherwise - new[b].seconds))
         c = new[bucket]
-        more = f", and {len(new) - 1} other buckets" if len(new) > 1 else ""
-        gain = f"{ms(c.otherwise)} -> {ms(c.seconds)}, {1 - c.seconds / c.otherwise:.0%} less expected"
         names = " and ".join(dict.fromkeys(s.backend for s in c.plan.segments))
         how = "operations shared out" if any(p.share for p in c.plan.placements) else "layers balanced"
-        return f"passes of {bucket} tokens{more}: {names} at once, {how} ({gain})"
+        return f"{passes_of(bucket, len(new) - 1)}: {names} at once, {how} ({gain(c.otherwise, c.seconds)})"

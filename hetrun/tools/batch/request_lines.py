@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from hetrun.client.schema_words import fault_in_words
 from hetrun.system.strict_json import fault_in_json, parsed
 from hetrun.tools.batch.line_reader import MOST_LINE, Line
 
@@ -113,6 +114,8 @@ class Reader:
             if given.get("n") not in (None, 1):
                 raise Fault("n: a line has one answer; repeat the line, or use OpenAI's format")
             rest = {name: value for name, value in given.items() if name not in OWN and value is not None}
+            if fault := fault_in_words(rest.get("json_schema")):
+                raise Fault(f"json_schema: {fault}")
             return replace(ask, url=url, body=self._completed(ask, url, asked | rest))
         except Fault as fault:
             return replace(ask, fault=str(fault))

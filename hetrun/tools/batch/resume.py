@@ -22,6 +22,7 @@ class Done:
     def __init__(self, output: Output | None = None) -> None:
         """Reads a file of results, whose unfinished last line it takes away."""
         self.count = self._met = 0
+        self._same_options = False  # as those of the run before: a line and its result have shown it
         self._digests = array("Q")
         self._waiting: dict[int, int] = {}  # answered and not written
         self._where = output.name if output else ""
@@ -57,11 +58,25 @@ class Done:
         kept = self._digests[ask.index] if self.is_written(ask.index) else self._waiting.get(ask.index)
         if kept and kept != ANSWERED | int(ask.digest, 16):
             raise UserError(
-                f"line {ask.line} is not what {self._where} has the result of: the file was changed, or the "
-                "model, or what the command line says; name another file with -o"
+                f"line {ask.line} is not what {self._where} has the result of: {self._what_differs}"
             )
         self._met += bool(kept)
+        self._same_options |= bool(kept) and not ask.fault  # what is wrong with a line follows from it alone
         return bool(kept)
+
+    @property
+    def _what_differs(self) -> str:
+        """What keeps a line from having the result that its number has, and what to do."""
+        if self._same_options:
+            return (
+                "it was changed since. Lines that are answered must stay as they were, and new ones come "
+                "after all others; or name another file with -o"
+            )
+        return (
+            "--resume needs the lines, the model and the options of that run. Options that say only how the "
+            "model runs, such as --ram, -c and --threads, may differ; others, such as -n, --temp, --seed and "
+            "--system, may not. Or name another file with -o"
+        )
 
     def check_all_met(self) -> None:
         """At the end of the requests: nothing was answered that is not asked any more."""

@@ -7,7 +7,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import TypeVar
@@ -64,6 +64,7 @@ class Ends:
     output: Output
     done: Done
     held: Held
+    tally: Tally = field(default_factory=Tally)
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Batch:
         same: bool = False,
     ) -> None:
         """`same`: nothing is written that differs from run to run."""
-        self.tally = Tally()
+        self.tally = ends.tally
         self._lines, self._output, self._done, self._held = ends.lines, ends.output, ends.done, ends.held
         self._reader = reader
         self._places = {place: _State() for place in places}
