@@ -419,7 +419,7 @@ def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: boo
 
 
 @hetrun.command(short_help="List the backends, and why one cannot work here.")
-@click.option("--measure", is_flag=True, help="measure the speed of matrix products; takes a second or two")
+@click.option("--measure", is_flag=True, help="measure the speed of matrix products; takes a few seconds")
 @click.option("--conformance", is_flag=True, help="compare each with the reference")
 @click.option("--backend", "chosen", metavar="NAME", multiple=True, help="with --conformance: only this one")
 @options.as_json
@@ -431,7 +431,7 @@ def devices(measure: bool, conformance: bool, chosen: tuple[str, ...], as_json: 
     repeated. The exit code is 1 if a backend computes another result than the reference, or fails; an op that
     it does not support is no fault.
     """
-    from hetrun.cli.reports.plan import of_devices
+    from hetrun.cli.reports.devices import of_devices
 
     return of_devices(measure, conformance, chosen, as_json)
 
