@@ -407,15 +407,23 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
 @hetrun.command(short_help="Find what is wrong with models' files.")
 @click.argument("files", nargs=-1, metavar="MODEL...", shell_complete=options.files)
 @options.also_by_option
-@click.option("--weights", is_flag=True, help="read every weight too: find NaN and infinity")
+@click.option(
+    "--weights",
+    is_flag=True,
+    help="read every weight too: find NaN, infinity and missing pieces, compare checksums",
+)
 @options.as_json
 def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: bool) -> int:
-    """Find what is wrong with models, files or folders, without loading them."""
+    """Find what is wrong with models, files or folders, without loading them.
+
+    A byte that was changed in a weight shows in nothing but a checksum. --weights compares it for files in
+    the caches of Hugging Face and Ollama; of others it prints the sha256, to compare with the publisher's.
+    """
     from hetrun.cli.reports import check as tool
 
     if not (named := [*files, *filter(None, [other])]):
         raise click.UsageError("Missing argument 'MODEL...'.", click.get_current_context())
-    return tool.check([options.placed_if_known(model) for model in named], weights, as_json)
+    return tool.check([(model, options.placed_if_known(model)) for model in named], weights, as_json)
 
 
 @hetrun.command(short_help="List the backends, and why one cannot work here.")

@@ -26,6 +26,7 @@ from hetrun.cli.reports import devices as reports
 from hetrun.cli.run import amount
 from hetrun.client.events import Streaming
 from hetrun.engine import query_handlers
+from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.system.core_sets import core_sets
 from hetrun.system.cpu_topology import read_topology, this_machine
@@ -477,7 +478,7 @@ def test_devices_measures_what_products_reach(run: Run, monkeypatch: pytest.Monk
 def test_speeds_of_a_busy_machine_have_a_remark(
     run: Run, monkeypatch: pytest.MonkeyPatch, busy: float | None, said: bool
 ) -> None:
-    monkeypatch.setattr(reports.Others, "look", lambda self, at: busy)
+    monkeypatch.setattr(Others, "look", lambda self, at: busy)
     known = {name: d for name, d in registry.backends().items() if name == "reference"}
     monkeypatch.setattr(registry, "backends", lambda: known)
     assert ("other programs kept about 1.5 cores busy" in run("devices", "--measure").out) == said
