@@ -34,7 +34,21 @@ def probe() -> Probe:
         return Unavailable(f"torch is there, but was not installed as a package: {INSTALL}")
     if _numbers(found) < OLDEST:
         return Unavailable(f"torch {found} is older than {'.'.join(map(str, OLDEST))}: {INSTALL}")
-    return Available(f"torch {found}: {', '.join(instructions()) or 'no vector instructions'}")
+    return Available(f"torch {found}: {_used()}")
+
+
+def _used() -> str:
+    """The instructions that products gain from, and whether AMX is among them."""
+    some = ", ".join(instructions()) or "no vector instructions"
+    return some if "amx" in some else f"no AMX in this CPU, oneDNN runs without it ({some})"
+
+
+def probe_int8() -> Probe:
+    """The same for products of whole numbers, which oneDNN has fast code for only with some instructions."""
+    found = probe()
+    if isinstance(found, Unavailable) or {"amx_int8", "avx512f", "avx_vnni"} & cpu_flags():
+        return found
+    return Available(f"{found.detail}; very slow: fast int8 products need AVX-512, VNNI or AMX")
 
 
 def probe_ipex() -> Probe:
@@ -77,22 +91,22 @@ descriptor = Descriptor(
     "amx",
     probe,
     _creates("amx", "packed"),
-    "torch with oneDNN, by AMX where the CPU has it: products of many tokens in bf16, from a packed copy",
+    "torch with oneDNN, and AMX if the CPU has it: prompts in bf16, from a packed copy of the weights",
     preference=60,
 )
 lean = Descriptor(
     "amx-lean",
     probe,
     _creates("amx-lean", "lean"),
-    "as amx, from the stored blocks, dequantised before each product: no second copy",
+    "as amx, without a second copy: weights are dequantised before each product",
     preference=55,
     way_of="amx",
 )
 int8 = Descriptor(
     "amx-int8",
-    probe,
+    probe_int8,
     _creates("amx-int8", "int8"),
-    "as amx in int8: half the memory, faster, less exact",
+    "as amx, in int8: half the memory, less exact, faster if the CPU has VNNI or AMX",
     preference=58,
     way_of="amx",
     by_name=True,  # its results are a third further from the model's than llama.cpp's are
@@ -101,7 +115,7 @@ ipex = Descriptor(
     "amx-ipex",
     probe_ipex,
     _creates("amx-ipex", "ipex"),
-    "as amx, with IPEX for the products of few tokens: quicker up to some sixty, twice the memory",
+    "as amx, with IPEX for up to about 60 tokens at once: faster there, twice the memory",
     preference=59,
     way_of="amx",
     by_name=True,

@@ -10,37 +10,54 @@ import torch
 
 from hetrun.backends.amx.bf16_matmul import BF16, multiply, pack
 
-ROWS, SIDE = 512, 2048  # of a product that is large enough for the peak and over in milliseconds
-SECONDS = 0.2  # for each kind
+# Rows and side of products, from ones that the slowest CPU ends in milliseconds to one that reaches the peak.
+SIZES = ((1, 256), (16, 256), (64, 512), (256, 1024), (512, 2048))
+LONGEST_S = 0.4  # that one product may take by the speed of smaller ones: nothing interrupts it
+SECONDS = 0.1  # for each size
+LEAST = 3  # products of a size: the first one is slower
+
+Make = Callable[[int, int], Callable[[], object]]
 
 
 def peaks() -> dict[str, float]:
     """Operations per second of bf16 and, where torch has them, of int8 products."""
-    found = {"bf16": _rate(_bf16())}
+    found = {"bf16": rate_of(_bf16)}
     # An inner interface of torch's, and not every CPU has it.
     with suppress(AttributeError, RuntimeError, TypeError):
-        found["int8"] = _rate(_int8())
+        found["int8"] = rate_of(_int8)
     return found
 
 
-def _rate(product: Callable[[], object]) -> float:
-    """Of the fastest of as many products as there is time for."""
-    product()
-    best, end = float("inf"), perf_counter() + SECONDS
-    while (start := perf_counter()) < end:
+def rate_of(make: Make) -> float:
+    """Of the fastest product, of sizes that grow as long as the CPU is fast enough for the next one: without
+    instructions for a type, torch computes it a thousand times slower."""
+    rate = 0.0
+    for rows, side in SIZES:
+        operations = 2 * rows * side * side
+        if rate and operations / rate > LONGEST_S:
+            break
+        rate = max(rate, operations / _shortest(make(rows, side)))
+    return rate
+
+
+def _shortest(product: Callable[[], object]) -> float:
+    """Seconds, of as many as there is time for."""
+    times, end = list[float](), perf_counter() + SECONDS
+    while len(times) < LEAST or perf_counter() < end:
+        start = perf_counter()
         product()
-        best = min(best, perf_counter() - start)
-    return 2 * ROWS * SIDE * SIDE / best
+        times.append(perf_counter() - start)
+    return min(times)
 
 
-def _bf16() -> Callable[[], object]:
-    weight, x = pack(torch.ones(SIDE, SIDE, dtype=BF16)), torch.ones(ROWS, SIDE, dtype=BF16)
+def _bf16(rows: int, side: int) -> Callable[[], object]:
+    weight, x = pack(torch.ones(side, side, dtype=BF16)), torch.ones(rows, side, dtype=BF16)
     return lambda: multiply(x, weight, None)
 
 
-def _int8() -> Callable[[], object]:
-    weight = torch.ops.onednn.qlinear_prepack(torch.ones(SIDE, SIDE, dtype=torch.int8), [ROWS, SIDE])
-    x = torch.ones(ROWS, SIDE, dtype=torch.uint8)
-    scales, zeros = torch.ones(SIDE), torch.zeros(SIDE, dtype=torch.int64)
+def _int8(rows: int, side: int) -> Callable[[], object]:
+    weight = torch.ops.onednn.qlinear_prepack(torch.ones(side, side, dtype=torch.int8), [rows, side])
+    x = torch.ones(rows, side, dtype=torch.uint8)
+    scales, zeros = torch.ones(side), torch.zeros(side, dtype=torch.int64)
     product = torch.ops.onednn.qlinear_pointwise
     return lambda: product(x, 1.0, 128, weight, scales, zeros, None, 1.0, 0, BF16, "none", [], "")

@@ -26,7 +26,7 @@ def probe(number: int = 0) -> Probe:
         driver = ctypes.CDLL(DRIVER)
     except OSError:
         return Unavailable(
-            f"there is no NVIDIA driver ({DRIVER}): if there is such a GPU, install its driver"
+            f"there is no NVIDIA driver ({DRIVER}): if there is an NVIDIA GPU, install its driver"
         )
     if status := driver.cuInit(0):
         return Unavailable(f"the NVIDIA driver does not start (cuInit says {status}): is there a GPU?")
@@ -90,7 +90,7 @@ def descriptors() -> tuple[Descriptor, ...]:
     return tuple(
         Descriptor(
             *(name_of(number), partial(probe, number), partial(create, number)),
-            "a GPU through CuPy: weights as the file has them, cuBLAS for many tokens",
+            "an NVIDIA GPU through CuPy: weights stay quantised as in the file, cuBLAS for many tokens",
             preference=95,
             own_memory=True,
             by_name=True,

@@ -20,4 +20,6 @@ def create(name: str = "reference") -> Backend:
     return InterpretingBackend(name, TABLE)
 
 
-descriptor = Descriptor("reference", probe, create, "numpy: exact and slow, the oracle", preference=0)
+descriptor = Descriptor(
+    "reference", probe, create, "numpy: exact and slow; the other backends are compared with it", preference=0
+)

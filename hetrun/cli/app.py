@@ -444,19 +444,27 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
 @hetrun.command(short_help="Check the files of models for errors.")
 @click.argument("files", nargs=-1, metavar="MODEL...", shell_complete=options.files)
 @options.also_by_option
-@click.option("--weights", is_flag=True, help="also read every weight, to find NaN and infinity")
+@click.option(
+    "--weights",
+    is_flag=True,
+    help="read every weight too: find NaN, infinity and missing pieces, compare checksums",
+)
 @options.as_json
 def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: bool) -> int:
-    """Check the files of models for errors, without loading them. MODEL is a file or a folder."""
+    """Check the files of models for errors, without loading them. MODEL is a file or a folder.
+
+    Only a checksum shows a changed byte in a weight. --weights compares it for files in
+    the caches of Hugging Face and Ollama; of others it prints the sha256, to compare with the publisher's.
+    """
     from hetrun.cli.reports import check as tool
 
     if not (named := [*files, *filter(None, [other])]):
         raise click.UsageError("Missing argument 'MODEL...'.", click.get_current_context())
-    return tool.check([options.placed_if_known(model) for model in named], weights, as_json)
+    return tool.check([(model, options.placed_if_known(model)) for model in named], weights, as_json)
 
 
 @hetrun.command(short_help="List the backends, and why some cannot work here.")
-@click.option("--measure", is_flag=True, help="measure the speed of matrix products; takes a second or two")
+@click.option("--measure", is_flag=True, help="measure the speed of matrix products; takes a few seconds")
 @click.option("--conformance", is_flag=True, help="compare the results of each with the reference")
 @click.option("--backend", "chosen", metavar="NAME", multiple=True, help="with --conformance: only this one")
 @options.as_json
@@ -468,7 +476,7 @@ def devices(measure: bool, conformance: bool, chosen: tuple[str, ...], as_json: 
     repeated. The exit code is 1 if a result differs from the reference, or a backend fails; an op that a
     backend does not support is no error.
     """
-    from hetrun.cli.reports.plan import of_devices
+    from hetrun.cli.reports.devices import of_devices
 
     return of_devices(measure, conformance, chosen, as_json)
 

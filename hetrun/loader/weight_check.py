@@ -1,12 +1,12 @@
-"""Numbers that are none: NaN and infinity among a model's weights, and among the scales of their blocks.
+"""What weights show of damage: NaN and infinity among them and the scales of their blocks, and holes.
 
-Only floats can be wrong in this way, and a block has few of them: looking at those alone is as fast as
-reading the file. It is read in slices, so that memory does not grow with it.
+Only floats can be NaN, and a block has few of them: looking at those alone is as fast as reading the file. It
+is read in slices, so that memory does not grow with it. A changed byte shows in nothing but a checksum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,14 @@ from hetrun.loader.formats.gguf_file import shown
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.source import ModelSource
 from hetrun.loader.weight_reader import FileReader
+from hetrun.loader.zero_runs import ZeroFinder, Zeros
+from hetrun.system.units import counted, size_in_words
 
 SLICE = 1 << 20  # bytes that are looked at in one go: they are still in the processor's cache then
+
+MOST_REMARKS = 3  # tensors that are named
+TABLES = ("token_embd.weight", "output.weight")
+NO_ZEROS = Zeros()
 
 Progress = Callable[[float], None]
 
@@ -70,21 +76,67 @@ FLOATS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What weights show: the first thing that is wrong, or what is worth knowing if nothing is."""
+
+    error: ModelFileError | None = None
+    remarks: tuple[str, ...] = ()
+
+
 def first_bad_value(source: ModelSource, progress: Progress | None = None) -> ModelFileError | None:
-    """The first tensor with a number that is not finite: where that is and how many there are."""
+    """The first tensor with a number that is not finite, or with a hole: where that is and how much of it."""
+    return look_at_weights(source, progress).error
+
+
+def look_at_weights(source: ModelSource, progress: Progress | None = None) -> Finding:
+    """Read all of them. The first number that is not finite ends it; holes are told together."""
+    zeros = list[tuple[Weight, Zeros]]()
     weights = sorted(_weights(source), key=_place)
     total, done = sum(w.nbytes for w in weights) or 1, 0
     reader, buffer = FileReader(), np.empty(SLICE, np.uint8)
     try:
         for weight in weights:
-            if found := _look(weight, reader, buffer):
-                return found
+            finder = ZeroFinder(weight.shape[0], weight.quant.row_bytes(weight.shape[1]))
+            if error := _look(weight, reader, buffer, finder):
+                return Finding(error)
+            if (found := finder.found()) != NO_ZEROS and weight.shape[0] > 1:  # vectors may be zero
+                zeros.append((weight, found))
             done += weight.nbytes
             if progress:
                 progress(done / total)
     finally:
         reader.close()
-    return None
+    holes = [(weight, found) for weight, found in zeros if found.hole_bytes]
+    return Finding(_hole_error(holes)) if holes else Finding(remarks=tuple(_remarks(zeros)))
+
+
+def _hole_error(holes: Sequence[tuple[Weight, Zeros]]) -> ModelFileError:
+    (weight, zeros), *more = holes
+    others = f", and {counted(len(more), 'other tensor')} as well" if more else ""
+    return ModelFileError(
+        _place(weight)[0],
+        f"the tensor {shown(weight.name)} has {size_in_words(zeros.hole_bytes)} of zero bytes among its "
+        f"weights, from row {zeros.hole_row} on{others}: an interrupted download or a failing disk "
+        "leaves such holes; download it again",
+    )
+
+
+def _remarks(zeros: Sequence[tuple[Weight, Zeros]]) -> Iterator[str]:
+    """Zeros that may be meant."""
+    empty = [weight.name for weight, found in zeros if found.is_all]
+    if empty:
+        others = f" and {counted(len(empty) - 1, 'other tensor')}" if len(empty) > 1 else ""
+        yield f"all weights of {shown(empty[0])}{others} are zero"
+    some = [(weight, found) for weight, found in zeros if not found.is_all]
+    for weight, found in some[:MOST_REMARKS]:
+        padded = "padding of the vocabulary" if weight.name in TABLES else "padding"
+        yield (
+            f"{counted(found.rows, 'row')} of {shown(weight.name)} ({weight.shape[0]:,} rows) hold only "
+            f"zeros, from row {found.first_row} on, usually {padded}"
+        )
+    if len(some) > MOST_REMARKS:
+        yield f"rows of {counted(len(some) - MOST_REMARKS, 'other tensor')} hold only zeros as well"
 
 
 def _weights(source: ModelSource) -> Iterator[Weight]:
@@ -121,12 +173,13 @@ class _Found:
     row: int = 0
 
 
-def _look(weight: Weight, reader: FileReader, buffer: Bytes) -> ModelFileError | None:
+def _look(weight: Weight, reader: FileReader, buffer: Bytes, zeros: ZeroFinder) -> ModelFileError | None:
     floats, found, row = FLOATS[weight.quant.name], _Found(), 0
     for part in weight.parts:
         if not isinstance(part, Extent):
             continue
         for skip, blocks in _slices(weight, part, reader, buffer):
+            zeros.take(blocks.reshape(-1))
             wrong = floats.wrong(blocks)
             if not wrong.any():
                 continue

@@ -32,10 +32,12 @@ class StaticPlanner:
         order: Sequence[str],
         homes: Sequence[Placement] = (),
         rule: str = "",
+        why: str = "",
     ) -> None:
         """`order`: the backends from the most to the least wanted; `homes`: what has its place already;
-        `rule`: a package's planner, which decides instead of the order."""
-        self._backends, self._rule = backends, rule
+        `rule`: a package's planner, which decides instead of the order; `why`: the reason for the first of
+        the order, if others were left out of it."""
+        self._backends, self._rule, self._reason = backends, rule, why
         self._homes = {placement.scope: placement for placement in homes}
         self._order = order
 
@@ -72,6 +74,8 @@ class StaticPlanner:
         return list(placements.values())
 
     def _why(self, backend: str) -> str:
+        if self._reason:
+            return self._reason
         others = [b for b in self._order if b != backend]
         return f"{BY_ORDER} {' > '.join(self._order)}" if others else "the only backend allowed"
 

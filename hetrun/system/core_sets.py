@@ -73,7 +73,7 @@ def to_text(tree: TopoTree, sets: Sequence[CoreSet]) -> Iterator[str]:
         where = "anywhere" if s.cpus == tree.cpus and not s.pinned else f"on CPU {in_ranges(s.cpus)}"
         yield f"  {counted(s.threads, 'thread')}: {s.name}, {where}"
     if len(tree.cpus) == 2:
-        yield "  so few cores leave nothing else to choose"
+        yield "  with so few cores there is no other choice"
 
 
 def in_ranges(cpus: Sequence[int]) -> str:

@@ -17,10 +17,11 @@ from typing import NoReturn
 from hetrun.errors import BackendUnavailable
 from hetrun.executor.library.plan import MOST_CONTEXT, backend_for, needs
 from hetrun.loader.architectures import build_graph, is_known
+from hetrun.loader.hub.checksums import expected
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import entries
-from hetrun.loader.weight_check import first_bad_value
+from hetrun.loader.weight_check import Finding, look_at_weights
 from hetrun.planner.static import LARGEST_UBATCH
 from hetrun.system import subprocesses
 from hetrun.system.file_identity import Stamp, unchanged
@@ -58,6 +59,7 @@ class Checked:
     template: bool  # whether it has one of its own
     files: Mapping[str, Stamp]  # those with its weights
     unchecked: tuple[str, ...]  # what could not be looked at here
+    remarks: tuple[str, ...] = ()  # what is odd about its weights, and may be meant
 
 
 def check_model(path: Path, weights: bool = False, progress: Progress | None = None) -> Checked:
@@ -74,8 +76,9 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
             unchecked.append(f"its vocabulary ({e})")
         if source.chat_templates:
             _check_template(worker, vocabulary)
-    if weights and (bad := first_bad_value(source, progress)):
-        raise bad
+    seen = look_at_weights(source, progress) if weights else Finding()
+    if seen.error:
+        raise seen.error
     found = list(entries(source))
     types: Counter[str] = Counter()
     for entry in found:
@@ -89,6 +92,7 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
         template=bool(source.chat_templates),
         files=source.stamps,
         unchecked=tuple(unchecked),
+        remarks=seen.remarks,
     )
 
 
@@ -140,7 +144,7 @@ def _check_template(worker: TemplateWorker, vocabulary: Vocabulary) -> None:
 
 
 def digests(files: Mapping[str, Stamp], progress: Progress | None = None) -> dict[str, str]:
-    """The sha256 of files that were checked."""
+    """The sha256 of files that were checked; an error if one is known, and is another."""
     total, done, out = sum(stamp.size for stamp in files.values()) or 1, 0, {}
     with unchanged(files):
         for path in files:
@@ -152,4 +156,6 @@ def digests(files: Mapping[str, Stamp], progress: Progress | None = None) -> dic
                     if progress:
                         progress(min(1.0, done / total))
             out[path] = digest.hexdigest()
+            if known := expected(path):
+                known.compare(path, out[path])
     return out

@@ -30,7 +30,7 @@ from hetrun.system.cgroups import memory_limit
 from hetrun.system.cpu_topology import this_machine
 from hetrun.system.subprocesses import ending, python
 from hetrun.system.sysfs import lines_of
-from hetrun.system.units import size_in_words
+from hetrun.system.units import counted, size_in_words
 from hetrun.tools.missing_packages import Missing, not_to_be_had
 
 State = Literal["ok", "note", "warning", "error"]
@@ -93,7 +93,7 @@ def _itself() -> Iterator[Finding]:
     if system == "Linux" and machine in ("x86_64", "aarch64"):
         yield Finding("hetrun", "system", "ok", f"{system} {platform.release()} on {machine}")
     else:
-        yield Finding("hetrun", "system", "warning", f"{system} on {machine} is not what hetrun is tested on")
+        yield Finding("hetrun", "system", "warning", f"{system} on {machine}: hetrun is not tested on it")
 
 
 def _packages() -> Iterator[Finding]:
@@ -132,10 +132,10 @@ def possible(finding: Finding, absent: Iterable[Missing]) -> Finding:
 def _cores() -> Iterator[Finding]:
     lines = lines_of(Path("/proc/cpuinfo"))
     fields = dict(_pair(line) for line in reversed(lines) if ":" in line)
-    model = fields.get("model name") or platform.processor() or "a CPU that says no name"
+    model = fields.get("model name") or platform.processor() or "a CPU without a name"
     flags = (fields.get("flags") or fields.get("Features") or "").split()
     known = [feature for feature in FEATURES if feature in flags]
-    yield Finding("machine", "CPU", "ok", f"{model}: {', '.join(known) or 'nothing that speeds products up'}")
+    yield Finding("machine", "CPU", "ok", f"{model}: {', '.join(known) or 'without vector instructions'}")
     yield Finding("machine", "cores", "ok", this_machine().to_text())
 
 
@@ -147,12 +147,10 @@ def _pair(line: str) -> tuple[str, str]:
 def _memory() -> Iterator[Finding]:
     lines = dict(_pair(line) for line in lines_of(Path("/proc/meminfo")))
     whole, free = (1024 * int(lines.get(name, "0 kB").split()[0]) for name in ("MemTotal", "MemAvailable"))
-    yield Finding(
-        "machine", "memory", "ok", f"{size_in_words(whole)}, of which {size_in_words(free)} are free"
-    )
+    yield Finding("machine", "memory", "ok", f"{size_in_words(whole)}, {size_in_words(free)} of it free")
     if (limit := memory_limit()) and limit.limit < whole:
         left, most = size_in_words(limit.left), size_in_words(limit.limit)
-        yield Finding("machine", "container", "note", f"may have {most} of it, of which {left} are left")
+        yield Finding("machine", "container", "note", f"may use {most} of it; {left} of that is free")
 
 
 def _load() -> Iterator[Finding]:
@@ -163,8 +161,8 @@ def _load() -> Iterator[Finding]:
     yield Finding(
         "machine",
         "load",
-        "note",
-        f"other programs keep {cores} busy: answers are slower, and so is all that is measured now",
+        "warning",
+        f"other programs keep {cores} busy: answers are slower, and speeds measured now are too low",
     )
 
 
@@ -192,17 +190,17 @@ def _backends() -> Iterator[Finding]:
                 "backends",
                 "all",
                 "error",
-                f"to ask them {ended}; see what this says: "
+                f"asking them {ended}; see what this prints: "
                 f"{sys.executable} -c 'import hetrun.backend.registry'",
                 REINSTALL,
             )
             return
         yield Finding(
-            "backends", asked[-1], "error", f"to ask it {ended}", "reinstall what it needs, or remove it"
+            "backends", asked[-1], "error", f"asking it {ended}", "reinstall what it needs, or remove it"
         )
         skipped += asked
     if not works:
-        yield Finding("backends", "all", "error", "none works", REINSTALL)
+        yield Finding("backends", "all", "error", "none of them works", REINSTALL)
 
 
 def _of_plugin(row: dict[str, object]) -> Finding:
@@ -215,7 +213,7 @@ def _of_plugin(row: dict[str, object]) -> Finding:
 
 
 def _mend(text: str) -> str:
-    """The line in what a backend says of itself that installs what it needs, and no word behind it."""
+    """The command in a backend's reason that installs what it needs, without the words that follow it."""
     if found := INSTALL.search(text):
         return found[0]
     _, comma, driver = text.rpartition(": ")
@@ -301,19 +299,22 @@ def _models() -> Iterator[Finding]:
         yield Finding("models", "default", "note", text, mend)
     troubles: list[str] = []
     found = available(troubles.append)
-    yield Finding("models", "here", "ok", f"{len(found)} by name; hetrun list shows them")
+    yield Finding("models", "here", "ok", f"{counted(len(found), 'model')} by name; hetrun list shows them")
     for trouble in troubles:
         yield Finding("models", "here", "warning", trouble)
     folder = cache_folder()
     free = shutil.disk_usage(_existing(folder)).free
-    text = f"Hugging Face's cache, {folder}: {size_in_words(free)} of the disk are free"
-    yield Finding("models", "cache", "ok" if free > SPARE else "warning", text)
+    text = f"{folder} (Hugging Face's): {size_in_words(free)} free on its disk"
+    if free > SPARE:
+        yield Finding("models", "cache", "ok", text)
+    else:
+        yield Finding("models", "cache", "warning", f"{text}, which is too little for most models")
 
 
 def _settings() -> Iterator[Finding]:
     path = config_file()
-    there = "is read" if path.is_file() else "there is none"
-    yield Finding("settings", "file", "ok", f"{path}: {there}")
+    there = "is used" if path.is_file() else "does not exist, and need not"
+    yield Finding("settings", "file", "ok", f"{path} {there}")
     settings = Settings.resolve(environ=None)
     for name, origin in sorted(settings.origins.items()):
         value = PASSWORD.sub("//(not shown)@", repr(getattr(settings, name)))
@@ -325,15 +326,17 @@ def _folders() -> Iterator[Finding]:
     found = dirs()
     for name, folder, use in (
         ("config", found.config, "config.toml"),
-        ("cache", found.cache, "what was measured on this machine"),
-        ("data", found.data, "models of your own, in models/"),
+        ("cache", found.cache, "measurements of this machine"),
+        ("data", found.data, "your own models, in models/"),
     ):
-        size = size_in_words(_bytes(folder)) if folder.is_dir() else "not there yet"
+        size = size_in_words(_bytes(folder)) if folder.is_dir() else "does not exist yet"
         above, text = _existing(folder), f"{folder}, for {use}"
         if not above.is_dir():
             yield Finding("folders", name, "warning", f"{text}: {above} is a file", "move it away")
         elif not os.access(above, os.W_OK):
-            yield Finding("folders", name, "warning", f"{text}: may not be written", f"chmod u+w '{above}'")
+            yield Finding(
+                "folders", name, "warning", f"{text}: it cannot be written to", f"chmod u+w '{above}'"
+            )
         else:
             yield Finding("folders", name, "ok", f"{text}: {size}")
 

@@ -10,6 +10,7 @@ from functools import partial
 
 from hetrun.errors import ModelFileError
 from hetrun.executor.library.plan import backend_for, needs
+from hetrun.executor.loading.memory_estimates import besides, in_parts, work_bytes
 from hetrun.graph import kv_shapes, states_of
 from hetrun.graph.quant import by_name
 from hetrun.loader import expert_names
@@ -50,10 +51,12 @@ class LayerSize:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of keys and values by context and type, for one sequence; `note` is how sure that is."""
+    """Bytes of keys and values by context and type, for one sequence, and of all that is held besides these
+    and the weights, as a plan counts it; `note` is how sure that is."""
 
     kv: Mapping[int, Mapping[str, int]]
     note: str = ""
+    besides: int = 0
 
 
 def by_type(found: Sequence[Entry]) -> list[TypeSize]:
@@ -95,9 +98,10 @@ def _order(layer: str) -> tuple[int, int]:
 
 
 def memory(source: ModelSource) -> Memory:
-    """What the keys and values of one sequence take, for contexts up to the one it was trained for."""
+    """What one sequence takes, for contexts up to the one that the model was trained for."""
     trained = source.get_int("context_length", CONTEXTS[0], 1, 1 << 31)
     contexts = [*(c for c in CONTEXTS if c < trained), trained]
+    process = sum(in_parts(besides()).values())
     try:
         if backend_for(source, None) is None:
             graph = build_graph(source)
@@ -105,10 +109,13 @@ def memory(source: ModelSource) -> Memory:
             kinds = {t: by_name(t.upper()) for t in KV_TYPES}
             fits = {t: q for t, q in kinds.items() if not any(s.head_dim % q.block for s in shapes.values())}
             sizes = {t: partial(sequence_bytes, shapes, q, AT_ONCE, states=states) for t, q in fits.items()}
-            return Memory({c: {t: size(c) for t, size in sizes.items()} for c in contexts})
+            kv = {c: {t: size(c) for t, size in sizes.items()} for c in contexts}
+            return Memory(kv, besides=process + work_bytes(graph, AT_ONCE))
+        needed = {t: needs(source, t, AT_ONCE) for t in KV_TYPES}
         return Memory(
-            {c: {t: needs(source, t, AT_ONCE).reserved(c, 1) for t in KV_TYPES} for c in contexts},
+            {c: {t: needed[t].reserved(c, 1) for t in KV_TYPES} for c in contexts},
             "an estimate: hetrun has no architecture of its own for it",
+            process + needed[KV_TYPES[0]].per_run,
         )
     except (ModelFileError, ValueError) as e:
         return Memory({}, f"cannot be told: {e}")

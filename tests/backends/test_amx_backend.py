@@ -21,6 +21,8 @@ from tests.support.rig import graph_of
 
 needs_torch = pytest.mark.skipif("importlib.util.find_spec('torch') is None", reason="torch is not installed")
 
+NO_AMX = "no AMX in this CPU, oneDNN runs without it (avx2)"
+
 
 def test_a_missing_or_old_torch_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -35,12 +37,24 @@ def test_a_missing_or_old_torch_is_named_with_what_to_do(monkeypatch: pytest.Mon
     monkeypatch.setattr(amx, "version", lambda name: "2.13.0+cpu")
     monkeypatch.setattr(amx, "instructions", lambda: ("amx_bf16",))
     assert amx.probe() == Available("torch 2.13.0+cpu: amx_bf16")
+    monkeypatch.setattr(amx, "instructions", lambda: ("avx2",))
+    assert amx.probe() == Available(f"torch 2.13.0+cpu: {NO_AMX}")
+
+
+@pytest.mark.parametrize(("flag", "is_slow"), [("avx2", True), ("avx_vnni", False), ("amx_int8", False)])
+def test_without_vnni_int8_says_that_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch, flag: str, is_slow: bool
+) -> None:
+    monkeypatch.setattr(amx, "probe", lambda: Available("torch"))
+    monkeypatch.setattr(amx, "cpu_flags", lambda: frozenset({flag}))
+    slow = Available("torch; very slow: fast int8 products need AVX-512, VNNI or AMX")
+    assert amx.probe_int8() == (slow if is_slow else Available("torch"))
 
 
 @pytest.mark.parametrize(
     ("torch", "ipex", "cpu", "said"),
     [
-        ("2.8.0+cpu", "2.8.0", "avx2", Available("IPEX 2.8.0, torch 2.8.0+cpu: avx2")),
+        ("2.8.0+cpu", "2.8.0", "avx2", Available(f"IPEX 2.8.0, torch 2.8.0+cpu: {NO_AMX}")),
         (
             "2.13.0",
             None,

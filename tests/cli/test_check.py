@@ -13,6 +13,9 @@ import pytest
 
 from hetrun import LLM, cli
 from hetrun.errors import BackendUnavailable, ModelFileError
+from hetrun.graph import Extent
+from hetrun.loader.hub.checksums import Expected, expected
+from hetrun.loader.open_model import open_model
 from hetrun.system import subprocesses
 from hetrun.tools import check_model
 from tests.hostile.checklist import changed, gguf, good_gguf, write_folder
@@ -21,6 +24,10 @@ from tests.loader.test_gguf_split import split_llama
 from tests.models import foreign
 
 Check = Callable[..., tuple[int, str, str]]
+SOUND = (
+    "The structure is sound. Weights were not read: --weights looks for NaN and holes in them, and for "
+    "changed bytes by checksum.\n"
+)
 FACTS = "ok: llama, 328 k parameters, F32, 21 tensors, vocabulary of 320, chat template"
 
 
@@ -49,7 +56,7 @@ def test_every_file_is_looked_at(run: Check, good: Path, tmp_path: Path) -> None
     empty.touch()
     code, out, err = run(cut, good, empty, good)
     assert code == 2
-    assert out == f"{good}: {FACTS}\n" * 2
+    assert out == f"{good}: {FACTS}\n" * 2 + SOUND
     first, second = err.splitlines()
     assert first.startswith(f"hetrun: {cut}: the file is {cut.stat().st_size} bytes but tensor '")
     assert second == f"hetrun: {empty}: is empty: download it again"
@@ -59,7 +66,7 @@ def test_a_tensor_that_is_no_weight_is_in_nobodys_way(run: Check, tmp_path: Path
     path = tmp_path / "more.gguf"
     ids = Table((("dims", (32, 10)), ("type", 26), ("offset", None), ("data", bytes(1280))))
     path.write_bytes(write_gguf(changed(tensors={"ids": ids})))
-    assert run(path) == (0, f"{path}: {FACTS.replace('21', '22').replace('328', '329')}\n", "")
+    assert run(path) == (0, f"{path}: {FACTS.replace('21', '22').replace('328', '329')}\n{SOUND}", "")
     with LLM(path, threads=1) as llm:
         assert llm.info.parameters == 328_320 + 320
 
@@ -85,6 +92,7 @@ def test_a_record_for_each_file(run: Check, good: Path, tmp_path: Path) -> None:
         "chat_template": True,
         "weights": False,
         "unchecked": [],
+        "remarks": [],
         "files": [{"path": str(good), "bytes": size}],
     }
 
@@ -101,6 +109,7 @@ def test_with_weights_come_digests(run: Check, tmp_path: Path) -> None:
                 "path": str(p),
                 "bytes": p.stat().st_size,
                 "sha256": hashlib.sha256(p.read_bytes()).hexdigest(),
+                "expected_by": None,
             }
             for p in paths
         ]
@@ -117,7 +126,7 @@ def test_what_cannot_be_judged_is_said(run: Check, tmp_path: Path) -> None:
 def test_a_path_through_our_descriptors_is_the_same_file(run: Check, good: Path) -> None:
     with good.open("rb") as file:
         path = f"/proc/self/fd/{file.fileno()}"
-        assert run(path) == (0, f"{path}: {FACTS}\n", "")
+        assert run(path) == (0, f"{path}: {FACTS}\n{SOUND}", "")
 
 
 def test_the_file_is_named_once(run: Check, tmp_path: Path) -> None:
@@ -129,7 +138,11 @@ def test_the_file_is_named_once(run: Check, tmp_path: Path) -> None:
 def test_a_file_without_vocabulary_and_template(run: Check, tmp_path: Path) -> None:
     keys = [key for key, _ in good_gguf().get("pairs").items if key.startswith("tokenizer.")]
     path = gguf("bare", "", dict.fromkeys(keys)).make(tmp_path)
-    assert run(path) == (0, f"{path}: {FACTS.split(', voc')[0]}, no vocabulary, no chat template\n", "")
+    assert run(path) == (
+        0,
+        f"{path}: {FACTS.split(', voc')[0]}, no vocabulary, no chat template\n{SOUND}",
+        "",
+    )
 
 
 def test_without_the_librarys_reader_the_vocabulary_is_not_checked(
@@ -141,7 +154,90 @@ def test_without_the_librarys_reader_the_vocabulary_is_not_checked(
     monkeypatch.setattr(subprocesses, "ask", unavailable)
     code, out, _ = run(good)
     assert code == 0
-    assert out.endswith("; not checked: its vocabulary (llama-cpp-python is not installed)\n")
+    assert out.endswith(f"; not checked: its vocabulary (llama-cpp-python is not installed)\n{SOUND}")
+
+
+# --- damage that only the weights' bytes show
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def change_a_byte(path: Path) -> None:
+    """In the last tensor."""
+    data = bytearray(path.read_bytes())
+    data[-4] ^= 1
+    path.write_bytes(data)
+
+
+def test_it_says_that_changed_bytes_need_a_checksum(run: Check, good: Path) -> None:
+    change_a_byte(good)
+    code, out, err = run("--weights", good)
+    assert (code, err) == (0, "")
+    first, digest, last = out.splitlines()
+    assert first == f"{good}: {FACTS}, all weights finite, no holes"
+    assert digest == f"  sha256 {sha256(good)}  good.gguf"
+    assert "Changed bytes in weights show in nothing but a checksum: compare sha256 with" in last
+
+
+def test_caches_name_files_by_their_checksum(tmp_path: Path) -> None:
+    digest = "0123456789abcdef" * 4
+    (tmp_path / "blobs").mkdir()
+    for name, store in ((digest, "Hugging Face's cache"), (f"sha256-{digest}", "Ollama")):
+        (tmp_path / name[:9]).symlink_to(tmp_path / "blobs" / name)
+        assert expected(str(tmp_path / name[:9])) == Expected(digest, store)
+    assert expected(str(tmp_path / digest)) is None  # in a folder of another name
+    assert expected(str(tmp_path / "blobs" / digest[:40])) is None  # a sha1
+
+
+def test_a_file_of_a_cache_is_compared_with_its_checksum(run: Check, good: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    digest = sha256(good)
+    blob = good.rename(tmp_path / "blobs" / digest)
+    link = tmp_path / "model.gguf"
+    link.symlink_to(blob)
+    code, out, err = run("--weights", link)
+    assert (code, err) == (0, "")
+    assert f"\n  sha256 {digest}  as Hugging Face's cache downloaded it\n" in out
+    assert out.endswith("the weights' files are those that were downloaded, byte by byte.\n")
+    change_a_byte(blob)
+    code, out, err = run("--weights", link)
+    assert (code, out) == (2, "")
+    assert f"its sha256 is {sha256(blob)}, but Hugging Face's cache downloaded it as {digest}: bytes" in err
+    assert err.endswith("remove it and download it again\n")
+
+
+def test_a_hole_of_zeros_is_an_error(run: Check, good: Path, tmp_path: Path) -> None:
+    weight = open_model(good).find("blk.0.ffn_down.weight")
+    assert weight is not None
+    (part,) = weight.parts
+    assert isinstance(part, Extent)
+    assert part.row_bytes * part.rows > 3 * 4096
+    data = bytearray(good.read_bytes())
+    begin = part.offset + part.row_bytes + 100
+    data[begin : begin + 8192] = bytes(8192)
+    good.write_bytes(data)
+    code, out, err = run("--weights", good)
+    assert (code, out) == (2, "")
+    assert "the tensor 'blk.0.ffn_down.weight' has 8 KiB of zero bytes among its weights" in err
+    assert "from row 1 on: an interrupted download or a failing disk leaves such holes; download it" in err
+
+
+def test_a_path_is_short_where_it_can_be(
+    run: Check, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir("/")
+    _, out, err = run(good, bad)
+    assert out.startswith("~/good.gguf: ok: ")
+    assert err == "hetrun: ~/bad.gguf: is empty: download it again\n"
+    monkeypatch.chdir(tmp_path)
+    assert run(bad)[2] == "hetrun: bad.gguf: is empty: download it again\n"
+    (record,) = json.loads(run("--json", bad)[1])
+    assert record["path"] == str(bad)  # programs have all of it
 
 
 # --- children that end otherwise than they should

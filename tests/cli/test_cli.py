@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +21,11 @@ import hetrun
 from hetrun.backend import registry
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.cli import app as commands
-from hetrun.cli.reports import plan as reports
+from hetrun.cli.progress import Row
+from hetrun.cli.reports import devices as reports
 from hetrun.client.events import Streaming
 from hetrun.engine import query_handlers
+from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.system.core_sets import core_sets
 from hetrun.system.cpu_topology import read_topology, this_machine
@@ -486,6 +488,32 @@ def test_devices_measures_what_products_reach(run: Run, monkeypatch: pytest.Monk
     (row,) = json.loads(run("devices", "--json", "--measure").out)["backends"]
     assert row["peaks"] == {"float32": 2e9}
     assert "float32 products: 2 G operations/s" in run("devices", "--measure").out
+
+
+@pytest.mark.parametrize(("busy", "said"), [(0.0, False), (None, False), (1.5, True)])
+def test_speeds_of_a_busy_machine_have_a_remark(
+    run: Run, monkeypatch: pytest.MonkeyPatch, busy: float | None, said: bool
+) -> None:
+    monkeypatch.setattr(Others, "look", lambda self, at: busy)
+    known = {name: d for name, d in registry.backends().items() if name == "reference"}
+    monkeypatch.setattr(registry, "backends", lambda: known)
+    assert ("other programs kept about 1.5 cores busy" in run("devices", "--measure").out) == said
+    assert json.loads(run("devices", "--json", "--measure").out)["others_busy_cores"] == busy
+    assert "busy" not in run("devices").out
+
+
+def test_measuring_shows_which_backend_is_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    @contextmanager
+    def rows(what: str) -> Iterator[Callable[[Row], None]]:
+        yield lambda row: shown.append(f"{what} {row.done} of {row.total} {row.remarks}")
+
+    monkeypatch.setattr(reports, "rows", rows)
+    known = {name: d for name, d in registry.backends().items() if name in ("reference", "llamacpp")}
+    monkeypatch.setattr(registry, "backends", lambda: known)
+    run("devices", "--measure")
+    assert shown == ["measuring 0 of 2 llamacpp", "measuring 1 of 2 reference"]
 
 
 # --- serve and chat

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 from hetrun import cli
+from hetrun.api.local_model import make_plan
 from hetrun.cli.output import size
+from hetrun.config import Settings
+from hetrun.executor.loading import memory_estimates
 from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
+from hetrun.memory import breakdown
 from hetrun.tools import model_summary
 from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.gguf_writer import MetaValue, Tensor, write_model
@@ -104,6 +108,23 @@ def test_memory_by_context(run: Run, model: Path) -> None:
     assert list(kv) == ["2048", "8192", "10000"]
     # Keys and values of two heads of 32 in each of three layers.
     assert kv["2048"] == {"f16": 2048 * 3 * 2 * 64 * 2, "q8_0": 2048 * 3 * 2 * 2 * 34}
+
+
+def test_memory_is_what_plan_counts(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same process, and one full sequence."""
+    figures = memory_estimates.kernel_figures()
+    monkeypatch.setattr(memory_estimates, "kernel_figures", lambda: figures)
+    settings = Settings.resolve(
+        environ=None, model=str(model), ctx=8192, kv_type="f16", backends=["llamacpp"], planner="static"
+    )
+    bill = dict(make_plan(settings).memory)
+    bill.pop(breakdown.KV_ALL)
+    memory = facts_of(run, model)["memory"]
+    assert bill[breakdown.KV_ONE] == memory["kv"]["8192"]["f16"]
+    said = memory["besides"] + memory["weights"] + memory["kv"]["8192"]["f16"]
+    assert breakdown.total(bill) == pytest.approx(said, abs=4096)  # whole pages
+    (row,) = [line.split() for line in run(model).splitlines() if line.split()[:1] == ["8,192"]]
+    assert float(row[3].replace(",", "")) == pytest.approx(said / 2**20, abs=0.1)
 
 
 def test_a_window_bounds_what_its_layers_keep(monkeypatch: pytest.MonkeyPatch) -> None:

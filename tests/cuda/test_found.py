@@ -75,7 +75,7 @@ def test_without_any_there_is_one_that_says_why(files: Path, monkeypatch: pytest
     found = descriptor.probe()
     assert isinstance(found, Unavailable)
     assert found.reason.startswith(
-        "there is no NVIDIA driver (no-such-library.so.1): if there is such a GPU, install its driver"
+        "there is no NVIDIA driver (no-such-library.so.1): if there is an NVIDIA GPU, install its driver"
     )
 
 

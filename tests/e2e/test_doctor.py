@@ -15,8 +15,10 @@ import pytest
 
 from hetrun.backends.amx import INSTALL_IPEX
 from hetrun.backends.llamacpp.ggml_api import INSTALL as LLAMA
+from hetrun.cli.reports.doctor import conclusion
+from hetrun.system.units import counted
 from hetrun.tools import doctor as tool
-from hetrun.tools.doctor import _mend, examine
+from hetrun.tools.doctor import Finding, _mend, examine
 
 pytestmark = pytest.mark.slow
 
@@ -57,14 +59,38 @@ def site(tmp_path: Path, code: str) -> str:
 def test_all_is_well(tmp_path: Path) -> None:
     done = doctor(COLUMNS="80")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("\nAll is well.\n")
+    *above, blank, last = done.stdout.splitlines()
+    assert not blank
+    remarks = [line for line in above if line.startswith(("  - ", "  ! "))]
+    assert not any(line.startswith(" no ") for line in above)
+    said = f"All that hetrun needs works; {counted(len(remarks), 'remark')}: "
+    assert last.startswith(said) if remarks else last == "All is well."
+    assert all(line.split()[1] in last for line in remarks)
     assert "\x1b" not in done.stdout
-    long = [line for line in done.stdout.splitlines() if len(line) > 80 and " /" not in line]
+    long = [line for line in above if len(line) > 80 and " /" not in line]
     assert long == []
     found = findings()
     for name in ("hetrun Python", "machine CPU", "backends reference", "models cache", "folders cache"):
         assert found[name]["state"] == "ok"
     assert found["backends cuda"]["state"] in ("note", "ok")
+
+
+@pytest.mark.parametrize(
+    ("states", "last"),
+    [
+        ("ok ok", "All is well."),
+        ("ok warning", "All that hetrun needs works; 1 remark: machine b."),
+        ("note warning", "All that hetrun needs works; 2 remarks: machine a, b."),
+        ("error ok", "1 thing is broken: machine a."),
+        ("error note", "1 thing is broken: machine a; 1 remark: machine b."),
+    ],
+)
+def test_the_last_line_agrees_with_those_above(states: str, last: str) -> None:
+    found = [
+        Finding("machine", name, state, "text")  # type: ignore[arg-type]
+        for name, state in zip("ab", states.split(), strict=True)
+    ]
+    assert conclusion(found) == last
 
 
 def test_what_is_set_and_where_but_no_secrets(tmp_path: Path) -> None:
@@ -166,7 +192,7 @@ def test_a_backend_that_ends_or_hangs_is_named_and_the_others_are_told(
 def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch, busy: float, said: str) -> None:
     monkeypatch.setattr(tool, "others_running", lambda: busy)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
-    found = [finding for finding in tool._load() if finding.state == "note"]
+    found = [finding for finding in tool._load() if finding.state == "warning"]
     assert len(found) == bool(said)
     assert all(said in finding.text for finding in found)
 
@@ -187,13 +213,13 @@ def test_the_lines_that_mend_can_be_pasted() -> None:
     for name, line in {
         "llama": f"it is not installed: {LLAMA}",
         "ipex": f"IPEX is not installed: {INSTALL_IPEX}",
-        "driver": "there is no NVIDIA driver (libcuda.so.1): if there is such a GPU, install its driver",
+        "driver": "there is no NVIDIA driver (libcuda.so.1): if there is an NVIDIA GPU, install its driver",
         "two": "missing: pip install nvidia-cuda-runtime nvidia-cuda-crt, or pip install 'hetrun[cuda]'",
     }.items():
         expected = {
             "llama": "pip install 'llama-cpp-python>=0.3.36,<0.3.37'",
             "ipex": "pip install 'torch<2.9' 'intel-extension-for-pytorch<2.9'",
-            "driver": "if there is such a GPU, install its driver",
+            "driver": "if there is an NVIDIA GPU, install its driver",
             "two": "pip install nvidia-cuda-runtime nvidia-cuda-crt",
         }
         assert _mend(line) == expected[name]

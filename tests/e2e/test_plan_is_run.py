@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,9 +43,9 @@ def test_what_is_planned_runs(
     assert row.read[0] == pytest.approx(row.read[1], rel=0.02)
 
 
-def plan(ram: int, **options: object) -> PlanSet:
+def plan(ram: int, backends: Sequence[str] = ("llamacpp",), **options: object) -> PlanSet:
     settings = Settings.resolve(
-        environ=None, ram=f"{ram}MiB", planner="static", backends=["llamacpp"], **options
+        environ=None, ram=f"{ram}MiB", planner="static", backends=list(backends), **options
     )
     held = {breakdown.INTERPRETER: 84 * MIB, breakdown.HELPERS: HELPER, breakdown.RESERVE: 24 * MIB}
     return foreseen(open_model(model_path(settings)), replace(as_options(settings), besides=held))
@@ -68,3 +69,13 @@ def test_a_plan_stays_within_its_budget_and_grows_with_it() -> None:
 
 def test_a_context_that_was_asked_for_is_had() -> None:
     assert [plan(ram, ctx=3000).context for ram in (220, 300, 600)] == [3000] * 3
+
+
+def test_why_one_backend_runs_all_that_comes_from_disk() -> None:
+    def why(*backends: str) -> str:
+        return plan(200, backends).plan(1).segments[0].why
+
+    assert why("reference", "llamacpp") == "the first of llamacpp > reference that takes weights from disk"
+    assert why("llamacpp") == "the only backend allowed"
+    (segment,) = plan(600, ("llamacpp", "reference")).plan(1).segments
+    assert segment.why == "first in the fixed order llamacpp > reference"

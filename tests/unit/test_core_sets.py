@@ -82,7 +82,7 @@ def test_two_cores_leave_nothing_else_to_choose() -> None:
     sets = core_sets(tree)
     assert [(s.threads, s.cpus) for s in sets] == [(1, (0, 1)), (2, (0, 1))]
     assert counts(tree) == (1, 2)
-    assert list(to_text(tree, sets))[-1] == "  so few cores leave nothing else to choose"
+    assert list(to_text(tree, sets))[-1] == "  with so few cores there is no other choice"
 
 
 def test_one_core_is_one_set() -> None:

@@ -1,41 +1,48 @@
-"""`hetrun check`: a line for each good file, a sentence for each bad one."""
+"""`hetrun check`: a line for each good file, a sentence for each bad one, and what cannot be known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hetrun.cli.exit_codes import WRONG_INPUT
 from hetrun.cli.output import in_json, say
 from hetrun.cli.progress import loading
-from hetrun.errors import UserError, printable
+from hetrun.errors import ModelFileError, UserError, printable
+from hetrun.loader.hub.checksums import expected
 from hetrun.system.units import counted
 from hetrun.tools.check_model import Checked, check_model, digests
 
 Record = dict[str, Any]
 
 
-def check(paths: Sequence[Path], weights: bool, as_json: bool) -> int:
-    """Look at all of them; the exit code."""
+def check(models: Sequence[tuple[str, Path]], weights: bool, as_json: bool) -> int:
+    """Look at all of them, each under the name that it was given; the exit code."""
     records: list[Record] = []
-    for path in paths:
+    for name, path in models:
         try:
             with loading(f"checking {printable(path.name)}") as progress:
                 found = check_model(path, weights, progress)
-            records.append(to_json(path, found, weights) if as_json else {"ok": True})
+            with loading("hashing") as progress:
+                hashes = digests(found.files, progress) if weights else {}
+            records.append(to_json(path, found, weights, hashes))
             if not as_json:
-                print(printable(f"{path}: {to_text(found, weights)}"), flush=True)
+                print("\n".join(map(printable, to_text(name, found, weights, hashes))), flush=True)
         except UserError as e:
-            say(str(e))
+            say(in_short(e))
             records.append({"path": str(path), "ok": False, "reason": str(e)})
     if as_json:
         print(in_json(records, indent=1))
+    elif good := [record for record in records if record["ok"]]:
+        print(limits(good, weights))
     return 0 if all(record["ok"] for record in records) else WRONG_INPUT
 
 
-def to_text(found: Checked, weights: bool) -> str:
-    """One line."""
+def to_text(name: str, found: Checked, weights: bool, hashes: Mapping[str, str]) -> Iterator[str]:
+    """One line, and one for each remark and each sha256."""
     facts = [
         found.architecture,
         f"{count(found.parameters)} parameters",
@@ -43,19 +50,55 @@ def to_text(found: Checked, weights: bool) -> str:
         counted(found.tensors, "tensor"),
         f"vocabulary of {found.vocabulary}" if found.vocabulary else "no vocabulary",
         "chat template" if found.template else "no chat template",
-        *(["all weights finite"] if weights else []),
+        *(["all weights finite, no holes"] if weights else []),
     ]
     notes = "".join(f"; not checked: {what}" for what in found.unchecked)
-    return f"ok: {', '.join(facts)}{notes}"
+    yield f"{short_path(name)}: ok: {', '.join(facts)}{notes}"
+    for remark in found.remarks:
+        yield f"  remark: {remark}"
+    for path, sha256 in hashes.items():
+        known = expected(path)
+        yield f"  sha256 {sha256}  {f'as {known.store} downloaded it' if known else os.path.basename(path)}"
 
 
-def to_json(path: Path, found: Checked, weights: bool) -> Record:
+def limits(records: Sequence[Record], weights: bool) -> str:
+    """What was looked at, and what cannot be known."""
+    if not weights:
+        return (
+            "The structure is sound. Weights were not read: --weights looks for NaN and holes in them, and "
+            "for changed bytes by checksum."
+        )
+    if all(file["expected_by"] for record in records for file in record["files"]):
+        return "The structure is sound, and the weights' files are those that were downloaded, byte by byte."
+    return (
+        "Structure and numbers are sound. Changed bytes in weights show in nothing but a checksum: compare "
+        "sha256 with the publisher's."
+    )
+
+
+def in_short(error: UserError) -> str:
+    """An error with a short path."""
+    if isinstance(error, ModelFileError):
+        return f"{printable(short_path(error.path))}: {error.reason}"
+    return str(error)
+
+
+def short_path(path: str) -> str:
+    """From here or from home, if it lies there."""
+    with suppress(OSError):  # a folder that was removed
+        here = os.path.join(os.getcwd(), "")
+        if here != "/" and path.startswith(here):
+            return path[len(here) :]
+    home = os.path.join(os.path.expanduser("~"), "")
+    return f"~/{path[len(home) :]}" if home != "/" and path.startswith(home) else path
+
+
+def to_json(path: Path, found: Checked, weights: bool, hashes: Mapping[str, str]) -> Record:
     """Everything, for programs."""
     files: list[Record] = [{"path": name, "bytes": stamp.size} for name, stamp in found.files.items()]
-    if weights:
-        with loading("hashing") as progress:
-            hashes = digests(found.files, progress)
-        files = [file | {"sha256": hashes[file["path"]]} for file in files]
+    for file in files if weights else ():
+        known = expected(file["path"])
+        file |= {"sha256": hashes[file["path"]], "expected_by": known.store if known else None}
     return {
         "path": str(path),
         "ok": True,
@@ -69,6 +112,7 @@ def to_json(path: Path, found: Checked, weights: bool) -> Record:
         "chat_template": found.template,
         "weights": weights,
         "unchecked": list(found.unchecked),
+        "remarks": list(found.remarks),
         "files": files,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import click
@@ -13,6 +13,7 @@ import click
 from hetrun.cli.exit_codes import WRONG_INPUT
 from hetrun.cli.output import in_json
 from hetrun.system.terminal_text import visible
+from hetrun.system.units import counted
 from hetrun.tools.doctor import Finding, State, examine
 
 COLOURS: Mapping[State, str] = {"ok": "green", "note": "blue", "warning": "yellow", "error": "red"}
@@ -32,9 +33,27 @@ def doctor(as_json: bool) -> int:
     if as_json:
         print(in_json({"ok": not broken, "findings": [asdict(finding) for finding in found]}, indent=1))
     else:
-        some = "1 thing is" if len(broken) == 1 else f"{len(broken)} things are"
-        print(f"\n{some} broken, see above" if broken else "\nAll is well.")
+        print(f"\n{conclusion(found)}")
     return WRONG_INPUT if broken else 0
+
+
+def conclusion(found: Sequence[Finding]) -> str:
+    """The last line, which counts and names all that is not plainly well."""
+    broken = [finding for finding in found if finding.state == "error"]
+    remarks = [finding for finding in found if finding.state in ("warning", "note")]
+    some = f"{counted(len(remarks), 'remark')}: {_named(remarks)}" if remarks else ""
+    if broken:
+        what = "1 thing is" if len(broken) == 1 else f"{len(broken)} things are"
+        return f"{what} broken: {_named(broken)}" + (f"; {some}." if some else ".")
+    return f"All that hetrun needs works; {some}." if some else "All is well."
+
+
+def _named(findings: Sequence[Finding]) -> str:
+    """By group and name, each once."""
+    groups: dict[str, dict[str, None]] = {}
+    for finding in findings:
+        groups.setdefault(finding.group, {})[visible(finding.name)] = None
+    return "; ".join(f"{group} {', '.join(names)}" for group, names in groups.items())
 
 
 def _print(finding: Finding, is_first: bool) -> None:

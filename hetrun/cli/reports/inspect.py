@@ -54,7 +54,11 @@ def to_json(source: ModelSource, found: Sequence[Entry], tensors: bool, full: bo
             for t in model_summary.by_type(found)
         },
         "parts": {layer.name: dict(layer.parts) for layer in model_summary.by_layer(found)},
-        "memory": {"weights": total, "kv": {str(c): dict(kv) for c, kv in memory.kv.items()}},
+        "memory": {
+            "weights": total,
+            "besides": memory.besides,
+            "kv": {str(c): dict(kv) for c, kv in memory.kv.items()},
+        },
         "metadata": {key: _plain(value, full) for key, value in metadata(source).items()},
     }
     if memory.note:
@@ -207,17 +211,24 @@ def _parts(layers: Sequence[LayerSize]) -> Iterator[str]:
 
 
 def _memory(weights: int, memory: Memory) -> Iterator[str]:
+    """As `hetrun plan` counts it, and in its unit."""
     if memory.kv:
         kinds = list(next(iter(memory.kv.values())))
-        heads = "".join(f" {f'KV {kind}':>12} {'with it':>10}" for kind in kinds)
-        yield from ("", f"{'memory':<6} {'context':>7} {'weights':>10}{heads}")
+        heads = "".join(f" {f'KV {kind}':>11} {'in all':>10}" for kind in kinds)
+        yield from ("", f"{'MiB of memory':<13} {'context':>9} {'weights':>10}{heads}")
         for context, kv in memory.kv.items():
-            cells = "".join(f" {size(kv[kind]):>12} {size(weights + kv[kind]):>10}" for kind in kinds)
-            yield f"{context:>14,} {size(weights):>10}{cells}"
+            held = weights + memory.besides
+            cells = "".join(f" {_mib(kv[kind]):>11} {_mib(held + kv[kind]):>10}" for kind in kinds)
+            yield f"{context:>23,} {_mib(weights):>10}{cells}"
+        yield f"  in all: one text, and {_mib(memory.besides)} MiB for the process, as hetrun plan counts it"
     else:
         yield from ("", "memory")
     if memory.note:
         yield f"  {printable(memory.note)}"
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f}"
 
 
 def _line(value: Value | Setting) -> str:

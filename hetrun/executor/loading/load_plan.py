@@ -80,10 +80,11 @@ def plan_graph(
     wishes: Wishes,
     homes: Sequence[Placement] = (),
     rule: str = "",
+    why: str = "",
 ) -> tuple[PlanSet, Wanted]:
     """The plan set, and which weights each backend must hold for it."""
     order = [name for name in places.order() if name in backends]
-    plans = StaticPlanner(backends, order, homes, rule).plan(places.graph, this_machine(), wishes)
+    plans = StaticPlanner(backends, order, homes, rule, why).plan(places.graph, this_machine(), wishes)
     wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}
     for segment in dict.fromkeys(
         s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments
@@ -170,6 +171,7 @@ class Deciding:
         self._graph, self._backends, self._quant = graph, backends, quant
         own = granted_to(backends, options.vram)
         self._own = with_streaming(graph, backends, own, self._rows_of)
+        self._allowed = list(backends)
         self._homes: tuple[Placement, ...] = ()  # on devices, because RAM has no room for all
         self._spared = 0  # bytes of the process that writes templates that come out of the reserve
 
@@ -212,14 +214,16 @@ class Deciding:
     def _places(self) -> Places:
         return Places(self._graph, self._backends, self._own, self._rows_of)
 
-    def _planned(self, backends: Mapping[str, Backend]) -> tuple[PlanSet, Wanted]:
+    def _planned(self, backends: Mapping[str, Backend], why: str = "") -> tuple[PlanSet, Wanted]:
         options = self._options
-        return plan_graph(self._places, backends, options.wishes, self._homes, options.rule)
+        return plan_graph(self._places, backends, options.wishes, self._homes, options.rule, why)
 
     def _left_to(self, name: str) -> tuple[PlanSet, Wanted, list[Segment]]:
         """All that has no home on a device planned for one backend, and what that runs."""
         some = {name: self._backends[name]} | {h.backend: self._backends[h.backend] for h in self._homes}
-        plans, wanted = self._planned(some)
+        others = self._allowed != [name]
+        why = f"the first of {' > '.join(self._allowed)} that takes weights from disk" if others else ""
+        plans, wanted = self._planned(some, why)
         segments = dict.fromkeys(s for plan in plans.plans.values() for s in plan.segments)
         mine = [s for s in segments if s.backend == name]
         return replace(plans, devices=bills(some, self._own, wanted)), wanted, mine
