@@ -108,7 +108,12 @@ class ChatScreen(Orders):
 
     def loaded(self, info: ModelInfo) -> None:
         """There is a model now."""
-        self._facts = Facts(model=info.id, context=info.context, used=self._used, reasons=self._facts.reasons)
+        self._facts = Facts(model=info.id, used=self._used, reasons=self._facts.reasons)
+        self.known(info)
+
+    def known(self, info: ModelInfo) -> None:
+        """More is known of the model; what was measured of it stays."""
+        self._facts.context, self._facts.state = info.context, None  # its layers may lie elsewhere by now
         self._show_figures()
         self._look(at_once=True)
 
@@ -328,9 +333,13 @@ class ChatScreen(Orders):
         self._load_late()
 
     def _load_late(self) -> None:
-        """The model was not there before, and now it answers."""
-        if self.info is None and not self.awaited and not self.exchanging:
+        """The model was not there before, and now it answers; or a server has loaded it for this answer."""
+        if self.awaited or self.exchanging:
+            return
+        if self.info is None:
             self.load()
+        elif self.doors.is_server:
+            self.see_again()
 
     def _measured_now(self, message: Measured) -> None:
         streaming = self.client.health.streaming

@@ -58,6 +58,7 @@ class Sights(Screen[None]):
         self._ticking: Timer | None = None
 
     def loaded(self, info: ModelInfo) -> None: ...
+    def known(self, info: ModelInfo) -> None: ...
     def complain(self, text: str) -> None: ...
     def say(self, text: str, error: bool = False) -> None: ...
     def give_back(self, text: str) -> None: ...
@@ -164,10 +165,26 @@ class Sights(Screen[None]):
             return
         self._stop_ticking()
         self.load_error = None
+        self._show_known(info)
+        self.loaded(info)
+
+    def _show_known(self, info: ModelInfo) -> None:
         self.info = info
         self.say_model()
-        self.query_one(Welcome).loaded(info)
-        self.loaded(info)
+        for welcome in self.query(Welcome):  # there is none any more when the app ends
+            welcome.loaded(info)
+
+    @work(group="load", exclusive=True, exit_on_error=False)
+    async def see_again(self) -> None:
+        """A server knows more of a model that it has loaded for an answer, and may have another one."""
+        before, info = self.info, await self.client.info()
+        if before is None or info == before:
+            return
+        self._show_known(info)
+        if info.id == before.id:
+            self.known(info)
+        else:
+            self.loaded(info)
 
     def _show_progress(self) -> None:
         for welcome in self.query(Welcome):
