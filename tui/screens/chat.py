@@ -108,7 +108,8 @@ class ChatScreen(Orders):
 
     def loaded(self, info: ModelInfo) -> None:
         """There is a model now."""
-        self._facts = Facts(model=info.id, used=self._used, reasons=self._facts.reasons)
+        before = self._facts
+        self._facts = Facts(model=info.id, used=self._used, reasons=before.reasons, told=before.told)
         self.known(info)
 
     def known(self, info: ModelInfo) -> None:
