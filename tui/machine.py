@@ -71,7 +71,7 @@ async def look(facts: Facts, client: ChatClient) -> None:
 
 
 def _note_threads(facts: Facts, before: EngineState, now: EngineState) -> None:
-    """The engine gives no reason where one kind of passes follows another kind, or goes back to what it had."""
+    """The engine gives no reason where passes of one kind follow those of another, or go back."""
     for what, n in now.threads.items():
         if n != (was := before.threads.get(what, n)):
             facts.note(f"{what}: {counted(n, 'thread')} instead of {was}")

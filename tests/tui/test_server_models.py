@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from hetrun.cli.chat import doors_of_server
+from hetrun.client import http_client
 from hetrun.client.engine_client import LocalClient
+from hetrun.client.events import ModelInfo
 from hetrun.client.http_client import RemoteClient
-from hetrun.client.interface import ChatClient
+from hetrun.client.interface import ChatClient, Health
 from hetrun.client.model_catalog import Found
 from hetrun.client.model_pool import Shelf
 from hetrun.config import Settings
@@ -24,12 +29,30 @@ from tests.tui.driver import Driver
 PANES = (140, 45)  # the machine is shown
 
 
+class Gated(LocalClient):
+    """Is loaded when the gate is open."""
+
+    def __init__(self, engine: FakeEngine, gate: asyncio.Event) -> None:
+        super().__init__(engine)
+        self._gate = gate
+
+    @property
+    def health(self) -> Health:
+        return super().health if self._gate.is_set() else Health("loading", 0.5)
+
+    async def info(self) -> ModelInfo:
+        await self._gate.wait()
+        return await super().info()
+
+
 class Server:
     """A shelf of scripted engines, each with a context of its own, which a test may change between loads."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.contexts = {name: 1000 * (n + 1) for n, name in enumerate(names)}
         self.loads: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
         found = [Found(name, Path(f"/models/{name}.gguf"), 1 << 20) for name in names]
         self.shelf = Shelf(found, self._start)
 
@@ -37,7 +60,7 @@ class Server:
         self.loads.append(found.name)
         fake = FakeEngine()
         fake.info = replace(INFO, path=str(found.path), context=self.contexts[found.name])
-        return LocalClient(fake)
+        return Gated(fake, self.gate)
 
 
 @asynccontextmanager
@@ -112,3 +135,21 @@ async def test_a_server_that_was_started_again_with_another_model(tmp_path: Path
             await shows(chat, "z", 1000)
     finally:
         await running.__aexit__(None, None, None)
+
+
+async def test_a_load_is_told_while_it_lasts_without_a_percentage_that_no_server_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "PATIENCE_S", 0.0)
+    server = Server(("a", "b"))
+    server.gate.clear()
+    async with serving(server, tmp_path / "s"), chat_over(tmp_path / "s") as chat:
+        await chat.send("say hello")
+        await chat.until(lambda: "… loading the model\n" in f"{chat.shown}\n")
+        server.gate.set()
+        await chat.answered()
+        server.gate.clear()
+        await chat.command("/model b")
+        await chat.until(lambda: chat.status[0] == "loading")
+        server.gate.set()
+        await chat.until(lambda: chat.status[0] == "b")

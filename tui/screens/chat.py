@@ -22,7 +22,7 @@ from hetrun.tui.host import Doors
 from hetrun.tui.machine import Facts, look
 from hetrun.tui.messages import Measured, Sent
 from hetrun.tui.screens.actions import Orders
-from hetrun.tui.screens.navigation import EXCHANGING
+from hetrun.tui.screens.navigation import EXCHANGING, percent
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.streaming import Answering
 from hetrun.tui.transcript.turn import Entry
@@ -371,7 +371,7 @@ class ChatScreen(Orders):
         entry, health = self.answering.entry if self.answering else None, self.client.health
         if entry is None or entry.text:
             return
-        doing = f"loading the model, {100 * health.progress:.0f} %" if health.status == "loading" else ""
+        doing = f"loading the model{percent(health.progress, ', ')}" if health.status == "loading" else ""
         if doing != entry.doing:
             entry.doing = doing
             self._draw(entry)

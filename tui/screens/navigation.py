@@ -36,6 +36,11 @@ ANOTHER = "another"  # all other names are whole paths
 WHICH = "a .gguf file, a folder, ollama:NAME, or hf:user/repo:TYPE, which is downloaded"
 
 
+def percent(part: float, before: str) -> str:
+    """How far it has come, after this; nothing where it has not begun, or a server does not say."""
+    return f"{before}{100 * part:.0f} %" if part else ""
+
+
 class Sights(Screen[None]):
     """The part of the chat screen that looks at the engine and changes it."""
 
@@ -199,7 +204,7 @@ class Sights(Screen[None]):
     def say_model(self, what: str = "") -> None:
         """What runs, or what else there is to say of it."""
         for line in self.query(StatusLine):
-            coming = f"loading {100 * self.client.progress:.0f} %" if self.awaited else "no model"
+            coming = f"loading{percent(self.client.progress, ' ')}" if self.awaited else "no model"
             line.say(what or (self.info.id if self.info else coming))
 
     # --- another engine
