@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from textual.widgets import Static
 
 from hetrun.cli.chat import doors_of_server
 from hetrun.client import http_client
@@ -95,6 +96,8 @@ async def test_a_model_that_the_first_message_loads_is_known_then(tmp_path: Path
     server = Server(("a", "b"))
     async with serving(server, tmp_path / "s"), chat_over(tmp_path / "s") as chat:
         assert server.loads == []  # to look at it loads nothing
+        detail = str(chat.screen.query_one("Welcome .detail", Static).content)
+        assert detail == f"at unix:{tmp_path / 's'}\nchat template: the server"  # and no zeros
         await chat.exchange("say hello")
         await shows(chat, "a", 1000)
         assert "cache hits" in pane(chat)  # what was measured of the first answer stays
