@@ -479,5 +479,14 @@ async def test_an_old_reason_is_not_told_again_after_what_the_user_changed() -> 
     engine.close()
 
 
+@pytest.mark.parametrize("size", [(60, 15), (80, 24)])
+async def test_lines_of_the_help_are_not_broken_again(engine: FakeEngine, size: tuple[int, int]) -> None:
+    async with chatting(engine, size=size) as chat:
+        await chat.press("f1")
+        await chat.opened(HelpScreen)
+        text = chat.front.query_one(".body Static", Static)
+        await chat.until(lambda: text.size.height == str(text.content).count("\n") + 1)
+
+
 def _state(state: EngineState, question: object) -> object:
     return state if isinstance(question, State) else (LayerPlace("blk.0", 1, 0, 0, {"a": 1}, {"a": 1}),)

@@ -90,7 +90,7 @@ class Sights(Screen[None]):
             self.app.post_message(Failed(message.worker.error))
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen())
+        self.app.push_screen(HelpScreen(self.app.size.width))
 
     @work(group="dialog", exit_on_error=False)
     async def action_settings(self) -> None:
