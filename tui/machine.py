@@ -13,6 +13,7 @@ from hetrun.client.interface import ChatClient
 from hetrun.client.queries import EngineState, LayerPlace, Layers, State
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
+from hetrun.system.units import counted
 
 # One colour for a backend wherever it is named; a terminal's theme says what they look like.
 COLOURS = ("$success", "$primary", "$warning", "$accent", "$secondary", "$error")
@@ -42,6 +43,7 @@ class Facts:
     cached: int = 0  # tokens of the last prompt that were not computed again
     prompt: int = 0  # and all of them
     reasons: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=MOST_REASONS))  # time, why
+    told: str = ""  # the newest of them that the engine gave
     why_not: str = ""  # nothing is known, and why
 
     def note(self, reason: str) -> None:
@@ -56,13 +58,23 @@ async def look(facts: Facts, client: ChatClient) -> None:
         before = facts.state
         if before is None or state.reason != before.reason or state.streaming:
             facts.layers = await client.ask(Layers())
-        if state.reason and (not facts.reasons or facts.reasons[-1][1] != state.reason):
+        if state.reason and state.reason != facts.told:
             facts.note(state.reason)
+            facts.told = state.reason
+        elif before is not None and state.reason == before.reason:
+            _note_threads(facts, before, state)
         if before is not None:
             _note_rates(facts, before, state)
         facts.state, facts.why_not = state, ""
     except HetrunError as error:
         facts.why_not = str(error)
+
+
+def _note_threads(facts: Facts, before: EngineState, now: EngineState) -> None:
+    """The engine gives no reason where passes of one kind follow those of another, or go back."""
+    for what, n in now.threads.items():
+        if n != (was := before.threads.get(what, n)):
+            facts.note(f"{what}: {counted(n, 'thread')} instead of {was}")
 
 
 def _note_rates(facts: Facts, before: EngineState, now: EngineState) -> None:

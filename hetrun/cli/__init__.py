@@ -75,7 +75,14 @@ def exit_code(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try once more, and complain
         return WRONG_INPUT
     except Exception as e:
+        if _came_of_ctrl_c(e):
+            return STOPPED
         return _our_fault(e, verbose="-v" in arguments or "--verbose" in arguments)
+
+
+def _came_of_ctrl_c(error: Exception) -> bool:
+    """Python 3.11 makes a RuntimeError of one that comes while a class is made, as on imports."""
+    return isinstance(error.__cause__ or error.__context__, KeyboardInterrupt)
 
 
 class Remarks(logging.Handler):

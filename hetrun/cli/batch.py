@@ -83,7 +83,7 @@ def run_file(
     with reading(files.source) as lines, writing(files) as (output, held):
         ends = Ends(lines, output, Done(output if files.resume else None), held)
         try:
-            tally = asyncio.run(_until_told(_run(settings, files, ends, dict(sampling), raw)))
+            tally = asyncio.run(until_told(_run(settings, files, ends, dict(sampling), raw)))
         except StaysFull as full:
             say(str(full))
             return SOME_FAILED
@@ -99,10 +99,21 @@ def run_file(
     return SOME_FAILED if tally.failed else 0
 
 
-async def _until_told(work: Coroutine[object, object, T]) -> T:
-    """The work's result; SIGTERM ends it as Ctrl-C does."""
-    task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+async def until_told(work: Coroutine[object, object, T]) -> T:
+    """The work's result; Ctrl-C and SIGTERM end it.
+
+    As callbacks of the loop: asyncio's own handler for Ctrl-C cancels in the midst of whatever runs, also
+    between a look whether a future is done and its result, which is an InvalidStateError then.
+    """
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+
+    def stop() -> None:
+        task.cancel()
+        loop.remove_signal_handler(signal.SIGINT)  # a second one ends at once
+
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as of a job in the background
+        loop.add_signal_handler(signal.SIGINT, stop)
     return await task
 
 

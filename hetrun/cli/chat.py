@@ -64,7 +64,7 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
     from hetrun.tui.host import Doors, Offered
 
     if settings.url is not None:
-        return _doors_of_server(settings, settings.url)
+        return doors_of_server(settings, settings.url)
 
     def reopen(changes: Mapping[str, object], tell: Tell) -> Opening:
         return partial(WorkerClient, changed(settings, changes, tell), log=log)
@@ -79,7 +79,8 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
     return Doors(reopen, models)
 
 
-def _doors_of_server(settings: Settings, url: str) -> Doors:
+def doors_of_server(settings: Settings, url: str) -> Doors:
+    """Other models of a server."""
     from hetrun.cli.output import size
     from hetrun.client.http_client import RemoteClient
     from hetrun.tui.host import Doors, Offered

@@ -85,6 +85,7 @@ class RemoteClient:
         self.is_guess = False  # of several models none was named, and none is loaded
         self._health = Health("loading", 0.0)
         self._info: ModelInfo | None = None
+        self._is_old = False  # an answer was asked for since `_info` was read, and may have had it loaded
 
     @property
     def progress(self) -> float:
@@ -95,7 +96,14 @@ class RemoteClient:
         return self._health
 
     async def info(self) -> ModelInfo:
-        """Waits while the server loads its model."""
+        """Waits while the server loads its model. After an answer it is the model that gave it."""
+        info = await self._known()
+        if self._is_old:
+            with suppress(HetrunError):  # what was known before is better than an error
+                return await self._seen_again(info)
+        return info
+
+    async def _known(self) -> ModelInfo:
         while self._info is None:
             status, said = await self._json("GET", "/health")
             if status == 503 and said.get("status") == "loading":
@@ -139,6 +147,18 @@ class RemoteClient:
             chosen = next((model for model in await self._listed() if model["id"] == self._model), chosen)
         return info_of(chosen, self._where.url)
 
+    async def _seen_again(self, before: ModelInfo) -> ModelInfo:
+        """The model as the server has it now, which is not asked to load it for that."""
+        known = await self._listed()
+        # A server of one model answers whatever it is called, also if it was started again with another one.
+        found = next((model for model in known if model["id"] == self._model or len(known) == 1), None)
+        if found is None or status_of(found) in COLD:
+            return before
+        self._model, self._several = found["id"], len(known) > 1
+        self._info = info_of(found, self._where.url)
+        self._is_old = self.is_guess = False
+        return self._info
+
     async def _load(self) -> None:
         """Have the server load the model, of which it knows little before."""
         self._say_loading()
@@ -174,7 +194,8 @@ class RemoteClient:
             yield Event("error", error=error)
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        await self.info()
+        await self._known()
+        self._is_old = True
         path, body = asked_for(request, self.model)
         if request.echo:
             status, said = await self._json("POST", path, body, limit_s=None)
@@ -201,8 +222,6 @@ class RemoteClient:
                     count += 1
                     first = first or monotonic()
                     yield Event("token", piece.text, logprob=piece.logprob)
-        if self.is_guess:  # it is loaded by now, and more is known of it
-            self._info, self.is_guess = None, False
         if "finish_reason" not in end:
             raise Broken(f"{self._where.url} broke off in the middle of its answer; ask again")
         yield last_of(end, count, begun, first, monotonic(), thinking)
@@ -227,7 +246,7 @@ class RemoteClient:
         return cast(A, await self._answer(question))
 
     async def _answer(self, question: Question[Any]) -> object:
-        info = await self.info()
+        info = await self._known()
         match question:
             case Tokenize(text, add_special, parse_special):
                 body = {"content": text, "add_special": add_special, "parse_special": parse_special}

@@ -47,8 +47,8 @@ class OnDemand:
         self.users = 0
         self.unused = asyncio.Event()
         self.unused.set()
+        self.known: ModelInfo | None = None  # what was seen when it was loaded last
         self._shelf = shelf
-        self._info: ModelInfo | None = None
 
     @property
     def need(self) -> int:
@@ -73,23 +73,17 @@ class OnDemand:
     def health(self) -> Health:
         return self.client.health if self.client else Health("ok")
 
-    @property
-    def known(self) -> ModelInfo | None:
-        """What was seen when it was loaded last."""
-        return self._info
-
     def begin(self) -> None:
         """Load it now, before anybody asks for it; for one that is alone."""
         self._shelf.load(self)
 
     async def info(self) -> ModelInfo:
-        if self._info is None:
-            client = await self._shelf.lend(self)
-            try:
-                self._info = await client.info()
-            finally:
-                self._shelf.give_back(self)
-        return self._info
+        """Who only looks at what it was like before wakes nobody."""
+        if self.known is None:
+            await self._shelf.lend(self)
+            self._shelf.give_back(self)
+        assert self.known is not None  # seen by `lend`
+        return self.known
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         try:
@@ -203,7 +197,7 @@ class Shelf:
         model.unused.clear()
         model.used_at = monotonic()
         try:
-            await client.info()
+            model.known = await client.info()  # another one than before, perhaps: its share of memory may be
         except BaseException as error:
             self.give_back(model)
             if self.has_ended(error):

@@ -21,6 +21,7 @@ import hetrun
 from hetrun.backend import registry
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.cli import app as commands
+from hetrun.cli.exit_codes import STOPPED
 from hetrun.cli.progress import Row
 from hetrun.cli.reports import devices as reports
 from hetrun.client.events import Streaming
@@ -619,3 +620,19 @@ def wait_for(descriptor: int, text: bytes) -> None:
         more = read_terminal(descriptor)
         assert more, f"never saw {text!r} in {seen[-2000:]!r}"
         seen += more
+
+
+def test_ctrl_c_while_a_class_is_made_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stopped:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    def load(arguments: list[str]) -> int:
+        type("Made", (), {"member": Stopped()})  # as an Enum in a module that is imported
+        return 0
+
+    monkeypatch.setattr(commands, "run_command", load)
+    assert hetrun.cli.exit_code(["run", "hi"]) == STOPPED
+    assert capsys.readouterr().err == ""

@@ -459,5 +459,34 @@ async def test_going_back_to_an_earlier_plan_is_told() -> None:
     engine.close()
 
 
+async def test_threads_that_the_engine_gives_no_reason_for_are_told() -> None:
+    facts, engine = Facts(), FakeEngine()
+    state = engine.ask(State())
+    for decode in (1, 2, 2, 1):
+        with patch.object(FakeEngine, "ask", partial(_state, replace(state, threads={"decode": decode}))):
+            await look(facts, LocalClient(engine))
+    said = [why for _, why in facts.reasons]
+    assert said == [state.reason, "decode: 2 threads instead of 1", "decode: 1 thread instead of 2"]
+    engine.close()
+
+
+async def test_an_old_reason_is_not_told_again_after_what_the_user_changed() -> None:
+    facts, engine = Facts(), FakeEngine()
+    await look(facts, LocalClient(engine))
+    facts.note("you: ram 1GiB")
+    await look(facts, LocalClient(engine))
+    assert [why for _, why in facts.reasons] == ["two threads instead of one (9 ms -> 6 ms)", "you: ram 1GiB"]
+    engine.close()
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24)])
+async def test_lines_of_the_help_are_not_broken_again(engine: FakeEngine, size: tuple[int, int]) -> None:
+    async with chatting(engine, size=size) as chat:
+        await chat.press("f1")
+        await chat.opened(HelpScreen)
+        text = chat.front.query_one(".body Static", Static)
+        await chat.until(lambda: text.size.height == str(text.content).count("\n") + 1)
+
+
 def _state(state: EngineState, question: object) -> object:
     return state if isinstance(question, State) else (LayerPlace("blk.0", 1, 0, 0, {"a": 1}, {"a": 1}),)

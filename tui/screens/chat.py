@@ -22,7 +22,7 @@ from hetrun.tui.host import Doors
 from hetrun.tui.machine import Facts, look
 from hetrun.tui.messages import Measured, Sent
 from hetrun.tui.screens.actions import Orders
-from hetrun.tui.screens.navigation import EXCHANGING
+from hetrun.tui.screens.navigation import EXCHANGING, percent
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.streaming import Answering
 from hetrun.tui.transcript.turn import Entry
@@ -108,7 +108,13 @@ class ChatScreen(Orders):
 
     def loaded(self, info: ModelInfo) -> None:
         """There is a model now."""
-        self._facts = Facts(model=info.id, context=info.context, used=self._used, reasons=self._facts.reasons)
+        before = self._facts
+        self._facts = Facts(model=info.id, used=self._used, reasons=before.reasons, told=before.told)
+        self.known(info)
+
+    def known(self, info: ModelInfo) -> None:
+        """More is known of the model; what was measured of it stays."""
+        self._facts.context, self._facts.state = info.context, None  # its layers may lie elsewhere by now
         self._show_figures()
         self._look(at_once=True)
 
@@ -328,9 +334,13 @@ class ChatScreen(Orders):
         self._load_late()
 
     def _load_late(self) -> None:
-        """The model was not there before, and now it answers."""
-        if self.info is None and not self.awaited and not self.exchanging:
+        """The model was not there before, and now it answers; or a server has loaded it for this answer."""
+        if self.awaited or self.exchanging:
+            return
+        if self.info is None:
             self.load()
+        elif self.doors.is_server:
+            self.see_again()
 
     def _measured_now(self, message: Measured) -> None:
         streaming = self.client.health.streaming
@@ -361,7 +371,7 @@ class ChatScreen(Orders):
         entry, health = self.answering.entry if self.answering else None, self.client.health
         if entry is None or entry.text:
             return
-        doing = f"loading the model, {100 * health.progress:.0f} %" if health.status == "loading" else ""
+        doing = f"loading the model{percent(health.progress, ', ')}" if health.status == "loading" else ""
         if doing != entry.doing:
             entry.doing = doing
             self._draw(entry)

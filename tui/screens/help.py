@@ -11,6 +11,7 @@ from hetrun.tui.commands import COMMANDS
 from hetrun.tui.screens.dialogs import Read
 
 WIDTH = 44  # of what stands at the right: all of it has room in 80 columns
+LEFT, AROUND = 27, 9  # columns of the longest name, and of the dialog around the text
 KEYS = (
     ("Enter / Ctrl+J", "send / start a new line"),
     ("Escape", "stop the answer"),
@@ -75,20 +76,22 @@ MACHINE = (
 class HelpScreen(Read):
     """To read, and to close again."""
 
-    def __init__(self) -> None:
+    def __init__(self, columns: int) -> None:
+        """`columns`: of the terminal."""
         commands = [(f"/{c.name} {c.argument}".rstrip(), c.help) for c in COMMANDS]
+        width = max(min(WIDTH, columns - AROUND - LEFT), 10)
         parts = [
-            *_table("Keys", KEYS),
-            *_table("Commands", commands),
-            *_table("Below answers", ANSWERS),
-            *_table("The machine, at the right", MACHINE),
+            *_table("Keys", KEYS, width),
+            *_table("Commands", commands, width),
+            *_table("Below answers", ANSWERS, width),
+            *_table("The machine, at the right", MACHINE, width),
         ]
         super().__init__("hetrun chat", Content("\n").join(parts))
 
 
-def _table(title: str, rows: Iterable[tuple[str, str]]) -> list[Content]:
+def _table(title: str, rows: Iterable[tuple[str, str]], width: int) -> list[Content]:
     lines = [Content.styled(title, "bold")]
     for name, what in rows:
-        for i, line in enumerate(wrap(what, WIDTH)):
+        for i, line in enumerate(wrap(what, width)):
             lines.append(Content.assemble((f"  {'' if i else name:<22} ", "$primary"), line))
     return [*lines, Content("")]

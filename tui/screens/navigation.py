@@ -36,6 +36,11 @@ ANOTHER = "another"  # all other names are whole paths
 WHICH = "a .gguf file, a folder, ollama:NAME, or hf:user/repo:TYPE, which is downloaded"
 
 
+def percent(part: float, before: str) -> str:
+    """How far it has come, after this; nothing where it has not begun, or a server does not say."""
+    return f"{before}{100 * part:.0f} %" if part else ""
+
+
 class Sights(Screen[None]):
     """The part of the chat screen that looks at the engine and changes it."""
 
@@ -58,6 +63,7 @@ class Sights(Screen[None]):
         self._ticking: Timer | None = None
 
     def loaded(self, info: ModelInfo) -> None: ...
+    def known(self, info: ModelInfo) -> None: ...
     def complain(self, text: str) -> None: ...
     def say(self, text: str, error: bool = False) -> None: ...
     def give_back(self, text: str) -> None: ...
@@ -84,7 +90,7 @@ class Sights(Screen[None]):
             self.app.post_message(Failed(message.worker.error))
 
     def action_help(self) -> None:
-        self.app.push_screen(HelpScreen())
+        self.app.push_screen(HelpScreen(self.app.size.width))
 
     @work(group="dialog", exit_on_error=False)
     async def action_settings(self) -> None:
@@ -164,10 +170,26 @@ class Sights(Screen[None]):
             return
         self._stop_ticking()
         self.load_error = None
+        self._show_known(info)
+        self.loaded(info)
+
+    def _show_known(self, info: ModelInfo) -> None:
         self.info = info
         self.say_model()
-        self.query_one(Welcome).loaded(info)
-        self.loaded(info)
+        for welcome in self.query(Welcome):  # there is none any more when the app ends
+            welcome.loaded(info)
+
+    @work(group="load", exclusive=True, exit_on_error=False)
+    async def see_again(self) -> None:
+        """A server knows more of a model that it has loaded for an answer, and may have another one."""
+        before, info = self.info, await self.client.info()
+        if before is None or info == before:
+            return
+        self._show_known(info)
+        if info.id == before.id:
+            self.known(info)
+        else:
+            self.loaded(info)
 
     def _show_progress(self) -> None:
         for welcome in self.query(Welcome):
@@ -182,7 +204,7 @@ class Sights(Screen[None]):
     def say_model(self, what: str = "") -> None:
         """What runs, or what else there is to say of it."""
         for line in self.query(StatusLine):
-            coming = f"loading {100 * self.client.progress:.0f} %" if self.awaited else "no model"
+            coming = f"loading{percent(self.client.progress, ' ')}" if self.awaited else "no model"
             line.say(what or (self.info.id if self.info else coming))
 
     # --- another engine

@@ -37,11 +37,15 @@ class Welcome(Vertical):
     def loaded(self, info: ModelInfo) -> None:
         self._bar.display = False
         self._title.update(visible(info.id))
-        size = f"{_count(info.parameters)} parameters in {_bytes(info.file_bytes)}"
-        self._detail.update(
-            f"{info.architecture} · {size} · {info.context} tokens of context\n"
-            f"chat template: {visible(info.template_origin)}"
-        )
+        self._detail.update(f"{' · '.join(_known(info))}\nchat template: {visible(info.template_origin)}")
+
+
+def _known(info: ModelInfo) -> list[str]:
+    """What is known of a model; a server says little of one that it has not loaded."""
+    size = f"{_count(info.parameters)} parameters" if info.parameters else ""
+    size += " in " * bool(size and info.file_bytes) + (_bytes(info.file_bytes) if info.file_bytes else "")
+    context = f"{info.context} tokens of context" if info.context else ""
+    return [part for part in (visible(info.architecture), size, context) if part]
 
 
 def _count(n: int) -> str:
