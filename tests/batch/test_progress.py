@@ -203,6 +203,14 @@ def test_who_stops_a_batch_is_told_what_is_done_and_how_to_go_on() -> None:
     assert stopped_in_words(out, False, Tally(read=5, complete=True), 0) == said
 
 
+def read_terminal(descriptor: int) -> bytes:
+    """What is there next; nothing once all is read and nobody has the other side open."""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:
+        return b""
+
+
 def test_a_remark_stands_in_a_line_of_its_own_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
@@ -220,8 +228,7 @@ def test_a_remark_stands_in_a_line_of_its_own_above_the_bar(monkeypatch: pytest.
         finally:
             logging.getLogger("hetrun").removeHandler(cli.REMARKS)
             cli.REMARKS.said.discard("the disk is full")
-        stderr.flush()
-        text = os.read(ours, 1 << 16).decode()
+    text = b"".join(iter(lambda: read_terminal(ours), b"")).decode()
     os.close(ours)
     # What the terminal was told between the bar and the remark takes the bar's line away.
     (before, after) = text.split("hetrun: the disk is full")
