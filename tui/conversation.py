@@ -19,7 +19,7 @@ LINGER_S = 0.04  # tokens come together within a frame: each message costs the e
 UNFINISHED = "broken off"  # of an answer that was kept while it was written, and nothing came after it
 MOST_ATTACHED = 1 << 20  # bytes of a file; far more than any context holds
 FULL = "stopped: the context is full. Ctrl+N begins a new conversation, F4 shows what a longer one would take"
-LIMITED = "stopped at the limit of {n} tokens an answer: -n, or /set max_tokens, is another one"
+LIMITED = "stopped at the limit of {n} tokens: -n or /set max_tokens changes it"
 
 
 class Talk:

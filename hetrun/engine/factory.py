@@ -37,7 +37,7 @@ from hetrun.text.chat.tool_prompt import needs_telling, told
 from hetrun.text.tokenizer import Tokenizer, open_vocabulary
 from hetrun.text.tool_parsers.formats import family
 
-NOT_SAVED = "a library runs this model as a whole, and its keys and values cannot be read"
+NOT_SAVED = "this model runs through libllama, and its keys and values cannot be read"
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def draft_model(path: Path, options: Options, tokenizer: Tokenizer | None) -> Dr
         raise UserError(f"{path} cannot be the draft model: both models need a vocabulary, to be compared")
     try:
         if own.pieces() != tokenizer.pieces():
-            raise UserError(f"{path} cannot be the draft model: its vocabulary is another one")
+            raise UserError(f"{path} cannot be the draft model: its vocabulary is different")
         n_tokens = own.n_tokens
     finally:
         own.close()
@@ -176,8 +176,8 @@ def bad_weights(source: ModelSource) -> UserError:
     from hetrun.loader.weight_check import first_bad_value  # on use: it reads the whole file
 
     too_large = (
-        "every weight is finite, but the results are no numbers: weights so large that they overflow; "
-        "get or convert it again (and if another program can run it, please report that)"
+        "every weight is finite, but the results are not numbers: some weights are so large that they "
+        "overflow; download or convert the model again (and if another program can run it, please report it)"
     )
     try:
         return first_bad_value(source) or ModelFileError(source.path, too_large)

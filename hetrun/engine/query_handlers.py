@@ -127,8 +127,8 @@ def parts(text: str, cuts_at_spaces: bool) -> Iterator[str]:
         end = space.start() if space else len(text)
         if end - at > MOST_PART:
             raise OptionError(
-                f"{end - at} characters would have to be cut into tokens in one go, while others wait, and "
-                f"hetrun cuts up to {MOST_PART} so: send less at a time"
+                f"{end - at} characters would have to be tokenised at once, while other requests "
+                f"wait; the limit is {MOST_PART}: send less at a time"
             )
         yield text[at:end]
         if space is None:

@@ -32,7 +32,7 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
     _check_forced(asked.request.forced, model.n_vocab)
     pooling = asked.request.pooling
     if pooling and not model.width:
-        raise OptionError("this model gives no embeddings: a library runs it as a whole")
+        raise OptionError("embeddings are not available for this model: it runs through libllama")
     check_length(loaded.limits, asked.request, len(tokens))
     room, most = model.context - len(tokens), asked.request.most_tokens
     return Running(

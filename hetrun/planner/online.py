@@ -376,9 +376,7 @@ class OnlinePlanner:
         for i, (unit, backend) in enumerate(zip(self.units, placed.backends, strict=True)):
             if backend != main:
                 here, there = chain.times[i][backend], chain.times[i].get(main)
-                than = (
-                    f", {ms(there)} on {main}" if there is not None else f"; of {main} nothing was measured"
-                )
+                than = f", {ms(there)} on {main}" if there is not None else f"; {main} was not measured"
                 than = than if main in self.costs.able[i] else f"; {main} cannot"
                 found.append(Placement(unit.scope, backend, f"{ms(here)}{than}"))
         return tuple(found)
@@ -390,7 +388,7 @@ class OnlinePlanner:
         if placed.given:
             why += f", {ms(placed.given)} of them for closer results"
         if not alone:
-            return f"{why}; nothing else can run all of it, or was measured"
+            return f"{why}; no other backend can run all of it, or was measured"
         backend = min(alone, key=lambda b: alone[b])
         return f"{why}, {ms(alone[backend])} on {backend}"
 

@@ -99,7 +99,7 @@ def test_a_text_cut_in_parts_has_the_tokens_of_the_whole() -> None:
             for special in (True, False):
                 whole = llm.call(lambda loaded, s=special, t=text: loaded.tokenizer.encode_as(t, False, s))  # type: ignore[misc]
                 assert llm.ask(Tokenize(text, add_special=False, parse_special=special)) == whole
-        with pytest.raises(OptionError, match="would have to be cut into tokens in one go"):
+        with pytest.raises(OptionError, match="would have to be tokenised at once"):
             llm.ask(Tokenize("x" * (MOST_PART + PART + 1)))
 
 

@@ -152,7 +152,7 @@ def test_what_is_refused(open_engine: Open) -> None:
     assert vector(embed(engine, "abcd"))[2] == 2.5
     without = embed(open_engine(FakeModel(SCRIPTS, width=0)), "a").wait().last.error
     assert isinstance(without, OptionError)
-    assert "gives no embeddings" in str(without)
+    assert "embeddings are not available" in str(without)
 
 
 def test_hidden_states_that_are_no_numbers(open_engine: Open) -> None:

@@ -160,7 +160,7 @@ def test_a_file_without_a_folder_is_refused_before_anything_is_loaded(tmp_path: 
 
 
 def test_what_a_library_runs_as_a_whole_cannot_be_saved(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="prompts cannot be saved: a library runs this model as a whole"):
+    with pytest.raises(OptionError, match="prompts cannot be saved: this model runs through libllama"):
         factory.prompts_of(fake(FakeModel()))
     factory.remembering(None, tmp_path / "p")()
     assert os.listdir(tmp_path) == []

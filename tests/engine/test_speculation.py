@@ -378,5 +378,5 @@ def test_a_draft_model_that_cannot_be_one(tmp_path: Path, monkeypatch: pytest.Mo
         LocalModel(file, spec=f"draft:{tmp_path / 'none.gguf'}")
     vocabularies = count()
     monkeypatch.setattr(Tokenizer, "pieces", lambda _: [b"%d" % next(vocabularies)])
-    with pytest.raises(UserError, match="cannot be the draft model: its vocabulary is another one"):
+    with pytest.raises(UserError, match="cannot be the draft model: its vocabulary is different"):
         LocalModel(file, spec=f"draft:{file}")

@@ -180,7 +180,7 @@ async def test_a_model_that_gives_none(engine: FakeEngine, http: httpx.AsyncClie
     engine.info = type(INFO)(**{**{f: getattr(INFO, f) for f in INFO.__slots__}, "width": 0})
     response = await http.post(PATH, json={"input": "a"})
     assert response.status_code == 400
-    assert "gives no embeddings" in error_of(response)["message"]
+    assert "Embeddings are not available" in error_of(response)["message"]
 
 
 # --- among others

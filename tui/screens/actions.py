@@ -232,7 +232,7 @@ class Orders(Sights):
         found = self.talk.store.conversation(number)
         if found is None:
             return
-        choices = [Choice("no", "Keep it", "n"), Choice("yes", "Delete it", "y")]
+        choices = [Choice("no", "Keep it", "n"), Choice("yes", "Delete it for ever", "y")]
         if await self.app.push_screen_wait(Choose(f"Delete “{found.title}”?", choices)) != "yes":
             return
         if number == self.talk.number:

@@ -239,7 +239,7 @@ class Sights(Screen[None]):
     def _tell_brought(self, done: int, whole: int, what: str) -> None:
         """Called on another thread."""
         if self._unwanted.is_set():
-            raise UserError(f"{what} was given up; it goes on from here the next time")
+            raise UserError(f"{what} was cancelled; it continues from here the next time")
         if (now := f"{what}: {100 * done // max(whole, 1)} %") != self._brought:
             self._brought = now
             self.app.call_from_thread(self.say_model, now)

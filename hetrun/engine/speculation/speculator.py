@@ -165,6 +165,6 @@ class Speculating:
                 log.info(
                     "no speculation: several tokens at once would not give the same text as one by one"
                     if alike
-                    else "no speculation: a library runs this model as a whole"
+                    else "no speculation: this model runs through libllama"
                 )
         return self._most

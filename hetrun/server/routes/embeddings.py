@@ -87,7 +87,7 @@ def _order(body: fields.Body, info: ModelInfo, client: str) -> Order:
         message = f"encoding_format must be one of {', '.join(FORMATS)}"
         raise ApiError(message, "encoding_format", "invalid_value")
     if not info.width:
-        raise ApiError("This model gives no embeddings: a library runs it as a whole", "model")
+        raise ApiError("Embeddings are not available for this model: it runs through libllama", "model")
     dimensions = fields.count(body, "dimensions", 1, info.width) or info.width
     return Order(info, found, form == "base64", dimensions)
 
