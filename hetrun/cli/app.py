@@ -416,8 +416,9 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
 def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: bool) -> int:
     """Find what is wrong with models, files or folders, without loading them.
 
-    A byte that was changed in a weight shows in nothing but a checksum. --weights compares it for files in
-    the caches of Hugging Face and Ollama; of others it prints the sha256, to compare with the publisher's.
+    A changed byte in a weight shows in nothing but a checksum. --weights compares the checksums of files
+    that are in the cache of Hugging Face or Ollama. Of others it prints the sha256, to compare with the
+    publisher's.
     """
     from hetrun.cli.reports import check as tool
 
