@@ -453,8 +453,8 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
 def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: bool) -> int:
     """Check the files of models for errors, without loading them. MODEL is a file or a folder.
 
-    Only a checksum shows a changed byte in a weight. --weights compares it for files in
-    the caches of Hugging Face and Ollama; of others it prints the sha256, to compare with the publisher's.
+    Only a checksum shows a changed byte in a weight. --weights compares the checksums of files that are in
+    the cache of Hugging Face or Ollama. Of others it prints the sha256, to compare with the publisher's.
     """
     from hetrun.cli.reports import check as tool
 

@@ -18,6 +18,7 @@ from hetrun.executor.loading import memory_estimates
 from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
 from hetrun.memory import breakdown
+from hetrun.memory.ledger import kernel_figures
 from hetrun.tools import model_summary
 from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.gguf_writer import MetaValue, Tensor, write_model
@@ -112,7 +113,7 @@ def test_memory_by_context(run: Run, model: Path) -> None:
 
 def test_memory_is_what_plan_counts(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same process, and one full sequence."""
-    figures = memory_estimates.kernel_figures()
+    figures = kernel_figures()
     monkeypatch.setattr(memory_estimates, "kernel_figures", lambda: figures)
     settings = Settings.resolve(
         environ=None, model=str(model), ctx=8192, kv_type="f16", backends=["llamacpp"], planner="static"
