@@ -1,4 +1,4 @@
-"""ERNIE 4.5, the dense ones: llama whose heads are turned as they lie in its file."""
+"""ERNIE 4.5 (dense): llama, with heads that rope rotates as they lie in its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 with a mixture: chosen by a bias that does not count in the result, beside shared experts."""
+"""ERNIE 4.5 (mixture of experts): a bias chooses experts and does not count in the result; shared experts."""
 
 from __future__ import annotations
 

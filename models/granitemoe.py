@@ -1,4 +1,4 @@
-"""Granite with a mixture of experts, and with or without an expert that all rows share."""
+"""Granite (mixture of experts), with or without a shared expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LFM2 with a mixture of experts in most layers."""
+"""LFM2 (mixture of experts in most layers)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama, Mistral, Mixtral, SmolLM and TinyLlama: what GGUF calls llama."""
+"""Llama, Mistral, Mixtral, SmolLM and TinyLlama: models that GGUF calls llama."""
 
 from __future__ import annotations
 

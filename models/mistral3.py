@@ -1,4 +1,4 @@
-"""Ministral 3, Devstral and other Mistrals: llama, whose queries grow with positions beyond training."""
+"""Ministral 3, Devstral and Mistral Small 3: llama, whose queries grow with positions beyond training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3.5, 3.6 and 3.8, the dense ones."""
+"""Qwen 3.5, 3.6 and 3.8 (dense)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3.5 and 3.6 with a mixture of experts in every layer, one of them shared by all tokens."""
+"""Qwen 3.5 and 3.6 (mixture of experts): in every layer, one of them shared by all tokens."""
 
 from __future__ import annotations
 

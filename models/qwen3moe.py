@@ -1,4 +1,4 @@
-"""Qwen 3 with a mixture of experts in its layers, or in most of them."""
+"""Qwen 3 (mixture of experts): in all layers or in most of them."""
 
 from __future__ import annotations
 

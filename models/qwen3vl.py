@@ -1,4 +1,4 @@
-"""Qwen 3 VL's language model: Qwen 3, whose tokens may have positions in height and width."""
+"""Qwen 3 VL (language model): Qwen 3, whose tokens may have positions in height and width."""
 
 from __future__ import annotations
 

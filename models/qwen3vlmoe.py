@@ -1,4 +1,4 @@
-"""Qwen 3 VL's language model with a mixture of experts."""
+"""Qwen 3 VL (language model, mixture of experts)."""
 
 from __future__ import annotations
 

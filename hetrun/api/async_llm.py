@@ -1,4 +1,4 @@
-"""`AsyncLLM`: the same for programs with an event loop."""
+"""`AsyncLLM`: `LLM` for asyncio."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ R = TypeVar("R")
 
 
 class AsyncLLM:
-    """A model in this process, for programs with an event loop.
+    """A model in this process, for asyncio.
 
         async with AsyncLLM("model.gguf", ram="4GiB") as llm:
             print((await llm.chat("Name three colours.", temperature=0)).text)
             async for chunk in llm.chat("Name three more.", stream=True):
                 print(chunk.text, end="")
 
-    Methods are those of `LLM`, with the same arguments, to be awaited; `stream`, and `chat` with stream=True,
-    are async generators. What is a property there is a method here. A task that is cancelled cancels its
+    It has the methods of `LLM`, with the same arguments, as coroutines. `stream`, and `chat` with
+    stream=True, are async generators. Properties of `LLM` are methods here. Cancelling a task cancels its
     requests.
 
-    The model loads beside the event loop, with `async with` or when it is first used. Arguments are those of
-    `LLM`; a mistake in them raises at once.
+    The model loads without blocking the event loop, with `async with` or when it is first used. Arguments are
+    those of `LLM`; invalid ones raise at once.
     """
 
     @with_options
@@ -101,7 +101,7 @@ class AsyncLLM:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
     ) -> AsyncGenerator[Event, None]:
-        """Continue one prompt, and give events as they come; see `LLM.stream`."""
+        """Continue one prompt and yield events as they arrive; see `LLM.stream`."""
         model = await self._opened()
         with in_python():
             request = prompt_request(prompt, sampling_params(model, params, sampling))
@@ -238,27 +238,27 @@ class AsyncLLM:
         return await self._aside(lambda model: model.stats)
 
     async def memory(self) -> Mapping[str, int]:
-        """What takes how much memory now, in bytes by name; also `limit` and `left`."""
+        """The memory in use, in bytes by kind; also `limit` and `left`."""
         return await self._aside(lambda model: model.memory)
 
     async def set_ram(self, ram: int | str) -> PlanSet:
-        """Use at most this much memory from now on; see `LLM.set_ram`."""
+        """Change the memory limit; see `LLM.set_ram`."""
         return await self._aside(lambda model: model.set_ram(ram))
 
     async def save_prompts(self, path: str | PathLike[str]) -> int:
-        """Write the prompts that were computed to a file; see `LLM.save_prompts`."""
+        """Write computed prompts to a file; see `LLM.save_prompts`."""
         return await self._aside(lambda model: model.save_prompts(path))
 
     async def load_prompts(self, path: str | PathLike[str]) -> int:
-        """Read prompts that were saved; see `LLM.load_prompts`."""
+        """Read saved prompts; see `LLM.load_prompts`."""
         return await self._aside(lambda model: model.load_prompts(path))
 
     async def close(self) -> None:
-        """Stop what runs and give the memory back; a model that still loads is waited for."""
+        """Stop running requests and free the memory; waits for a model that still loads."""
         self._closed = True
         if self._loading is None or os.getpid() != self._pid:
             return
-        with suppress(Exception):  # the caller that opened it has had the error
+        with suppress(Exception):  # its error was raised where the model was opened
             model = await asyncio.wrap_future(self._loading)
             await asyncio.to_thread(model.close)
 
@@ -287,16 +287,16 @@ class AsyncLLM:
             pool = ThreadPoolExecutor(1, "hetrun-load")
             self._loading = pool.submit(self._load)
             pool.shutdown(wait=False)
-        if os.getpid() != self._pid:  # a fork has no thread that goes on loading
+        if os.getpid() != self._pid:  # in a fork, no thread continues loading
             raise opened_elsewhere(self._pid)
         with in_python():
-            # A task that is cancelled meanwhile does not take the model from others.
+            # Cancelling this task doesn't stop others from getting the model.
             model = await asyncio.shield(asyncio.wrap_future(self._loading))
             model.check_open()
         return model
 
     async def _aside(self, work: Callable[[LocalModel], R]) -> R:
-        """What waits for the engine's thread, on a thread that may wait."""
+        """Call a blocking method on another thread."""
         model = await self._opened()
         with in_python():
             return await asyncio.to_thread(work, model)
@@ -317,7 +317,7 @@ async def _collected(model: LocalModel, requests: Sequence[GenerateRequest]) -> 
     over: asyncio.Queue[int] = asyncio.Queue()
 
     def when_over(number: int) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nothing waits
+        with suppress(RuntimeError):  # the loop is closed, and no task waits
             loop.call_soon_threadsafe(over.put_nowait, number)
 
     with Collector(model, requests, when_over) as collector:

@@ -1,4 +1,4 @@
-"""Chats: what is asked becomes a request, and the events of its answer become chunks and a completion."""
+"""Chats: messages become a request, and the events of its answer become chunks and a completion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Though
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """What a chat says of tools, in OpenAI's words."""
+    """A chat's options for tools, in OpenAI's terms."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
@@ -27,7 +27,7 @@ class ToolOptions:
 
 
 def chat_messages(messages: str | Sequence[Message]) -> tuple[dict[str, Any], ...]:
-    """The messages, checked; a text is a message of the user."""
+    """The checked messages; a string is one message from the user."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     return tuple(_with_known_role(i, message) for i, message in enumerate(checked_messages(messages)))
@@ -49,7 +49,7 @@ def chat_request(
     info: ModelInfo,
     settings: Settings,
 ) -> tuple[GenerateRequest, Reading]:
-    """What the engine is asked, and how its answer is read."""
+    """The engine's request, and the parser of its answer."""
     tools = read_tools(about_tools.tools, about_tools.tool_choice, parallel=about_tools.parallel)
     structure = params.structure
     if tools.all and structure and structure.kind != "json_schema":
@@ -83,7 +83,7 @@ class ChatReader:
         self._begun: tuple[str, list[str]] | None = None  # a call's name, and its arguments so far
 
     def read(self, event: Event) -> ChatChunk | None:
-        """What an event adds to the answer; None: nothing yet."""
+        """The event's addition to the answer; None: nothing yet."""
         self._events.append(event)
         pieces = self._reader.push(event.text, opened=bool(event.opened), last=event.kind == "done")
         chunk = self._chunk(pieces)
@@ -115,7 +115,7 @@ class ChatReader:
         return ChatChunk("".join(texts), "".join(reasoning), tuple(calls))
 
     def _complete(self) -> ToolCall:
-        """The call that has begun: nothing more of it comes."""
+        """The finished call."""
         assert self._begun is not None
         name, arguments = self._begun
         self._begun = None
@@ -124,7 +124,7 @@ class ChatReader:
 
     def _completion(self) -> Completion:
         whole = completion(self._events)
-        # An answer that was cut off says so, whatever calls it has.
+        # An answer that was cut off says so, even if it has calls.
         calls_end_it = whole.finish_reason == "stop" and self._calls
         reason: EndReason = "tool_calls" if calls_end_it else whole.finish_reason
         return replace(

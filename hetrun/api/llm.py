@@ -1,4 +1,4 @@
-"""`LLM`: a model in this process, as programs use it."""
+"""`LLM`: a model in this process."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ class LLM:
         with LLM("model.gguf", ram="4GiB") as llm:
             print(llm.chat("Name three colours.", temperature=0).text)
 
-    Methods may be called from any thread; requests that run at the same time are computed together. After
-    `os.fork()` only the process that opened the model can use it.
+    Any thread may call its methods; requests that run at the same time are computed together. After
+    `os.fork()`, only the process that opened the model can use it.
 
     model: a .gguf file, a folder with safetensors, `hf:user/repo`, or a name that `hetrun list` shows; the
-        demonstration model if nothing is named.
-    progress: is called with the part that is loaded, from 0 to 1; a notebook shows a bar without it.
-    eager: load now what otherwise comes with the first long prompt.
+        demonstration model by default.
+    progress: called with the loaded share, from 0 to 1; a notebook shows a bar without it.
+    eager: load everything now, instead of some of it with the first long prompt.
     options: those of the command line, with `_` for `-`: ctx, ram, threads, backends, kv_type, ...;
-        `help(LLM.__init__)` lists all of them. The environment (HETRUN_CTX) and the configuration file count
-        where nothing is given.
+        `help(LLM.__init__)` lists all of them. Options that are not given come from the environment
+        (HETRUN_CTX) and the configuration file.
     """
 
     @with_options
@@ -72,7 +72,7 @@ class LLM:
         eager: bool = False,
         **options: Unpack[ModelOptions],
     ) -> None:
-        """Load a model; UserError says what cannot be used, and what to do."""
+        """Load a model. Raises UserError, which says what to change, if that is impossible."""
         with in_python():
             settings = model_settings(model, options)
             self._model = LocalModel.of(settings, progress or loading_bar(), eager=eager)
@@ -85,12 +85,11 @@ class LLM:
         params: SamplingParams | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
-        """Continue one or several prompts, which run together; a list with one completion for each.
+        """Continue one or several prompts, which run together; returns a list with one completion for each.
 
         prompts: a text, a list of token ids, or a list of these. No chat template is applied.
-        params: how tokens are chosen.
-        sampling: fields of `SamplingParams` by themselves, such as temperature=0; beside `params` they change
-            a copy of it.
+        params: the sampling parameters.
+        sampling: single fields of `SamplingParams`, such as temperature=0; they override `params`.
         """
         with in_python():
             return self._model.generate(prompts, sampling_params(self._model, params, sampling))
@@ -98,7 +97,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
     ) -> Generator[Event, None, None]:
-        """Continue one prompt, and give events as they come: `event.text` is more of the answer.
+        """Continue one prompt and yield events as they arrive: `event.text` is more of the answer.
 
         The last event has the kind "done", with finish_reason, usage and timings. Leaving the loop stops the
         model. Arguments are those of `generate`.
@@ -154,18 +153,18 @@ class LLM:
     ) -> Completion | Generator[ChatChunk, None, None]:
         """Answer a conversation, through the model's chat template.
 
-        messages: `{"role": ..., "content": ...}` each, with the role system, user, assistant or tool; a text
-            is one message of the user. The `message` of a completion can be appended to them.
-        params: how tokens are chosen.
-        stream: give chunks as they come instead of one completion; leaving the loop stops the model.
+        messages: a list of `{"role": ..., "content": ...}` with the roles system, user, assistant and tool; a
+            string is one message from the user. The `message` of a completion can be appended to them.
+        params: the sampling parameters.
+        stream: yield chunks as they arrive instead of returning a completion; leaving the loop stops the
+            model.
         tools: functions that the model may call, as OpenAI has them:
             `{"type": "function", "function": {"name": ..., "description": ..., "parameters": SCHEMA}}`.
         tool_choice: "auto" (the model decides), "none", "required", or
             `{"type": "function", "function": {"name": ...}}` for one function.
-        parallel_tool_calls: whether an answer may hold several calls.
+        parallel_tool_calls: whether an answer may contain several calls.
         template_options: variables of the chat template, such as `{"enable_thinking": False}`.
-        sampling: fields of `SamplingParams` by themselves, such as temperature=0; beside `params` they change
-            a copy of it.
+        sampling: single fields of `SamplingParams`, such as temperature=0; they override `params`.
         """
         with in_python():
             about_tools = ToolOptions(tools, tool_choice, parallel_tool_calls)
@@ -187,9 +186,9 @@ class LLM:
         """Vectors for texts: float32 of the shape [number of texts, width], so (1, width) for one text.
 
         texts: a text, a list of token ids, or a list of these.
-        pooling: what becomes the vector: the "mean" of the hidden states, that of the "last" or of the first
-            token ("cls"); None: what the model's file says.
-        normalise: scale vectors to the length 1.
+        pooling: the "mean" of the hidden states, or that of the "last" or the first token ("cls"); None: as
+            the model's file says.
+        normalise: scale vectors to length 1.
         """
         with in_python():
             return self._model.embed(texts, pooling=pooling, normalise=normalise)
@@ -203,10 +202,10 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_options: Mapping[str, object] | None = None,
     ) -> str:
-        """The text that the model would see for these messages: what its chat template makes of them.
+        """The text that the model sees for these messages, rendered by its chat template.
 
-        messages, tools, template_options: as for `chat`; `{"add_generation_prompt": False}` among the options
-            leaves out the beginning of the answer.
+        messages, tools, template_options: as for `chat`; the option `{"add_generation_prompt": False}` leaves
+            out the beginning of the answer.
         """
         with in_python():
             return self._model.ask(Render(chat_messages(messages), render_options(tools, template_options)))
@@ -247,23 +246,23 @@ class LLM:
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """What takes how much memory now, in bytes by name; also `limit` and `left`."""
+        """The memory in use, in bytes by kind; also `limit` and `left`."""
         with in_python():
             return self._model.memory
 
     def set_ram(self, ram: int | str) -> PlanSet:
-        """Use at most this much memory from now on, and return what runs where then.
+        """Change the memory limit and return the new plan.
 
         ram: bytes, or a text such as "1.5GiB".
 
-        It happens between two steps; running answers go on. BudgetError says how much is needed at least, and
-        nothing has changed then.
+        The change happens between two steps; running answers continue. Raises BudgetError with the smallest
+        possible limit if it is too low; nothing has changed then.
         """
         with in_python():
             return self._model.set_ram(ram)
 
     def save_prompts(self, path: str | PathLike[str]) -> int:
-        """Write the prompts that were computed to a file, and return how many those were.
+        """Write computed prompts to a file and return their number.
 
         path: the file, for `load_prompts` or the option prompt_cache of another process.
         """
@@ -271,15 +270,15 @@ class LLM:
             return self._model.save_prompts(path)
 
     def load_prompts(self, path: str | PathLike[str]) -> int:
-        """Read prompts that were saved, and return how many those were.
+        """Read saved prompts and return their number.
 
-        path: the file. UserError if it is damaged, or of another model or other options.
+        path: the file. Raises UserError if it is damaged, or belongs to another model or other options.
         """
         with in_python():
             return self._model.load_prompts(path)
 
     def close(self) -> None:
-        """Stop what runs and give the memory back. In a fork this does nothing."""
+        """Stop running requests and free the memory. In a fork this does nothing."""
         self._model.close()
 
     def __enter__(self) -> LLM:
@@ -298,11 +297,11 @@ class LLM:
         raise TypeError(NOT_PICKLED.format(type(self).__name__))
 
 
-# --- what `AsyncLLM` shares
+# --- shared with `AsyncLLM`
 
 
 def model_settings(model: str | PathLike[str] | None, options: ModelOptions) -> Settings:
-    """The options of a model, looked up everywhere."""
+    """The options of a model, with the environment and the configuration file."""
     for name in options:
         if name in OPTIONS and name not in ModelOptions.__optional_keys__:
             flag = OPTIONS[name].flags[-1]
@@ -318,7 +317,7 @@ def loading_bar() -> Callable[[float], None] | None:
 def sampling_params(
     model: LocalModel, params: SamplingParams | None, keywords: SamplingKeywords
 ) -> SamplingParams:
-    """What was given, else the model's usual parameters, changed by keywords."""
+    """The given parameters, else the model's defaults, changed by keywords."""
     base = params or model.defaults
     return base.changed(keywords) if keywords else base
 
@@ -330,7 +329,7 @@ def asked(
     about_tools: ToolOptions,
     template_options: Mapping[str, object] | None,
 ) -> tuple[GenerateRequest, Reading]:
-    """A chat as a request to this model, and how the answer is read."""
+    """A chat as a request to this model, and the parser of its answer."""
     return chat_request(
         messages,
         params,
@@ -350,7 +349,7 @@ def render_options(
 
 
 def described(kind: str, model: LocalModel | None) -> str:
-    """How an object with a model shows itself."""
+    """The repr of an object with a model."""
     if model is None:
         return f"<{kind}, not loaded>"
     state = ", closed" if model.is_closed else ""

@@ -1,4 +1,4 @@
-"""`LocalModel`: a model in this process, over which `LLM`, the command line and workers stand."""
+"""`LocalModel`: a model in this process; `LLM`, the command line and workers are built on it."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class LocalModel:
         **options: object,
     ) -> None:
         """Options are those of the command line, with the same names: ctx, ram, threads, backends, ubatch,
-        kv_type, deterministic, plan, chat_template, temperature, ...; `progress` hears how much is loaded.
-        `eager` loads all that pays in the long run now, and not when the first long prompt comes."""
+        kv_type, deterministic, plan, chat_template, temperature, ...; `progress` is called with the loaded
+        share. `eager` loads everything that pays in the long run now, not with the first long prompt."""
         name = None if model is None else str(model)
         self._open(Settings.resolve(environ=None, model=name, **options), progress, eager=eager)
 
@@ -81,10 +81,10 @@ class LocalModel:
         most_waiting: int | None = None,
         first: GenerateRequest | None = None,
     ) -> LocalModel:
-        """The model of settings that were resolved already.
+        """The model of resolved settings.
 
-        `chatting` says that messages will come soon; `most_waiting` bounds the requests that wait. What is
-        wrong with the `first` request is raised before weights are read.
+        `chatting`: messages will follow soon. `most_waiting`: the limit on waiting requests. Errors in the
+        `first` request are raised before weights are read.
         """
         llm = cls.__new__(cls)
         llm._open(settings, progress, chatting, eager, most_waiting, first)
@@ -105,7 +105,7 @@ class LocalModel:
         with ExitStack() as undo:
             undo.callback(templates.close)
             if chatting:
-                templates.warm()  # a process begins while the model is loaded
+                templates.warm()  # its process starts while the model loads
             options = as_options(settings, eager)
             self._engine = Engine(
                 lambda: load(source, templates, settings, options, progress, most_waiting, first)
@@ -127,13 +127,13 @@ class LocalModel:
 
     @property
     def doing(self) -> Doing | None:
-        """What the engine thread is in the middle of; None while it waits. From any thread, at once."""
+        """The step being computed; None while the engine waits. Returns at once, on any thread."""
         return self._engine.doing
 
     @property
     def streaming(self) -> Streaming | None:
-        """What passes are like that read weights from disk, as of the last; None: all weights are in memory.
-        From any thread, at once."""
+        """Statistics of recent passes that read weights from disk; None: all weights are in memory. Returns
+        at once, on any thread."""
         return self._engine.streaming
 
     @property
@@ -151,25 +151,25 @@ class LocalModel:
     def embed(
         self, texts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalise: bool = True
     ) -> Floats:
-        """A vector for each text or list of token ids, float32 [n_texts, width]: of the hidden states of its
-        tokens the "mean", the "last" or the first ("cls"), where nothing is given what the model's file says;
-        of length 1 unless `normalise` is off."""
+        """A vector for each text or list of token ids, float32 [n_texts, width]: the "mean" of its tokens'
+        hidden states, or that of the "last" or the first token ("cls"); by default as the model's file says.
+        Its length is 1 unless `normalise` is off."""
         found = self.collect(self.embedding_requests(texts, pooling))
         return vectors(found, normalise)
 
     def embedding_requests(
         self, texts: Prompt | Sequence[Prompt], pooling: Pooling | None
     ) -> list[GenerateRequest]:
-        """What the engine is asked for vectors."""
+        """The engine's requests for vectors."""
         kind = self.info.pooling if pooling is None else pooling
         return [embedding_request(text, kind) for text in as_prompts(texts)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Event]:
-        """The events of one prompt as they come; leaving the loop stops the model."""
+        """The events of one prompt as they arrive; leaving the loop stops the model."""
         return self.stream_request(prompt_request(prompt, params or self.defaults))
 
     def stream_request(self, request: GenerateRequest) -> Iterator[Event]:
-        """The events of a request as they come; an error is raised."""
+        """The events of a request as they arrive; raises its error."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         hearing = heard(request, lambda: self.info)
         request_id = self.submit(request, events.put)
@@ -197,7 +197,7 @@ class LocalModel:
         self._engine.cancel(request_id)
 
     def logits(self, tokens: Sequence[int]) -> Floats:
-        """The logits behind each token, float32 [n_tokens, n_vocab]."""
+        """The logits after each token, float32 [n_tokens, n_vocab]."""
         return self.call(lambda loaded: all_logits(loaded, tokens))
 
     def tokenize(self, text: str) -> list[int]:
@@ -209,20 +209,20 @@ class LocalModel:
         return self.call(lambda loaded: tokenizer_of(loaded).decode(list(tokens)))
 
     def save_prompts(self, path: str | PathLike[str]) -> int:
-        """Write the prompts that were computed to a file, for `load_prompts` or --prompt-cache of another
-        process, and say how many those were."""
+        """Write computed prompts to a file, for `load_prompts` or --prompt-cache of another process, and
+        return their number."""
         return self.call(lambda loaded: prompts_of(loaded).save(Path(path)))
 
     def load_prompts(self, path: str | PathLike[str]) -> int:
-        """Read prompts that were saved, and say how many those were. UserError if it cannot be used: the file
-        of another model, of other options, or a damaged one."""
+        """Read saved prompts and return their number. Raises UserError if the file is damaged, or belongs to
+        another model or other options."""
         return self.call(lambda loaded: prompts_of(loaded).load(Path(path)))
 
     def set_ram(self, ram: int | str) -> PlanSet:
-        """Take at most so much memory from now on, as 1.5GiB or in bytes; what runs where then.
+        """Change the memory limit, given as 1.5GiB or in bytes; returns the new plan.
 
-        It happens between two steps, and no answer is lost by it. BudgetError says that what runs now needs
-        more, and how much; nothing has changed then.
+        The change happens between two steps, and no answer is lost. Raises BudgetError if running requests
+        need more; nothing has changed then.
         """
         nbytes = OPTIONS["ram"].parse(ram, "ram")
 
@@ -236,14 +236,14 @@ class LocalModel:
         return plans
 
     def foresee(self, changes: Mapping[str, object]) -> Foreseen:
-        """What other options would mean for memory and speed; nothing is changed."""
+        """Predict memory and speed for other options; changes nothing."""
         options = as_options(changed(self.settings, changes))
         source = open_model(model_path(self.settings))
         kv_type = self.settings.kv_type
 
         def look(loaded: Loaded) -> Foreseen:
             found, model = foresee(loaded.model, source, options, kv_type), loaded.model
-            # What was not named is decided anew each time, by what is free; but it was decided.
+            # Options that were not given depend on free memory, but have been decided by now.
             now = replace(found, context=model.context, threads=model.plans.plan(1).threads)
             return found if changes else now
 
@@ -251,18 +251,18 @@ class LocalModel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it answers no more."""
+        """Whether it is closed."""
         return self._engine.is_closed
 
     def check_open(self) -> None:
-        """Raise why it cannot be used: it was closed, or this process is a fork of the one that opened it."""
+        """Raise an error if it was closed, or if this process is a fork of the one that opened it."""
         self._engine.check_here()
         if self.is_closed:
             raise EngineStopped(CLOSED)
 
     @property
     def held(self) -> Held:
-        """What the engine has to do, and what it has done; from any thread, at once."""
+        """The engine's load and totals; returns at once, on any thread."""
         return self._engine.held
 
     @property
@@ -271,21 +271,21 @@ class LocalModel:
         return self._templates.template
 
     def ask(self, question: Question[A]) -> A:
-        """The answer to a question about the model that runs; waits for it."""
+        """The answer to a query about the running model; blocks until it is there."""
         self._engine.check_here()  # a fork shares the pipe to the process of templates, and must not use it
         return cast("A", answered(self, question))
 
     def aside(self, work: Callable[[Loaded], R]) -> R:
-        """Call a function that leaves the model alone on the engine thread, maybe in the middle of a pass."""
+        """Call a function that doesn't use the model on the engine thread, maybe in the middle of a pass."""
         return self._engine.call(work, aside=True)
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """What takes how much memory now, in bytes by name; `limit` and `left` as well."""
+        """The memory in use, in bytes by kind; also `limit` and `left`."""
         return self.call(lambda loaded: loaded.model.bill())
 
     def check_template(self) -> None:
-        """Raise what is wrong with the chat template, as far as it shows before there are messages."""
+        """Raise errors in the chat template that can be found without messages."""
         self._templates.check()
 
     def call(self, work: Callable[[Loaded], R]) -> R:
@@ -293,7 +293,7 @@ class LocalModel:
         return self._engine.call(work)
 
     def close(self) -> None:
-        """Stop the engine and give the memory back."""
+        """Stop the engine and free the memory."""
         self._templates.close()
         self._engine.close()
 
@@ -308,12 +308,12 @@ class LocalModel:
 
     @property
     def defaults(self) -> SamplingParams:
-        """How tokens are chosen where nothing else is said."""
+        """The default sampling parameters."""
         s = self.settings
         return SamplingParams(max_tokens=s.max_tokens, temperature=s.temperature, seed=s.seed)
 
     def collect(self, requests: Sequence[GenerateRequest]) -> list[list[Event]]:
-        """Run requests together, and return the events of each. An error of one ends all, and is raised."""
+        """Run requests together and return the events of each. An error of one ends all and is raised."""
         over: queue.SimpleQueue[int] = queue.SimpleQueue()
         with Collector(self, requests, over.put) as collector:
             for _ in requests:
@@ -322,15 +322,15 @@ class LocalModel:
 
 
 class Collector:
-    """Runs requests together and keeps their events; leaving it cancels what still runs.
+    """Runs requests together and keeps their events; leaving the context cancels unfinished ones.
 
-    The caller hears of the end of each request, not of each token: that would cost speed.
+    For speed, the caller is notified of the end of each request, not of each token.
     """
 
     def __init__(
         self, model: LocalModel, requests: Sequence[GenerateRequest], when_over: Callable[[int], None]
     ) -> None:
-        """`when_over` is called on the engine thread with the number of a request that has ended."""
+        """`when_over` is called on the engine thread with the index of a request that has ended."""
         self.events: list[list[Event]] = [[] for _ in requests]
         self._model, self._when_over = model, when_over
         self._ids: list[int] = []
@@ -347,7 +347,7 @@ class Collector:
             raise reason_of(last)
 
     def cancel(self) -> None:
-        """Stop what still runs."""
+        """Cancel unfinished requests."""
         for request_id in self._ids:
             self._model.cancel(request_id)
 
@@ -373,19 +373,19 @@ class Collector:
 
 
 def for_conversations(*, progress: Progress | None = None, **options: object) -> LocalModel:
-    """A model whose first message must not wait: what a server runs in a process of its own."""
+    """A model whose first message must not wait, for a server's worker."""
     return _conversing(progress, options, eager=True)
 
 
 def for_a_chat(*, progress: Progress | None = None, **options: object) -> LocalModel:
-    """The same for one person, who mostly reads: what would only make long prompts faster takes no memory
-    before there are any."""
+    """The same for a chat with one user: copies of weights that only make long prompts faster take no memory
+    before there are long prompts."""
     return _conversing(progress, options, eager=None)
 
 
 def _conversing(progress: Progress | None, options: Mapping[str, object], eager: bool | None) -> LocalModel:
     settings = Settings.resolve(environ=None, **options)
-    # Only here: others who ask too much do not know of each other, and must be told.
+    # Only here: the server's clients don't know of each other, so its queue is limited.
     llm = LocalModel.of(settings, progress, chatting=True, eager=eager, most_waiting=settings.queue)
     try:
         llm.check_template()
@@ -416,9 +416,9 @@ def model_path(settings: Settings) -> Path:
     if settings.model is None:
         return default_model()
     path = Path(settings.model).expanduser()
-    if os.path.exists(path):  # which says no to what cannot be a path, too
+    if os.path.exists(path):  # which also refuses what cannot be a path
         return path
-    from hetrun.loader.hub.resolve import find  # on use: most name a file
+    from hetrun.loader.hub.resolve import find  # imported on use: most models are files
 
     return find(settings.model, not settings.offline)
 

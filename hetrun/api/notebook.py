@@ -1,4 +1,4 @@
-"""A progress bar for notebooks, where nothing is a terminal: one line that is shown again with each step."""
+"""A progress bar for notebooks, which have no terminal: one line that is updated with each step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from hetrun.system.progress import Progress
 
 WIDTH = 24
-PATIENCE_S = 1.0  # what takes less needs no bar
+PATIENCE_S = 1.0  # shorter work needs no bar
 
 
 def notebook_progress(what: str) -> Progress | None:
-    """A function to be told the part that is done; None outside of a notebook's kernel."""
+    """A function to call with the finished share; None outside a notebook's kernel."""
     display = _display()
     return _Bar(what, display).update if display else None
 
@@ -36,14 +36,14 @@ class _Bar:
         self._shown = ""
 
     def update(self, part: float) -> None:
-        """Show how much is done; called on the engine's thread."""
+        """Show the progress; called on the engine's thread."""
         if self._handle is None and (part >= 1 or perf_counter() - self._start < PATIENCE_S):
             return
         line = bar_line(self._what, part)
         if line == self._shown:
             return
         self._shown = line
-        # Plain text as a bundle of types: what shows it need not be a browser.
+        # Plain text, because the front end need not be a browser.
         bundle = {"text/plain": line}
         if self._handle is None:
             self._handle = self._display.display(bundle, raw=True, display_id=True)
@@ -52,7 +52,7 @@ class _Bar:
 
 
 def bar_line(what: str, part: float) -> str:
-    """How far something has come, as a line of text."""
+    """The progress as a line of text."""
     done = min(max(part, 0.0), 1.0)
     full = round(WIDTH * done)
     return f"{what} [{'#' * full}{'.' * (WIDTH - full)}] {100 * done:3.0f}%"

@@ -1,4 +1,4 @@
-"""Errors in the words of Python: the core names options as the command line does, programs have keywords."""
+"""Errors in Python's terms: the core names options as the command line does, programs use keywords."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetrun.errors import HetrunError
 from hetrun.option_types import Choice
 
 NUMBER = r"\d[\d.,]*\d|\d"
-# How the value of an option is written in a message, by the function that reads such options.
+# How an option's value is written in a message, by the function that parses it.
 VALUES = {
     "integer": NUMBER,
     "answer_length": NUMBER,
@@ -22,12 +22,12 @@ VALUES = {
     "speculation": r"draft:\S+|off|lookup|mtp|auto",
     "names": r"[a-z][a-z0-9-]*",
 }
-NAMES = ("path", "text")  # of options whose values may be anything: the name alone stands for the flag
+NAMES = ("path", "text")  # of options with arbitrary values: only the flag is replaced
 
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """Errors that leave here say `ctx=...` instead of `--ctx`."""
+    """Errors that leave this context say `ctx=...` instead of `--ctx`."""
     try:
         yield
     except HetrunError as error:
@@ -36,7 +36,7 @@ def in_python() -> Iterator[None]:
 
 
 def python_words(text: str) -> str:
-    """A message with keywords of Python in place of the command line's flags."""
+    """A message with Python's keywords instead of the command line's flags."""
     for pattern, write in _rules():
         text = pattern.sub(write, text)
     return text
@@ -47,7 +47,7 @@ Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
 
 @cache
 def _rules() -> tuple[Rule, ...]:
-    """The order counts: a value goes with its flag."""
+    """Replacements, applied in this order."""
     rules: list[Rule] = [(re.compile(r"(?<!\S)-m MODEL\b"), lambda found: 'LLM("MODEL")')]
     for name, option in OPTIONS.items():
         flag = option.flags[-1]

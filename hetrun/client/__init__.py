@@ -2,8 +2,8 @@
 
 Requests (`events.GenerateRequest`, `sampling_params`), `events` and `queries` are plain data that can
 cross a pipe. `interface.ChatClient` is the contract; `engine_client` has an engine here or in a worker
-process (`worker_main` runs in it, `worker_process` and `worker_supervisor` look after it, `wire_protocol`
-is what they say to each other), `http_client` reaches a running server, `model_pool` has several models.
-The engine implements the contract, front ends use it, and neither imports the other. `hooks` is what
-plugins hear.
+process (`worker_main` runs in it, `worker_process` and `worker_supervisor` manage it, `wire_protocol`
+defines their messages), `http_client` reaches a running server, `model_pool` manages several models.
+The engine implements the contract, front ends use it, and neither imports the other. `hooks` defines
+the events for plugins.
 """

@@ -28,13 +28,13 @@ class Address:
 
     @property
     def header(self) -> str:
-        """What requests say of it."""
+        """The value of the Host header."""
         if self.socket:
             return "localhost"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def connected(self) -> Streams:
-        """A new connection; OSError, with a reason, if there is none."""
+        """A new connection; raises OSError with a reason if it fails."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 if self.socket:
@@ -46,7 +46,7 @@ class Address:
 
 
 def address(url: str, option: str) -> Address:
-    """Of a URL as people give it, with /v1 at its end or without; unix:PATH is a socket."""
+    """Parse a URL as users give it, with or without /v1 at its end; unix:PATH is a socket."""
     if url.startswith("unix:"):
         path = url.removeprefix("unix:").removeprefix("//")
         if not path:

@@ -1,4 +1,4 @@
-"""What `LLM` is given and what it gives back: prompts as requests, and events as one answer."""
+"""Arguments and results of `LLM`: prompts become requests, events become one answer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Completion:
     tokens: the ids of the generated tokens.
     finish_reason: "stop" (the model ended, or a stop string came), "length" (max_tokens, or the context is
         full), "tool_calls" or "cancelled".
-    usage: tokens of prompt and answer, and how many of the prompt were known from before.
+    usage: tokens of prompt and answer, and how many of the prompt came from the prefix cache.
     timings: seconds and tokens per second.
     logprobs: one for each token, if asked for.
     prompt_logprobs: one for each token of the prompt, if asked for; None for the first.

@@ -1,4 +1,4 @@
-"""The one contract between fronts and engines, and two ways to fulfil it.
+"""Two implementations of the contract between front ends and engines.
 
 `LocalClient` has the engine in this process; `WorkerClient` in a process of its own, so that a native crash
 costs a restart instead of the front, and the front's event loop does not share the interpreter lock with it.
@@ -27,13 +27,13 @@ from hetrun.errors import BackendError, EngineStopped, HetrunError
 
 A = TypeVar("A")
 
-MOST_DEATHS = 3  # a request that ran when so many workers died is not tried again
+MOST_DEATHS = 3  # a request that was running when this many workers died is not tried again
 
 
 def _overheard(
     request: GenerateRequest, events: AsyncGenerator[Event, None], info: Callable[[], ModelInfo | None]
 ) -> AsyncGenerator[Event, None]:
-    """The events, of which plugins hear, if there are any."""
+    """The events, also reported to plugins, if there are any."""
     hearing = heard(request, info)
     return overheard(events, hearing) if hearing else events
 
@@ -64,7 +64,7 @@ class LocalClient:
         try:
             request_id = self._engine.submit(request, lambda event: box.put((event,)))
         except HetrunError as error:
-            # One way for fronts to learn of it, whether the engine refuses at once or later.
+            # Front ends get an error event, whether the engine refuses at once or later.
             yield Event("error", error=error)
             return
         ended = False
@@ -87,8 +87,8 @@ class LocalClient:
 class WorkerClient:
     """An engine in a worker process, which starts to load at once, and again whenever it dies.
 
-    The worker's standard output and error go to `log`, or else to our standard error; a front that owns the
-    screen gives a file, and the end of what was written there is quoted when the worker dies.
+    The worker's standard output and error go to `log`, or else to our standard error. A front end that owns
+    the screen passes a file; when the worker dies, the end of that file is quoted.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class WorkerClient:
         engine: str = ENGINE,
         patience: Patience | None = None,
     ) -> None:
-        # Only what was chosen somewhere: the child finds the same defaults.
+        # Only settings that differ from the defaults: the child has the same defaults.
         options = {name: getattr(settings, name) for name in settings.origins}
         verbose = logging.getLogger("hetrun").isEnabledFor(logging.INFO)
         self._supervisor = Supervisor(Load(engine, options, patience or Patience(), verbose), log)
@@ -115,7 +115,7 @@ class WorkerClient:
 
     @property
     def pid(self) -> int:
-        """The worker's process: another one after each death."""
+        """The worker's process; a new one after each crash."""
         return self._supervisor.pid
 
     async def info(self) -> ModelInfo:
@@ -125,10 +125,10 @@ class WorkerClient:
         return _overheard(request, self._stream(request), lambda: self._supervisor.known)
 
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """Asked again of the next worker when one dies before anything of the answer was sent on.
+        """Sends the request to the next worker if one dies before any part of the answer was passed on.
 
-        All that ran when a worker died are suspects, for nobody knows whose fault it was. Before its last try
-        a suspect waits until no other one runs: who dies then has itself to blame, or bad luck.
+        Every request that was running when a worker died is a suspect. Before its last try, a suspect waits
+        until no other suspect runs, so a further crash can be attributed to it.
         """
         post, asked, deaths, sent = self._posts.here(), monotonic(), 0, False
         while True:
@@ -136,7 +136,7 @@ class WorkerClient:
                 if deaths == MOST_DEATHS - 1:
                     await post.suspects.acquire()
                     turn.callback(post.suspects.release)
-                box = Mailbox(post, turn.close)  # a reader that is slow does not hold up the next suspect
+                box = Mailbox(post, turn.close)  # a slow reader does not delay the next suspect
                 try:
                     life, key = await self._submit(request, asked, box)
                 except Exception as error:
@@ -147,7 +147,7 @@ class WorkerClient:
                     while not over:
                         event = await box.get()
                         if not sent and box.newest and isinstance(box.newest.error, Died):
-                            event = box.newest  # what came before it comes again
+                            event = box.newest  # the events before it will be repeated
                         if isinstance(event.error, Died):
                             over, death = True, event.error
                         else:
@@ -164,7 +164,7 @@ class WorkerClient:
                 return
 
     async def ask(self, question: Question[A]) -> A:
-        """Asked again of the next worker when one dies, if it may be."""
+        """Asks the next worker if one dies, unless the query must not be repeated."""
         deaths = 0
         while True:
             try:
@@ -182,7 +182,7 @@ class WorkerClient:
         await asyncio.to_thread(self._supervisor.close)
 
     def _farewell(self, death: Died, sent: bool) -> Exception:
-        """What a request hears that is not tried again."""
+        """The error for a request that is not tried again."""
         if self._supervisor.failed is not None:
             return self._supervisor.failed
         if sent:

@@ -1,7 +1,7 @@
 """Requests and events as JSON, with nothing lost, for the private socket of a server of the same version.
 
-OpenAI's interface has no numbers of tokens, keeps thoughts apart and has other defaults; here an answer is
-the one that an engine in this process would give.
+OpenAI's API has no token ids, separates reasoning and has other defaults; this format carries the answer
+that an engine in this process would give.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BYTES = "latin-1"  # a character for each byte
 
 
 def request_as_json(request: GenerateRequest) -> dict[str, object]:
-    """What `request_of` makes a request of."""
+    """The JSON that `request_of` reads."""
     params = request.params
     values = {f.name: getattr(params, f.name) for f in fields(params) if f.name != "logit_bias"}
     values["logit_bias"] = [
@@ -35,7 +35,7 @@ def request_as_json(request: GenerateRequest) -> dict[str, object]:
 
 
 def request_of(said: Json) -> GenerateRequest:
-    """The request; OptionError or ValueError says what is wrong with it."""
+    """Parse a request; raises OptionError or ValueError if something is wrong with it."""
     try:
         values = dict(said["params"])
         values["logit_bias"] = {int(token): float(bias) for token, bias in values.get("logit_bias", ())}
@@ -48,7 +48,7 @@ def request_of(said: Json) -> GenerateRequest:
 
 
 def event_as_json(event: Event) -> dict[str, object]:
-    """What `event_of` makes an event of; what is as usual is left out."""
+    """The JSON that `event_of` reads, without fields that have their default."""
     said: dict[str, object] = {"kind": event.kind}
     for name in ("text", "token", "finish_reason", "opened"):
         if (value := getattr(event, name)) not in ("", None):
@@ -67,7 +67,7 @@ def event_as_json(event: Event) -> dict[str, object]:
 
 
 def event_of(said: Json) -> Event:
-    """The event; ValueError says why it is none."""
+    """Parse an event; raises ValueError if it is invalid."""
     if said.get("kind") not in KINDS:
         raise ValueError(f"{str(said.get('kind'))[:40]!r} is no kind of event")
     try:
@@ -95,7 +95,7 @@ def _score_as_json(score: TokenLogprob) -> list[object]:
 
 
 def _finite(number: float) -> float | str:
-    """JSON knows no infinity; `float` reads both."""
+    """JSON has no infinity, so it becomes a string; `float` reads both."""
     return number if math.isfinite(number) else repr(number)
 
 
@@ -111,7 +111,7 @@ def _score(said: Any) -> TokenLogprob:  # noqa: ANN401 - JSON
 
 
 def _error(said: Json) -> HetrunError:
-    """An error of the same class, if it is one of ours that is made of its message alone."""
+    """An error of the same class, if it is one of ours that takes only a message."""
     kind = getattr(errors, str(said["kind"]), None)
     if isinstance(kind, type) and issubclass(kind, HetrunError):
         if kind is Overloaded or "__init__" not in kind.__dict__:

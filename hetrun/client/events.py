@@ -1,4 +1,4 @@
-"""What is asked of an engine and what it answers: plain data that can cross a pipe.
+"""Requests to an engine and its events: plain data that can cross a pipe.
 
 One request gives any number of `prompt` and `token` events and then one last event, `done` or `error`.
 """
@@ -23,8 +23,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class GenerateRequest:
     """One text to continue: exactly one of `messages`, `text` and `tokens` is given.
 
-    `messages` go through the chat template; `text` is tokenised as it stands (special tokens
-    parsed, the beginning-of-sequence token added where the model wants one); `tokens` are taken as they are.
+    `messages` go through the chat template. `text` is tokenised without it (special tokens are parsed, and
+    the beginning-of-sequence token is added if the model uses one). `tokens` are used unchanged.
     """
 
     params: SamplingParams
@@ -32,16 +32,16 @@ class GenerateRequest:
     text: str | None = None
     tokens: tuple[int, ...] | None = None
     template_options: Mapping[str, object] = field(default_factory=dict)  # such as enable_thinking
-    tools: tuple[Message, ...] = ()  # that the template is to tell of
-    parts: str | None = None  # what the answer must look like, put together of parts (`grammar.composed`)
-    client: str = ""  # who asks: clients get equal shares, however many requests each has
+    tools: tuple[Message, ...] = ()  # for the template
+    parts: str | None = None  # a grammar for the answer, composed of parts (`grammar.composed`)
+    client: str = ""  # the client: clients get equal shares, however many requests each has
     priority: int = 0  # lower ones go first
-    deadline_s: float | None = None  # seconds from its arrival, behind which nobody wants the answer
-    linger_s: float = 0.0  # events behind the first token may wait so long for others, and come together
-    whole: bool = False  # nothing is wanted before the end: events may come all at once
-    echo: bool = False  # the bytes of the prompt's tokens are wanted, too
-    pooling: Pooling | None = None  # not an answer is wanted, but one vector that stands for the text
-    forced: tuple[int, ...] = ()  # the answer's first tokens, whatever the model says: to measure by
+    deadline_s: float | None = None  # seconds from its arrival after which the answer is useless
+    linger_s: float = 0.0  # how long events after the first token may be held back, to be sent together
+    whole: bool = False  # the receiver needs nothing before the end: events may arrive all at once
+    echo: bool = False  # also return the bytes of the prompt's tokens
+    pooling: Pooling | None = None  # return an embedding instead of an answer
+    forced: tuple[int, ...] = ()  # forced first tokens of the answer, for measurements
 
     def __post_init__(self) -> None:
         given = [x for x in (self.messages, self.text, self.tokens) if x is not None]
@@ -50,18 +50,18 @@ class GenerateRequest:
 
     @property
     def most_tokens(self) -> int | None:
-        """Of the answer; None: as many as come."""
+        """The length limit of the answer; None: no limit."""
         return 0 if self.pooling else self.params.max_tokens
 
     @property
     def structure(self) -> Structure | None:
-        """What the answer must look like, if anything."""
+        """The required format of the answer, if any."""
         return Structure("parts", self.parts) if self.parts is not None else self.params.structure
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens counted."""
+    """Token counts."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -70,18 +70,18 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds and rates of one request; rates are 0 where nothing was measured."""
+    """Seconds and rates of one request; a rate that was not measured is 0."""
 
     load_s: float = 0.0
     ttft_s: float = 0.0
     prompt_tok_s: float = 0.0
     decode_tok_s: float = 0.0
-    drafted: int = 0  # tokens that were guessed and tried
-    accepted: int = 0  # of these, so many were right
+    drafted: int = 0  # tokens that were guessed and verified
+    accepted: int = 0  # how many of these were right
 
 
 def accepted(t: Timings) -> str:
-    """What became of guesses, in words."""
+    """How many guesses were right, in words."""
     return f"accepted {100 * t.accepted / t.drafted:.0f} % of {t.drafted} guessed" if t.drafted else ""
 
 
@@ -104,7 +104,7 @@ def _default(field: Field[Any]) -> object:
 
 
 def brief(value: Any) -> str:  # noqa: ANN401 - any dataclass
-    """A dataclass in words, without fields that are at their default."""
+    """The repr of a dataclass, without fields that have their default."""
     shown = [
         f"{f.name}={found!r}"
         for f in fields(value)
@@ -117,12 +117,12 @@ def brief(value: Any) -> str:  # noqa: ANN401 - any dataclass
 class Event:
     """One thing that happened to a request.
 
-    `prompt` events come first, if asked for: the bytes of the prompt's tokens, all at once (`echo`), and
-    their log-probabilities from the second on, piece by piece. `token` events carry `token` and the `text`
-    that became certain with it (possibly empty: half a character, or what may begin a stop string). The
-    `done` event carries the rest of the text, and the log-probability of the token with which the model
-    ended, which is no part of the answer; or, of an embedding, the vector: little-endian float32, not yet
-    normalised.
+    `prompt` events come first, if requested: the bytes of the prompt's tokens, all at once (`echo`), and
+    their log-probabilities from the second token on, in parts. `token` events carry `token` and the `text`
+    that became certain with it; it may be empty, for half a character or the possible beginning of a stop
+    string. The `done` event carries the rest of the text, and the log-probability of the token that ended
+    the answer, which is not part of it. For an embedding it carries the vector: little-endian float32, not
+    yet normalised.
     """
 
     kind: Literal["prompt", "token", "done", "error"]
@@ -130,36 +130,36 @@ class Event:
     token: int | None = None
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
-    usage: Usage = Usage()  # one for all: there is an event for each token
+    usage: Usage = Usage()  # one shared object: there is an event for each token
     timings: Timings = Timings()
     error: Exception | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     echo: tuple[bytes, ...] = ()
     embedding: bytes | None = None
-    opened: str = ""  # with the first token: the mark of a thought that the prompt has begun
+    opened: str = ""  # with the first token: the opening mark of reasoning that the prompt has begun
 
     def __repr__(self) -> str:
         return brief(self)
 
     @property
     def last(self) -> bool:
-        """Whether nothing comes behind it."""
+        """Whether this is the request's last event."""
         return self.kind in ("done", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What the engine is in the middle of."""
+    """The step that the engine is computing."""
 
     since: float  # perf_counter of its process
-    expected_s: float | None  # None: nobody knows
+    expected_s: float | None  # None: unknown
     what: str  # the segment
-    segments: int = 0  # that have begun, ever: where one begins, something gets on
+    segments: int = 0  # segments begun so far: a new one is progress
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a front may want to know about the model that runs."""
+    """The running model, as front ends describe it."""
 
     name: str
     path: str
@@ -170,36 +170,36 @@ class ModelInfo:
     file_bytes: int
     template_origin: str
     load_s: float
-    temperature: float | None = None  # what the file itself recommends
-    width: int = 0  # numbers of an embedding; 0: the model gives none
-    tool_format: str = "hermes"  # how it writes calls of tools, by its template (`tool_parsers.formats`)
-    pooling: Pooling = "mean"  # what its embeddings are made of
-    thought_mark: str = ""  # with which it begins to think, if it does
+    temperature: float | None = None  # the file's recommendation
+    width: int = 0  # the width of an embedding; 0: not supported
+    tool_format: str = "hermes"  # the format of its tool calls, by its template (`tool_parsers.formats`)
+    pooling: Pooling = "mean"  # how its embeddings are pooled
+    thought_mark: str = ""  # the opening mark of its reasoning, if it reasons
 
     @property
     def id(self) -> str:
-        """What users call it: the file's name; `name` is what its makers wrote into it."""
+        """The file's name, which users know; `name` comes from the file's metadata."""
         name = PurePath(self.path).name
         return name.removesuffix(".gguf")  # a folder's name may have dots, as in Qwen2.5-0.5B
 
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """What passes are like that read a part of the weights from disk; plain data that can cross a pipe."""
+    """Statistics of passes that read some weights from disk; plain data that can cross a pipe."""
 
     passes: int
     bytes_read: int
-    disk_bytes_s: float  # of late, as the next two; 0 before the first pass
+    disk_bytes_s: float  # recent, like the next two; 0 before the first pass
     waiting: float  # the share of a pass's time that is spent waiting for the disk
     bytes_per_token: float
     locked_bytes: int  # of weights that stay in memory
     streamed_bytes: int  # of weights that every pass reads
-    budget: int  # bytes that everything may take
-    least: int  # the smallest budget that would do
+    budget: int  # the memory limit in bytes
+    least: int  # the smallest possible budget
     experts: int = 0  # of mixtures; 0: weights are read whole
-    slots: int = 0  # so many of them have a place in memory
-    found: float = 0.0  # the share of the chosen ones that was there, in the last passes
-    guessed: float = 0.0  # of those that were read before a router had chosen them, the share that it chose
+    slots: int = 0  # how many of them fit into memory
+    found: float = 0.0  # the share of chosen experts that were in memory, in recent passes
+    guessed: float = 0.0  # the share of experts read ahead that the router then chose
 
 
 OnEvent = Callable[[Event], None]

@@ -1,4 +1,4 @@
-"""Plugins that hook in: loaded when something happens that they could hear of, and left out if they fail."""
+"""Plugins with hooks: loaded at the first event, and disabled if they fail."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of what plugins have not heard yet: one that hangs costs no more memory than that.
+# Pending events: a plugin that hangs takes no more memory than that.
 MOST_WAITING = 10_000
-FAREWELL_S = 2.0  # that plugins have at the end of the process to hear the rest
+FAREWELL_S = 2.0  # that plugins have for the remaining events when the process ends
 
 Call = Callable[..., list[Any]]
 Info = Callable[[], ModelInfo | None]
 
 
 class Plugins:
-    """Those that are installed and work, and the thread that they are called on."""
+    """The installed plugins that work, and the thread that calls them."""
 
     def __init__(self, found: Iterable[Point]) -> None:
         import pluggy  # on use: few have plugins
@@ -56,14 +56,14 @@ class Plugins:
         try:
             self._manager.register(plugin, f"{point.package}:{point.name}")
             self._manager.check_pending()
-        except entry_points.FAILURES as e:  # an argument that no hook has, or a hook that there is not
+        except entry_points.FAILURES as e:  # an unknown argument or hook
             with suppress(Exception):
                 self._manager.unregister(plugin)
             raise entry_points.leave_out(point, f"it cannot hook in: {entry_points.in_words(e)}", e) from e
         self._points[point] = plugin
 
     def tell(self, hook: str, **facts: object) -> None:
-        """Let all hear of something, soon; from any thread, at once."""
+        """Queue an event for all plugins; returns at once, on any thread."""
         if not self._points:
             return
         try:
@@ -78,7 +78,7 @@ class Plugins:
                 pass
 
     def ask(self, hook: str, **facts: object) -> Iterator[tuple[Point, Any]]:
-        """What each says to something. Who raises is left out from now on."""
+        """Call a hook of each plugin and yield the results. A plugin that raises is disabled."""
         for point, plugin in list(self._points.items()):
             others = [p for p in self._manager.get_plugins() if p is not plugin]
             call: Call = self._manager.subset_hook_caller(hook, others)
@@ -90,12 +90,12 @@ class Plugins:
             yield from ((point, one) for one in said)
 
     def leave_out(self, point: Point, why: str, cause: BaseException | None = None) -> None:
-        """Call it no more."""
+        """Disable a plugin."""
         entry_points.leave_out(point, why, cause)
         self._manager.unregister(self._points.pop(point))
 
     def close(self) -> None:
-        """Let them hear the rest, for a moment."""
+        """Deliver the remaining events, within a time limit."""
         atexit.unregister(self.close)
         with suppress(queue.Full):
             self._news.put(None, timeout=FAREWELL_S)
@@ -105,13 +105,13 @@ class Plugins:
 
 @cache
 def plugins() -> Plugins | None:
-    """All that hook in; None where none is installed, which is the usual thing and costs nothing."""
+    """All plugins with hooks; None if none is installed, which is usual and costs nothing."""
     found = entry_points.points("plugins").values()
     return Plugins(found) if found else None
 
 
 class Hearing:
-    """One request that plugins hear of: when it comes, and how it ends."""
+    """A request that is reported to plugins: its arrival, and its end."""
 
     def __init__(self, listening: Plugins, request: GenerateRequest, info: Info) -> None:
         self._listening, self._request, self._info = listening, request, info
@@ -119,25 +119,25 @@ class Hearing:
         listening.tell("hetrun_asked", request=request)
 
     def event(self, event: Event) -> None:
-        """Something came; the last is what plugins hear."""
+        """Record an event; plugins get the last one."""
         if event.last and not self._ended:
             self._ended = True
             facts = {"request": self._request, "last": event, "info": self._info()}
             self._listening.tell("hetrun_answered", **facts)
 
     def end(self) -> None:
-        """Nobody waits for more."""
+        """The reader has gone."""
         self.event(Event("done", finish_reason="cancelled"))
 
 
 def heard(request: GenerateRequest, info: Info) -> Hearing | None:
-    """Plugins hear that somebody asks; None where nobody listens."""
+    """Report a request to plugins; None if there are none."""
     listening = plugins()
     return Hearing(listening, request, info) if listening else None
 
 
 async def overheard(events: AsyncGenerator[Event, None], hearing: Hearing) -> AsyncGenerator[Event, None]:
-    """The same events, of which plugins hear."""
+    """The same events, reported to plugins."""
     async with aclosing(events):
         try:
             async for event in events:
@@ -148,7 +148,7 @@ async def overheard(events: AsyncGenerator[Event, None], hearing: Hearing) -> As
 
 
 def routes(client: ChatClient) -> list[tuple[Point, BaseRoute]]:
-    """What plugins add to the server, and whose each is."""
+    """The routes that plugins add to the server, with each plugin's name."""
     from starlette.routing import BaseRoute
 
     listening, found = plugins(), list[tuple[Point, BaseRoute]]()

@@ -1,10 +1,9 @@
-"""What plugins may hook into: pluggy's contract, and the marker that their functions carry.
+"""The hooks for plugins, as pluggy specifications, and the marker for their functions.
 
-A plugin is a module, or an object, that a package registers in the entry point group `hetrun.plugins`. Its
-functions may take some of the arguments that stand here, under these names. They are called in the process of
-the front (the command, the server, the chat, or a program with an `LLM`), one after the other on a thread of
-their own: what they do costs no token, and what they raise ends no answer. Who raises is left out from then
-on.
+A plugin is a module or object that a package registers in the entry point group `hetrun.plugins`. Its
+functions may take any of the arguments listed here, by name. They are called in the front end's process (the
+command, the server, the chat, or a program with an `LLM`), one after the other on a thread of their own, so
+they delay no token, and an exception ends no answer. A plugin that raises is disabled.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Hooks:
 
     @hookspec
     def hetrun_asked(self, request: GenerateRequest) -> None:
-        """Somebody asks for an answer, which may have to wait for its turn."""
+        """An answer is requested; it may have to wait for its turn."""
 
     @hookspec
     def hetrun_answered(self, request: GenerateRequest, last: Event, info: ModelInfo | None) -> None:
@@ -40,6 +39,6 @@ class Hooks:
 
     @hookspec
     def hetrun_routes(self, client: ChatClient) -> Sequence[BaseRoute]:
-        """Endpoints that the server shall have besides its own; `client` answers what they ask. Called once,
-        when the server starts; ours go first where paths are the same."""
+        """Additional endpoints of the server; they use `client` to reach the engine. Called once, when the
+        server starts. If paths are the same, the server's own endpoint wins."""
         return ()

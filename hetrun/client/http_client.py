@@ -1,6 +1,6 @@
 """The client contract over a running server with OpenAI's interface: ours, llama.cpp's, Ollama's.
 
-One connection for each request: closing it is how a server learns that nobody wants the rest.
+Each request has its own connection: closing it tells the server to cancel the request.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ Json = Mapping[str, Any]
 Events = AsyncIterator[h11.Event]
 
 CHUNK = 1 << 16
-MOST_BODY = 64 << 20  # bytes of an answer that comes whole
+MOST_BODY = 64 << 20  # bytes of an answer that is not streamed
 MOST_LINE = 4 << 20  # characters of a line of a stream
 LOOK_S = 30.0  # for an answer that needs no model
-COLD = ("unloaded", "loading")  # states of a model that has to be waited for
-AGAIN_S = 0.3  # between two looks at a server that loads
-PATIENCE_S = 0.5  # for the beginning of an answer, before it is asked whether the model is being loaded
+COLD = ("unloaded", "loading")  # states of a model that will be ready later
+AGAIN_S = 0.3  # between two polls of a server that loads
+PATIENCE_S = 0.5  # without a first event, before asking whether the model is being loaded
 
 
 class Broken(UserError):
-    """The server is not there, or says what nobody understands."""
+    """The server cannot be reached, or its answer cannot be understood."""
 
 
 class RemoteClient:
-    """A server's model; the server stays what it is."""
+    """A model on a running server; closing the client leaves the server running."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class RemoteClient:
         model: str | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """`model`: which, where there are several; else one that is loaded. `tell` hears when the server has
-        to load it for an answer."""
+        """`model`: which one, if there are several; by default one that is loaded. `tell` is called when the
+        server has to load it for an answer."""
         self._where = address(url, "--url")
         self._key = api_key
         self._model = model
         self._tell = tell
         self._several = False
-        self.is_guess = False  # of several models none was named, and none is loaded
+        self.is_guess = False  # the server has several models, none was named, and none is loaded
         self._health = Health("loading", 0.0)
         self._info: ModelInfo | None = None
         self._is_old = False  # an answer was asked for since `_info` was read, and may have had it loaded
@@ -116,15 +116,15 @@ class RemoteClient:
 
     @property
     def model(self) -> str:
-        """What the server calls the model; nothing before `info`."""
+        """The server's name of the model; empty before `info`."""
         return self._model or ""
 
     async def models(self) -> list[ModelInfo]:
-        """All that the server has, the one first that it answers with where none is named."""
+        """All models of the server; the default model comes first."""
         return [info_of(model, self._where.url) for model in await self._listed()]
 
     async def _listed(self) -> list[Json]:
-        """What the server says of its models, of those first that are loaded."""
+        """The server's models, loaded ones first."""
         status, said = await self._json("GET", "/v1/models")
         models = said.get("data")
         if status != 200 or not isinstance(models, list):
@@ -160,7 +160,7 @@ class RemoteClient:
         return self._info
 
     async def _load(self) -> None:
-        """Have the server load the model, of which it knows little before."""
+        """Make the server load the model; before, it knows little about it."""
         self._say_loading()
         status, said = await self._json("GET", f"/props?{urlencode({'model': self.model})}", limit_s=None)
         if status >= 500:
@@ -173,9 +173,9 @@ class RemoteClient:
         self._health = Health("loading", 0.0, reason)
 
     async def _tell_of_loading(self) -> None:
-        """While an answer is waited for: whether the server loads the model for it, once that takes time."""
+        """Report that the server loads the model, if an answer takes long to begin."""
         await asyncio.sleep(PATIENCE_S)
-        with suppress(HetrunError):  # the answer says what is wrong
+        with suppress(HetrunError):  # the answer will contain the error
             while True:
                 models = {model["id"]: status_of(model) for model in await self._listed()}
                 if models.get(self.model) not in COLD:
@@ -185,7 +185,7 @@ class RemoteClient:
         self._health = Health("ok")
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """As a server sends it; whatever goes wrong is the last event."""
+        """The events of an answer; an error is the last event."""
         try:
             async with aclosing(self._stream(request)) as events:
                 async for event in events:
@@ -228,7 +228,7 @@ class RemoteClient:
 
     @asynccontextmanager
     async def _loading_told(self) -> AsyncIterator[Callable[[], None]]:
-        """Inside, health says that the model is being loaded, until the function is called."""
+        """Within this context, health reports that the model is loading, until the function is called."""
         telling = asyncio.create_task(self._tell_of_loading())
 
         def told() -> None:
@@ -242,7 +242,7 @@ class RemoteClient:
             told()
 
     async def ask(self, question: Question[A]) -> A:
-        """Of those that the server has routes for."""
+        """Answer those queries that the server has endpoints for."""
         return cast(A, await self._answer(question))
 
     async def _answer(self, question: Question[Any]) -> object:
@@ -274,11 +274,11 @@ class RemoteClient:
 
     @property
     def _which(self) -> dict[str, str]:
-        """The model in a body, where there are several."""
+        """The body's field for the model, if there are several."""
         return {"model": self.model} if self._several else {}
 
     def _of_model(self, path: str) -> str:
-        """A path with the model in its query."""
+        """The path with the model in its query, if there are several."""
         return f"{path}?{urlencode(self._which)}" if self._several else path
 
     async def _machine(self, part: str, kind: Any) -> object:  # noqa: ANN401 - a type of ours
@@ -294,7 +294,7 @@ class RemoteClient:
             raise Broken(f"{self._where.url} sends what is not understood: {error}; is it as new?") from None
 
     async def close(self) -> None:
-        """Nothing is kept open."""
+        """Does nothing: no connection stays open."""
 
     # --- HTTP
 
@@ -309,7 +309,7 @@ class RemoteClient:
     async def _json(
         self, method: str, path: str, body: Json | None = None, limit_s: float | None = LOOK_S
     ) -> tuple[int, Json]:
-        """A status and an object; an empty one where the answer is none."""
+        """The status and the JSON object; an empty one if the answer is not an object."""
         parts: list[bytes] = []
         status = size = 0
         try:
@@ -331,7 +331,7 @@ class RemoteClient:
         return status, said if isinstance(said, dict) else {"data": said} if isinstance(said, list) else {}
 
     async def _lines(self, path: str, body: Json) -> AsyncGenerator[str, None]:
-        """Of a stream of events."""
+        """Read the events of a stream."""
         rest, failed, status = b"", list[bytes](), 200
         async with self._exchange("POST", path, body) as events:
             async for event in events:
@@ -363,7 +363,7 @@ class RemoteClient:
 
     @asynccontextmanager
     async def _exchange(self, method: str, path: str, body: Json | None) -> AsyncIterator[Events]:
-        """What comes for one request over a connection of its own, which ends with it."""
+        """Send one request over its own connection and read the answer."""
         where = self._where
         try:
             reader, writer = await where.connected()

@@ -19,32 +19,32 @@ class Health:
 
     status: Literal["ok", "loading", "stuck", "failed"]
     progress: float = 1.0
-    reason: str = ""  # why the last process ended, or why there is none any more
+    reason: str = ""  # why the last process ended, or why no further one is started
     stuck: Stuck | None = None
-    streaming: Streaming | None = None  # what passes are like where weights come from disk
+    streaming: Streaming | None = None  # statistics of passes, if weights come from disk
 
 
 class ChatClient(Protocol):
-    """What the terminal chat and the server know of an engine."""
+    """An engine, as the terminal chat and the server see it."""
 
     @property
     def progress(self) -> float:
-        """How far loading has come, from 0 to 1."""
+        """The loading progress, from 0 to 1."""
 
     @property
     def health(self) -> Health:
         """Whether requests are answered now."""
 
     async def info(self) -> ModelInfo:
-        """The model that runs; waits until it is loaded, and raises why there is none (any more)."""
+        """The running model; waits until it is loaded, and raises if there is none (any more)."""
 
     def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """The request's events; the last is `done` or `error`. Closing the generator cancels the request."""
 
     async def ask(self, question: Question[A]) -> A:
-        """The answer to a question that is not for the model; waits until it is loaded, and raises why there
-        is none."""
+        """The answer to a query that is not a generation; waits until the model is loaded, and raises if
+        there is none."""
         ...
 
     async def close(self) -> None:
-        """Cancel what runs and let go of the engine."""
+        """Cancel running requests and release the engine."""

@@ -1,8 +1,8 @@
 """This user's servers on this machine, each with a private socket in the runtime folder.
 
-Only this user may enter the folder, so what answers there is a server of this user: no file says what is
-running, no process is known by its number alone, and no key is asked for. A socket on which nobody listens is
-what a killed server left; it is removed.
+Only this user can open the folder, so whatever answers there is this user's server. No file lists running
+servers, no process is identified by its pid alone, and no key is needed. A socket on which nothing listens
+was left by a killed server and is removed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hetrun.client.openai_format import read
 from hetrun.config import Settings, runtime_dir
 from hetrun.errors import EngineStopped, HetrunError, UserError
 
-SERVER, STOP, GENERATE = "/server", "/stop", "/generate"  # what a private socket answers
+SERVER, STOP, GENERATE = "/server", "/stop", "/generate"  # the endpoints of a private socket
 SUFFIX = ".sock"
-ANSWER_S = 3.0  # for a look at a server
-HASTE_S = 1.0  # the same for who can do without
-MOST_STOP_S = 60.0  # a server may have prompts to write
-LOOK_S = 0.05  # between two looks at one that stops
-# Options that change what a model answers, or how much it can be asked.
+ANSWER_S = 3.0  # for querying a server
+HASTE_S = 1.0  # the same if the answer is optional
+MOST_STOP_S = 60.0  # a server may have to write its prompt cache
+LOOK_S = 0.05  # between two polls of a stopping server
+# Options that change a model's answers, or its limits.
 ALIKE = (
     *("ctx", "kv_type", "precision", "deterministic", "backends", "vram", "spec", "planner", "plan"),
     *("streaming", "chat_template"),
@@ -42,20 +42,20 @@ ALIKE = (
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model of a server, and what it has to do."""
+    """A model of a server, and its load."""
 
     name: str
     identity: str  # of its files, when they were loaded
     status: str  # loading, loaded, unloaded, failed
     progress: float
     memory: int  # bytes in use; 0: not known
-    budget: int | None  # bytes that it may take
+    budget: int | None  # its memory limit in bytes
     requests: int
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says of itself on its private socket."""
+    """A server's description of itself on its private socket."""
 
     version: str
     pid: int
@@ -71,29 +71,29 @@ class RunningServer:
     """A server and its private socket."""
 
     socket: Path
-    pid: int  # by the system's word
+    pid: int  # according to the system
     facts: ServerFacts | None = field(default=None)  # None: it does not answer
     why_not: str = ""
 
 
 def alike(settings: Settings) -> dict[str, str]:
-    """The options that must be the same for the same answers, as text."""
+    """The options that must match so that answers are the same, as text."""
     return {name: str(getattr(settings, name)) for name in ALIKE}
 
 
-# --- of a server
+# --- for a server
 
 
 @contextmanager
 def private_socket() -> Iterator[socket.socket]:
-    """A listening socket in the runtime folder, which has gone with the block; OSError or UserError says why
-    there can be none."""
+    """A listening socket in the runtime folder, removed when the context ends. Raises OSError or UserError
+    if it cannot be created."""
     name = f"{os.getpid()}-{secrets.token_hex(4)}"
     folder = _folder(create=True)
     begun, path = folder / f".{name}", folder / f"{name}{SUFFIX}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(str(begun))  # only its owner comes into the folder
+        listener.bind(str(begun))  # only the owner can open the folder
         begun.chmod(0o600)
         listener.listen()
         begun.rename(path)  # so it is never found before it listens
@@ -105,7 +105,7 @@ def private_socket() -> Iterator[socket.socket]:
 
 
 def _folder(create: bool = False) -> Path:
-    """The folder of sockets; UserError if others may have made what is in it."""
+    """The folder of sockets; raises UserError if other users may have written to it."""
     folder = runtime_dir()
     if create:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _folder(create: bool = False) -> Path:
     return folder
 
 
-# --- of who looks for servers
+# --- for finding servers
 
 
 class PrivateClient(RemoteClient):
@@ -125,7 +125,7 @@ class PrivateClient(RemoteClient):
         super().__init__(f"unix:{path}")
 
     async def facts(self) -> ServerFacts:
-        """What it says of itself."""
+        """The server's description of itself."""
         said = await self._asked("GET", SERVER)
         try:
             facts: ServerFacts = read(ServerFacts, said)
@@ -138,7 +138,7 @@ class PrivateClient(RemoteClient):
         await self._asked("POST", STOP, {})
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """The events of a request, as the engine there gives them; whatever goes wrong is the last one."""
+        """The events of a request, as from the engine there; an error is the last one."""
         try:
             body = {"model": model, "request": request_as_json(request)}
             async with aclosing(self._lines(GENERATE, body)) as lines:
@@ -153,8 +153,8 @@ class PrivateClient(RemoteClient):
 
 
 def running_servers(within_s: float = ANSWER_S) -> list[RunningServer]:
-    """This user's servers, the oldest first; sockets on which nobody listens are removed. One that does not
-    answer so soon is told as such."""
+    """This user's servers, the oldest first. Sockets on which nothing listens are removed. A server that
+    doesn't answer in time is listed without a description."""
     try:
         folder = _folder()
         paths = [p for p in folder.iterdir() if p.suffix == SUFFIX and _is_ours(p)]
@@ -176,7 +176,7 @@ async def _looked_at(paths: list[Path], within_s: float) -> list[RunningServer]:
 
 
 async def _look(path: Path, within_s: float) -> RunningServer | None:
-    """Nothing if no process listens there."""
+    """The server on a socket; None if no process listens there."""
     try:
         pid = await asyncio.to_thread(_listener, path, within_s)
     except (ConnectionRefusedError, FileNotFoundError):
@@ -194,7 +194,7 @@ async def _look(path: Path, within_s: float) -> RunningServer | None:
 
 
 def _listener(path: Path, within_s: float) -> int:
-    """The process that listens there; 0 where the system does not say."""
+    """The pid of the process that listens there; 0 if the system doesn't tell."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(within_s)
         probe.connect(str(path))
@@ -218,7 +218,7 @@ def with_model(identity: str, settings: Settings) -> tuple[RunningServer, Served
 
 
 def stop(server: RunningServer) -> None:
-    """Stop a server, and wait until it has given its memory back; UserError if it does not."""
+    """Stop a server and wait until its memory is free; raises UserError if that takes too long."""
     asyncio.run(_stopped(server))
 
 
@@ -232,6 +232,6 @@ async def _stopped(server: RunningServer) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             return
         except OSError:
-            continue  # busy with its end
+            continue  # busy with stopping
         await asyncio.sleep(LOOK_S)
     raise UserError(f"the server with pid {server.pid} was asked to stop and is still there")

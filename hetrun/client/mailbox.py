@@ -12,11 +12,12 @@ from hetrun.client.events import Event
 class Post:
     """Carries events to the mailboxes of one loop.
 
-    A step gives many requests an event each: to wake the loop for each would cost more than all the rest.
+    A step produces an event for each of many requests; waking the loop for each would cost more than
+    everything else.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.suspects = asyncio.Lock()  # the right to be the only request that may be to blame for deaths
+        self.suspects = asyncio.Lock()  # held by a suspect on its last try: it runs without others
         self._loop = loop
         self._pending: deque[tuple[Mailbox, tuple[Event, ...]]] = deque()
         self._called = False
@@ -28,18 +29,18 @@ class Post:
             self._called = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the loop is closed: nobody waits any more, and our caller must live on
+            except RuntimeError:  # the loop is closed: no reader waits, and the caller must not fail
                 self._pending.clear()
 
     def _deliver(self) -> None:
-        self._called = False  # first: what comes from now on either is seen below, or calls again
+        self._called = False  # first: an event from now on is either seen below or wakes the loop again
         while self._pending:
             box, events = self._pending.popleft()
             box.arrive(events)
 
 
 class Posts:
-    """The post of each loop that a client is used on: one, mostly."""
+    """The carrier of each event loop that a client is used on; usually one."""
 
     def __init__(self) -> None:
         self._posts: dict[asyncio.AbstractEventLoop, Post] = {}
@@ -57,7 +58,7 @@ class Mailbox:
     """The events of one request, for one reader."""
 
     def __init__(self, post: Post, when_over: Callable[[], None] = lambda: None) -> None:
-        """`when_over` is called on the loop when the last event is there, read or not."""
+        """`when_over` is called on the loop when the last event has arrived, read or not."""
         self.newest: Event | None = None
         self._post = post
         self._when_over = when_over

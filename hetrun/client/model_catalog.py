@@ -1,4 +1,4 @@
-"""The models that a list of files and folders names, without opening any of them."""
+"""The models in a list of files and folders, found without opening them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from hetrun.errors import UserError
 
 GGUF = ".gguf"
-# The later parts of a model that is split belong to the first, and projectors of images to another model.
+# Later parts of a split model belong to the first part, and image projectors to another model.
 NO_MODEL = re.compile(r"(?!.*-00001-of-\d{5}\.gguf$).*-\d{5}-of-\d{5}\.gguf$|mmproj", re.IGNORECASE)
 FIRST_PART = re.compile(r"-00001-of-\d{5}$")
 MOST_MODELS = 1000
@@ -22,14 +22,14 @@ MOST_MODELS = 1000
 class Found:
     """A model that may be loaded."""
 
-    name: str  # what requests call it
+    name: str  # its name in requests
     path: Path
     nbytes: int
 
 
 def find_models(places: Iterable[str]) -> Mapping[str, Found]:
-    """By name, in alphabetical order. A folder with a model is that model; one without is looked into, and so
-    are the folders in it. UserError: nothing is there, or two are called the same."""
+    """Models by name, in alphabetical order. A folder with a model is that model; any other folder is
+    searched, with the folders in it. Raises UserError if nothing is found, or two have the same name."""
     found: dict[str, Found] = {}
     for place in places:
         path = Path(place).expanduser()
@@ -49,13 +49,13 @@ def find_models(places: Iterable[str]) -> Mapping[str, Found]:
 
 
 def name_of(path: PurePath) -> str:
-    """What a model is called that lies there."""
+    """The name of the model at this path."""
     name = path.name
     return FIRST_PART.sub("", name[: -len(GGUF)]) if name.lower().endswith(GGUF) else name
 
 
 def identity(model: Path) -> str:
-    """The same for the same files in the same state; nothing if they cannot be looked at."""
+    """A fingerprint of the files' state; empty if they cannot be read."""
     digest = hashlib.sha256()
     try:
         for path in _files(model):
@@ -67,7 +67,7 @@ def identity(model: Path) -> str:
 
 
 def _files(model: Path) -> list[Path]:
-    """All that a model is read from."""
+    """All files that a model is read from."""
     if model.is_dir():
         return sorted(p for p in model.iterdir() if p.suffix in (".safetensors", ".json", ".jinja"))
     if FIRST_PART.search(model.name[: -len(GGUF)]):
@@ -81,7 +81,7 @@ def _parts(first: Path) -> Iterable[Path]:
 
 
 def _within(folder: Path) -> list[Path]:
-    """The models in a folder, and in those directly in it."""
+    """The models in a folder and in its direct subfolders."""
     found: list[Path] = []
     for path in sorted(_entries(folder)):
         if _is_model(path):
@@ -105,7 +105,7 @@ def _is_model(path: Path) -> bool:
 
 
 def _size(path: Path) -> int:
-    """Bytes of all its files."""
+    """The size of all its files in bytes."""
     if path.is_dir():
         return sum(p.stat().st_size for p in path.glob("*.safetensors"))
     if FIRST_PART.search(path.name[: -len(GGUF)]):

@@ -1,9 +1,9 @@
-"""Several models of which some are loaded, within one budget; and one that sleeps while nobody asks.
+"""Several models, some of them loaded, within one budget; or a single model that is unloaded when idle.
 
-A model is loaded when it is first asked for. Its share of the memory is an equal part of all, or what it
-needs where that is more. Where there is no room those go that were not used for longest: at once when nobody
-uses them, else behind the answers that they are giving. Whoever needs room waits in the order of coming, and
-nobody begins with a model that is about to go.
+A model is loaded by its first request. Its share of the memory is an equal part of the budget, or what it
+needs if that is more. If there is no room, the least recently used models are unloaded: at once if they are
+idle, otherwise after their running answers. Requests for room are served in order of arrival, and no request
+starts on a model that is about to be unloaded.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ A = TypeVar("A")
 
 log = logging.getLogger(__name__)
 
-Start = Callable[[Found, int | None], ChatClient]  # begins to load a model, which may take so many bytes
+Start = Callable[[Found, int | None], ChatClient]  # starts to load a model, with a memory limit in bytes
 
 MOST_LOADED = 4
 STOPPED = "the server was stopped before this answer was complete"
-# What a model takes about, before it was ever loaded: its weights, keys and values, and the process.
+# Estimated memory of a model that was never loaded: its weights, keys and values, and the process.
 BESIDE_WEIGHTS, PROCESS = 0.25, 256 << 20
 
 
 class OnDemand:
-    """One model of a shelf: it is loaded by the first request, and may be gone between two."""
+    """One model of a pool: its first request loads it, and it may be unloaded between two requests."""
 
     def __init__(self, found: Found, shelf: Shelf) -> None:
         self.found = found
         self.client: ChatClient | None = None  # while it is loaded, or being loaded
-        self.identity = ""  # of the files, when they were loaded last
+        self.identity = ""  # the files' state when they were last loaded
         self.budget = 0  # of the client
-        self.used_at = 0.0  # when somebody began or ended to use it
-        self.leaving = False  # nobody begins to use it any more
+        self.used_at = 0.0  # when a request last started or ended
+        self.leaving = False  # no further request may start on it
         self.users = 0
         self.unused = asyncio.Event()
         self.unused.set()
@@ -52,17 +52,17 @@ class OnDemand:
 
     @property
     def need(self) -> int:
-        """Bytes that it wants to run well."""
+        """The memory that it needs to run well, in bytes."""
         return int(self.found.nbytes * (1 + BESIDE_WEIGHTS)) + PROCESS
 
     @property
     def failed(self) -> bool:
-        """Whether its engine could not be had, or cannot any more."""
+        """Whether its engine failed to start, or has ended for good."""
         return self.client is not None and self.client.health.status == "failed"
 
     @property
     def ready(self) -> bool:
-        """Whether requests may begin, though they may have to wait until it is loaded."""
+        """Whether requests may start; they may have to wait until it is loaded."""
         return self.client is not None and not self.leaving and not self.failed
 
     @property
@@ -74,7 +74,7 @@ class OnDemand:
         return self.client.health if self.client else Health("ok")
 
     def begin(self) -> None:
-        """Load it now, before anybody asks for it; for one that is alone."""
+        """Load it now, before the first request; for a single model."""
         self._shelf.load(self)
 
     async def info(self) -> ModelInfo:
@@ -88,7 +88,7 @@ class OnDemand:
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         try:
             client = await self._shelf.lend(self)
-        except Exception as error:  # one way for fronts to learn of it, as with a model that is loaded
+        except Exception as error:  # front ends get an error event, as with a loaded model
             yield Event("error", error=error)
             return
         try:
@@ -100,7 +100,7 @@ class OnDemand:
             self._shelf.give_back(self)
 
     async def ask(self, question: Question[A]) -> A:
-        """Who only looks wakes nobody, and keeps nobody awake."""
+        """Status queries neither load a model nor keep it loaded."""
         if question.lane == "now":
             if self.client is None:
                 raise EngineStopped(f"{self.found.name} sleeps until it is asked for")
@@ -115,14 +115,14 @@ class OnDemand:
         return answer
 
     async def close(self) -> None:
-        """Let go of the engine, whoever uses it."""
+        """Release the engine, even if it is in use."""
         client, self.client = self.client, None
         if client:
             await client.close()
 
 
 class Shelf:
-    """All models that may be asked for; as a ChatClient, the one that was used last."""
+    """All models that requests may use; as a ChatClient, the one that was used last."""
 
     def __init__(
         self,
@@ -133,19 +133,19 @@ class Shelf:
         most_loaded: int = MOST_LOADED,
         idle_s: float | None = None,
     ) -> None:
-        """At most `most_loaded` are loaded at a time, and let go when nobody asked for `idle_s`."""
+        """At most `most_loaded` are loaded at a time; each is unloaded after `idle_s` without a request."""
         self.models = {found.name: OnDemand(found, self) for found in models}
         self._start = start
         self._ram = ram
         self._most = min(most_loaded, len(self.models))
         self._idle_s = idle_s
-        self._turn = asyncio.Lock()  # of those who need room, and whoever changes it
+        self._turn = asyncio.Lock()  # held by whoever needs or changes room
         self._going: set[asyncio.Task[None]] = set()
         self.closed = False
 
     @property
     def only(self) -> OnDemand | None:
-        """The one model; None where there are several."""
+        """The only model; None if there are several."""
         return next(iter(self.models.values())) if len(self.models) == 1 else None
 
     @property
@@ -154,7 +154,7 @@ class Shelf:
 
     @property
     def health(self) -> Health:
-        """Ok while models load, too: others answer. Not if one is stuck, which keeps cores from them."""
+        """Ok even while models load, since others answer. Not if one is stuck, because it occupies cores."""
         stuck = (m.health for m in self.loaded if m.health.status == "stuck")
         return next(stuck, Health("ok"))
 
@@ -165,12 +165,12 @@ class Shelf:
         return self._usual().stream(request)
 
     def find(self, name: str) -> OnDemand | None:
-        """The model of several that a request means by a name."""
+        """The model that a request names."""
         return self.models.get(name) or self.models.get(name_of(PurePath(name)))
 
     @property
     def usual(self) -> OnDemand | None:
-        """The one that is meant where none is named: the only one, or the one that was used last."""
+        """The model of a request that names none: the only one, or the one that was used last."""
         if self.loaded:
             return max(self.loaded, key=_used_at)
         return self.only
@@ -181,7 +181,7 @@ class Shelf:
         return model
 
     async def lend(self, model: OnDemand) -> ChatClient:
-        """The model's engine, which stays until it is given back; waits until it is loaded."""
+        """The model's engine, which stays loaded until it is released; waits until it is loaded."""
         if self.closed:
             raise EngineStopped(STOPPED)
         if not model.ready:
@@ -206,17 +206,17 @@ class Shelf:
         return client
 
     def has_ended(self, error: BaseException) -> bool:
-        """Whether this is what becomes of requests when all engines are let go."""
+        """Whether this error means that all engines are being released."""
         return self.closed and isinstance(error, EngineStopped)
 
     def load(self, model: OnDemand) -> None:
-        """Begin to load it; there is room."""
+        """Start to load it; there is room."""
         log.info("%s is loaded", model.found.name)
         model.identity = identity(model.found.path)
         model.client = self._start(model.found, model.budget or None)
 
     def give_back(self, model: OnDemand) -> None:
-        """Somebody does not use it any more."""
+        """A request has ended."""
         model.users -= 1
         model.used_at = monotonic()
         if model.users:
@@ -229,9 +229,9 @@ class Shelf:
         return await self._usual().ask(question)
 
     async def set_ram(self, nbytes: int) -> Mapping[str, int]:
-        """Everything together takes at most so many bytes from now on; what each loaded model has then.
+        """Set the memory limit of all models together; returns each loaded model's memory.
 
-        What nobody uses goes where it is too much. BudgetError: what answers now has more.
+        Idle models are unloaded if necessary. Raises BudgetError if busy models need more.
         """
         async with self._turn:
             loaded = self.loaded
@@ -245,23 +245,23 @@ class Shelf:
                 raise BudgetError(
                     f"{', '.join(kept)} answer now and have more; ask again when they have ended"
                 )
-            for model in sorted(self.loaded, key=_who_goes, reverse=True):  # who may refuse is asked first
+            for model in sorted(self.loaded, key=_who_goes, reverse=True):  # first those that may refuse
                 await self._restrict(model, kept)
             self._ram = nbytes
         return kept
 
     async def close(self) -> None:
-        """Let go of all engines."""
+        """Release all engines."""
         self.closed = True
         await asyncio.gather(*(m.close() for m in self.models.values()), *self._going)
 
     @property
     def loaded(self) -> list[OnDemand]:
-        """Those that have an engine, or will have one in a moment."""
+        """The models that have an engine, or will have one soon."""
         return [m for m in self.models.values() if m.client]
 
     async def _restrict(self, model: OnDemand, shares: dict[str, int]) -> None:
-        """To its share. Who cannot do with it now, and is not used, begins anew when it is asked for."""
+        """Limit it to its share. An idle model that cannot shrink is unloaded until its next request."""
         assert model.client is not None
         share = shares[model.found.name]
         try:
@@ -277,8 +277,8 @@ class Shelf:
         return min(ram, max(ram // self._most, model.need))
 
     async def _make_room(self, model: OnDemand) -> None:
-        """Unload others until it fits, and say what it may take. Without a bound it takes what is free, so it
-        is loaded alone."""
+        """Unload others until it fits, and return its memory limit. Without a budget it takes what is free,
+        so it is loaded alone."""
         if self._ram is not None:
             model.budget = self._share(model, self._ram)
         share = model.budget
@@ -289,7 +289,7 @@ class Shelf:
             await self._unload(min(others, key=_who_goes))
 
     async def _unload(self, model: OnDemand) -> None:
-        """Behind what it is asked now."""
+        """Unload it after its running requests."""
         model.leaving = True
         try:
             await model.unused.wait()
@@ -319,5 +319,5 @@ def _used_at(model: OnDemand) -> float:
 
 
 def _who_goes(model: OnDemand) -> tuple[bool, bool, float]:
-    """First those that nobody uses, of which those first that nobody could."""
+    """A sort key: idle models first, and among them those that cannot be used."""
     return model.users > 0, not model.failed, model.used_at

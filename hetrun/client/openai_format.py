@@ -1,4 +1,4 @@
-"""Requests and events in the words of OpenAI's interface, for a server that somebody else runs."""
+"""Requests and events in OpenAI's format, for a running server."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Json = Mapping[str, Any]
 
 THINKING, THOUGHT = "<think>\n", "\n</think>\n\n"
 REASONS: dict[str, FinishReason] = {"length": "length", "cancelled": "cancelled"}
-MOST_SAID = 500  # characters of a server's reason
-# Those that have another name there, or a place of their own.
+MOST_SAID = 500  # characters of a server's error message
+# Fields that have another name or place there.
 MOST = 1 << 62  # of a number
 MOST_SCORES = 5  # alternatives of a token that OpenAI's completions give
 _APART = ("logprobs", "prompt_logprobs", "max_tokens", "logit_bias")
@@ -47,7 +47,7 @@ def asked_for(request: GenerateRequest, model: str) -> tuple[str, Json]:
 
 
 def _differing(params: SamplingParams) -> Iterator[tuple[str, Any]]:
-    """What is not as it is where nobody says anything; other servers know few of these names."""
+    """The parameters that are not at their default; other servers know few of these names."""
     usual = SamplingParams()
     yield from params.more.items()
     for field in fields(params):
@@ -62,13 +62,13 @@ class Piece(NamedTuple):
     """One event of a stream."""
 
     text: str
-    thinking: bool  # what comes next is thought
+    thinking: bool  # what follows is reasoning
     finish_reason: str = ""
     logprob: TokenLogprob | None = None
 
 
 def piece_of(said: Json, thinking: bool) -> Piece:
-    """Text and thoughts in one, as the model wrote them."""
+    """Text and reasoning together, as the model wrote them."""
     choices = said.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     inner = choice.get("delta")
@@ -95,7 +95,7 @@ def _score(said: object) -> TokenLogprob | None:
 
 
 def _scored(token: str, logprob: float, top: list[tuple[str, float]]) -> TokenLogprob:
-    """Tokens have no numbers there."""
+    """OpenAI's API has no token ids."""
     pieces = tuple(text.encode() for text, _ in top)
     return TokenLogprob(-1, logprob, tuple((-1, p) for _, p in top), token.encode(), pieces)
 
@@ -118,7 +118,7 @@ def echoed(said: Json) -> Iterator[Event]:
 
 
 def last_of(end: Json, count: int, begun: float, first: float, now: float, thinking: bool) -> Event:
-    """The last event: what the server says of itself, else what was seen from here."""
+    """The last event, with the server's own figures if it sends them, else with those measured here."""
     usage, timings = end.get("usage"), end.get("timings")
     known: Json = usage if isinstance(usage, dict) else {}
     times: Json = timings if isinstance(timings, dict) else {}
@@ -140,7 +140,7 @@ def last_of(end: Json, count: int, begun: float, first: float, now: float, think
 
 
 def info_of(model: Json, url: str) -> ModelInfo:
-    """What a server says of a model; what it does not say is nothing."""
+    """A server's description of a model; missing values are empty."""
     meta = model.get("meta")
     known: Json = meta if isinstance(meta, dict) else {}
 
@@ -164,15 +164,15 @@ def info_of(model: Json, url: str) -> ModelInfo:
 
 
 def status_of(model: Json) -> str:
-    """What a server says of a model in its list, in llama.cpp's words: loaded, loading, unloaded, failed;
-    nothing where it has no such word."""
+    """The state of a model in a server's list, in llama.cpp's terms: loaded, loading, unloaded, failed;
+    empty if the server doesn't say."""
     status = model.get("status")
     return str(status.get("value", "")) if isinstance(status, dict) else ""
 
 
 def read(kind: Any, said: object) -> Any:  # noqa: ANN401 - of the kind that is asked for
-    """Plain data of ours as a server wrote it in JSON; a ValueError says what is not as it should be. What
-    is missing has its usual value, if it has one."""
+    """Parse one of our dataclasses from a server's JSON; raises ValueError if it is invalid. Missing fields
+    get their defaults, if they have one."""
     inner, parts = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(said, dict):
         kinds = get_type_hints(kind)
@@ -199,7 +199,7 @@ def read(kind: Any, said: object) -> Any:  # noqa: ANN401 - of the kind that is 
 
 
 def failure(url: str, status: int, said: Json) -> HetrunError:
-    """Why a server did not do it, in its own words where it has some."""
+    """The server's error message, if it sent one."""
     error = said.get("error")
     why = error.get("message") if isinstance(error, dict) else error
     told = str(why or said.get("detail") or f"it answers with status {status}")[:MOST_SAID]
@@ -208,5 +208,5 @@ def failure(url: str, status: int, said: Json) -> HetrunError:
 
 
 def number(value: object) -> float:
-    """A number, or 0 for what is none."""
+    """A number; 0 for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

@@ -1,7 +1,7 @@
-"""What a front may ask the engine's process besides answers of the model: plain data that can cross a pipe.
+"""Queries to the engine's process that are not generations: plain data that can cross a pipe.
 
-Each kind of question has a lane, and lanes do not wait for each other: a slow template holds up other
-templates, and nothing else. None of them holds up the engine's thread for long.
+Each kind of query has a lane, and lanes don't wait for each other: a slow template delays other templates and
+nothing else. None of them occupies the engine's thread for long.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from hetrun.client.events import Message, Streaming
 
 A = TypeVar("A", covariant=True)
 
-# "now": answered at once from what is known; "texts": cut by the engine's thread, piece by piece;
-# "templates": by the process that runs them; "model": behind the step that runs now, one behind the other.
+# "now": answered at once; "texts": tokenised by the engine's thread, piece by piece; "templates": answered by
+# the template process; "model": one after the other, after the current step.
 Lane = Literal["now", "texts", "templates", "model"]
-LANES: Mapping[Lane, int] = {"now": 1, "texts": 2, "templates": 1, "model": 1}  # so many threads each
+LANES: Mapping[Lane, int] = {"now": 1, "texts": 2, "templates": 1, "model": 1}  # threads of each
 
 
 class Question(Generic[A]):
-    """Its answer is an `A`."""
+    """A query whose answer is an `A`."""
 
     lane: ClassVar[Lane]
-    repeatable: ClassVar[bool] = True  # may be asked again where a process dies over it
+    repeatable: ClassVar[bool] = True  # may be repeated if the process dies
 
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """A layer, or what stands before or behind all of them."""
+    """A layer, or a part before or after all layers."""
 
     scope: str  # `blk.3`, `embed`, `output`
     nbytes: int = 0  # of weights as they are stored
-    streamed: int = 0  # of these, so many come from disk for every pass
-    crossing: int = 0  # of these, so many come over a link to a device for every pass of one token
+    streamed: int = 0  # how many of these are read from disk for every pass
+    crossing: int = 0  # how many of these cross a link to a device for every pass of one token
     decode: Mapping[str, int] = field(default_factory=dict)  # backends by the ops they run, for one token
-    prefill: Mapping[str, int] = field(default_factory=dict)  # the same for many
+    prefill: Mapping[str, int] = field(default_factory=dict)  # the same for many tokens
 
 
 @dataclass(frozen=True)
 class Tokenize(Question[list[int]]):
     """The tokens of a text.
 
-    With `add_special` as a prompt has them: one begins the sequence where the model wants that and the text
-    does not say it itself. With `parse_special` texts of special tokens are these.
+    `add_special` adds the special tokens of a prompt: one begins the sequence if the model uses it and the
+    text doesn't contain it. `parse_special` turns the texts of special tokens into these tokens.
     """
 
     lane = "texts"
@@ -77,14 +77,14 @@ class TokenizerFacts:
 
 @dataclass(frozen=True)
 class TokenizerInfo(Question[TokenizerFacts]):
-    """What there is to know of the tokenizer and the chat template."""
+    """The tokenizer and the chat template."""
 
     lane = "texts"
 
 
 @dataclass(frozen=True)
 class Render(Question[str]):
-    """Messages as the text that a request with them begins with."""
+    """The text of a request's messages, rendered by the template."""
 
     lane = "templates"
     messages: tuple[Message, ...]
@@ -93,14 +93,14 @@ class Render(Question[str]):
 
 @dataclass(frozen=True)
 class PlanNow(Question[Mapping[str, object]]):
-    """What `hetrun plan --json` says, of what runs now."""
+    """The current plan, as `hetrun plan --json` prints it."""
 
     lane = "model"
 
 
 @dataclass(frozen=True)
 class StepSeconds(Question[float | None]):
-    """What a step takes of so many tokens of each sequence, each behind so many others; None: unknown yet."""
+    """The predicted time of a step; each sequence is (new tokens, earlier tokens). None: not known yet."""
 
     lane = "model"
     chunks: tuple[tuple[int, float], ...]
@@ -108,10 +108,10 @@ class StepSeconds(Question[float | None]):
 
 @dataclass(frozen=True)
 class SetRam(Question[Mapping[str, int]]):
-    """Take at most so many bytes from now on; what the model takes then, by what it is for.
+    """Set the memory limit in bytes; returns the model's memory by kind.
 
-    An error says why nothing has changed: a BudgetError that what runs needs more. It is not asked again of
-    the next process: the last one may have died of it.
+    After an error nothing has changed; a BudgetError means that running requests need more. The query is not
+    repeated in the next process, because the last one may have died of it.
     """
 
     lane = "model"
@@ -121,11 +121,11 @@ class SetRam(Question[Mapping[str, int]]):
 
 @dataclass(frozen=True)
 class Slot:
-    """A request that the engine has; nothing of what it says."""
+    """A request in the engine, without any text."""
 
     id: int
     state: Literal["waiting", "prompt", "answer", "displaced"]
-    seconds: float  # since it came
+    seconds: float  # since its arrival
     prompt_tokens: int = 0  # 0: not known yet
     prompt_computed: int = 0
     cached_tokens: int = 0
@@ -135,15 +135,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums since the process began."""
+    """Totals since the process started."""
 
     requests: Mapping[str, int] = field(default_factory=dict)  # by how they ended
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of these, so many were not computed
+    cached_tokens: int = 0  # how many of these came from the prefix cache
     answer_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
-    begun: int = 0  # answers whose first token came
+    begun: int = 0  # answers that have a first token
     first_token_s: float = 0.0  # of these, from their arrival
     steps: int = 0
     step_s: float = 0.0
@@ -151,35 +151,35 @@ class Counts:
 
 @dataclass(frozen=True)
 class EngineState:
-    """What the engine has to do, and what it has done."""
+    """The engine's current load, and totals so far."""
 
     counts: Counts
     slots: tuple[Slot, ...]
     places: int  # sequences that run together
     context: int
-    budget: int | None  # bytes that everything may take
+    budget: int | None  # the memory limit in bytes
     streaming: Streaming | None
     memory: Mapping[str, int] = field(default_factory=dict)  # the bill, by what it is for
-    used: int = 0  # bytes that the process has by the kernel's count; 0: not known
+    used: int = 0  # the process's memory in bytes, by the kernel's count; 0: not known
     reason: str = ""  # of the last change of plan
     threads: Mapping[str, int] = field(default_factory=dict)  # of passes of one token, and of many
     devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bills of their own memory
     crossed: Mapping[str, int] = field(default_factory=dict)  # bytes of weights that came over links so far
-    in_use: Mapping[str, int] = field(default_factory=dict)  # memory of late, like the bill; empty: unknown
-    waited_s: float = 0.0  # of the engine's thread, for devices that work by themselves
-    at: float = field(default=0.0, compare=False)  # when this was so, on a clock of the engine's process
+    in_use: Mapping[str, int] = field(default_factory=dict)  # recent memory by kind; empty: unknown
+    waited_s: float = 0.0  # of the engine's thread, for asynchronous devices
+    at: float = field(default=0.0, compare=False)  # when, on a clock of the engine's process
 
 
 @dataclass(frozen=True)
 class Layers(Question[tuple[LayerPlace, ...]]):
-    """Where each layer's weights lie and what computes with them; nothing of a model that runs as a whole."""
+    """Where each layer's weights are and which backends compute it; empty if the model runs as a whole."""
 
     lane = "now"
 
 
 @dataclass(frozen=True)
 class State(Question[EngineState]):
-    """Everything for a look at the engine from outside."""
+    """Everything that a panel shows of the engine."""
 
     lane = "now"
 
@@ -189,25 +189,25 @@ class Foreseen:
     """What other options would mean for the model that runs."""
 
     context: int
-    decode_tok_s: float | None  # one token at a time, behind a short text; None: nobody knows
+    decode_tok_s: float | None  # one token at a time, after a short text; None: unknown
     full_tok_s: float | None  # the same with the context full
     prefill_tok_s: float | None
     memory: Mapping[str, int]  # the bill, by what it is for
     devices: Mapping[str, Mapping[str, int]]  # bills of their own memory
     streamed_bytes: int  # of weights that every pass reads from disk
-    measured: bool  # speeds come from times that were measured here
+    measured: bool  # speeds come from times measured on this machine
     threads: int  # of passes of one token
     kv_type: str
     notes: tuple[str, ...] = ()
 
 
-KNOBS = ("ctx", "kv_type", "ram", "vram", "threads")  # what can be tried by `WhatIf`
+KNOBS = ("ctx", "kv_type", "ram", "vram", "threads")  # options that `WhatIf` can change
 
 
 @dataclass(frozen=True)
 class WhatIf(Question[Foreseen]):
-    """What would be with some of `KNOBS` changed, as users write them; an error says why that cannot be.
-    Nothing is changed by it."""
+    """Predicts the effect of changing some of `KNOBS`, given as users write them; an error says why that is
+    impossible. Changes nothing."""
 
     lane = "model"
     changes: Mapping[str, object] = field(default_factory=dict)

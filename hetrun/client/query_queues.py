@@ -1,4 +1,4 @@
-"""In the engine's process: questions on threads of their own, so that no request waits behind one."""
+"""In the engine's process: queries run on threads of their own, so that no request waits for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetrun.client.wire_protocol import Ask, Reply, portable
 
 
 class Answerer(Protocol):
-    """Whoever knows the answers."""
+    """Answers queries."""
 
     def ask(self, question: Question[Any]) -> object:
         """The answer; waits for it, and is called from several threads."""
@@ -20,7 +20,7 @@ class Answerer(Protocol):
 
 
 class Lanes:
-    """A queue for each kind of question; one that a single thread serves keeps their order."""
+    """A queue for each kind of query. A queue with a single thread keeps their order."""
 
     def __init__(self, engine: Answerer, send: Callable[[Reply], None]) -> None:
         self._engine = engine
@@ -34,7 +34,7 @@ class Lanes:
                 ).start()
 
     def put(self, order: Ask) -> None:
-        """Have it answered when its turn comes."""
+        """Queue a query; it is answered in its turn."""
         self._queues[order.question.lane].put(order)
 
     def _serve(self, orders: queue.SimpleQueue[Ask]) -> None:

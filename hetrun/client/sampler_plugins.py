@@ -1,4 +1,4 @@
-"""Links of the sampling chain that packages bring: their names, and the parameters that come with them.
+"""Samplers from plugins: their names and their parameters.
 
 Apart from `hetrun.sampling`, so that a front knows the parameters without numpy.
 """
@@ -35,7 +35,7 @@ class Parameter:
     whole: bool = False
 
     def check(self, where: str, value: object) -> float:
-        """The number, or an OptionError that calls it `where`."""
+        """The number; raises an OptionError that calls it `where`."""
         kind = "an integer" if self.whole else "a number"
         if not isinstance(value, bool) and isinstance(value, Real):
             number = float(value)
@@ -50,13 +50,13 @@ class Link:
     """One link of the chain, registered in `hetrun.samplers` under the name that --samplers takes."""
 
     parameters: tuple[Parameter, ...]
-    # The rules for a request, or none where it is switched off; numbers are in `setting.params.more`.
+    # The rules for a request; empty if it is switched off. Its numbers are in `setting.params.more`.
     rules: Callable[[Setting], Sequence[Rule]]
-    before: str = "temperature"  # where it stands in the usual order
+    before: str = "temperature"  # its place in the default order
 
 
 def link(name: str) -> Link | None:
-    """The link of that name; None: there is none. PluginError: it is left out."""
+    """The link of that name, or None. Raises PluginError if it is disabled."""
     if (point := entry_points.find(GROUP, name)) is None:
         return None
     found = entry_points.load(point)
@@ -79,19 +79,19 @@ def _fault(found: object) -> str:
 
 
 def usable() -> Mapping[str, Link]:
-    """All that work, by name."""
+    """All links that work, by name."""
     found: dict[str, Link] = {}
     for name in entry_points.points(GROUP):
         try:
             if (one := link(name)) is not None:
                 found[name] = one
-        except PluginError:  # which was said
+        except PluginError:  # which has been reported
             continue
     return found
 
 
 def parameters() -> Mapping[str, Parameter]:
-    """Those of all links, by name; of a name that two have the first counts."""
+    """The parameters of all links, by name; if two have the same name, the first counts."""
     found: dict[str, Parameter] = {}
     for one in usable().values():
         for p in one.parameters:
@@ -100,7 +100,7 @@ def parameters() -> Mapping[str, Parameter]:
 
 
 def order(usual: Sequence[str], given: Mapping[str, float]) -> tuple[str, ...]:
-    """The usual order, and in it the links of which a request gives a parameter."""
+    """The default order, with the plugins' links whose parameters a request sets."""
     names = list(usual)
     for name, one in usable().items():
         if any(p.name in given for p in one.parameters):

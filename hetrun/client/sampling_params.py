@@ -15,7 +15,7 @@ from typing import Any, Literal
 from hetrun.client import sampler_plugins
 from hetrun.errors import OptionError
 
-LEAST_TEMPERATURE = 1e-6  # far below it a quotient of two logits overflows; whoever wants less wants 0
+LEAST_TEMPERATURE = 1e-6  # far below it, a quotient of two logits overflows; a smaller temperature means 0
 MOST_LOGPROBS = 128  # each is sorted out on the engine thread and sent with every token
 MOST = 1e6  # of numbers with no natural end; far from overflow in any formula they stand in
 MOST_BIAS = 1e9  # far beyond any logit, and far from overflow when added to one
@@ -30,7 +30,7 @@ SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What an answer must look like."""
+    """The required format of an answer."""
 
     kind: Literal["json_schema", "regex", "grammar", "parts"]
     text: str  # JSON, a regular expression, a grammar in GBNF or Lark, or JSON as `grammar.composed` has it
@@ -133,7 +133,7 @@ class SamplingParams:
 
     @property
     def structure(self) -> Structure | None:
-        """What the answer must look like, if anything."""
+        """The required format of the answer, if any."""
         for kind in STRUCTURES:
             if (text := getattr(self, kind)) is not None:
                 return Structure(kind, text)
@@ -164,7 +164,7 @@ def _names() -> list[str]:
 
 
 def _with_brought(given: dict[str, Any], others: Sequence[str]) -> dict[str, Any]:
-    """The values, those of samplers that packages brought under `more`."""
+    """The values; those of plugins' samplers are under `more`."""
     if not others:
         return given
     brought = sampler_plugins.parameters()
@@ -197,7 +197,7 @@ def _integer(least: int, most: int | None = None, hint: str = "") -> Check:
 def _integer_of(name: str, value: object, least: int, most: int | None = None, hint: str = "") -> int:
     allowed = f"an integer of {least} or more" if most is None else f"an integer from {least} to {most}"
     said = f"{allowed} ({hint})" if hint else allowed
-    # numpy's integers are Integral too. So is bool, but nobody means 1 by True here.
+    # numpy's integers are Integral too. So is bool, but True is no sensible number here.
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise OptionError(f"{name} must be {said}, not {short(value)}")
     number = int(value)
@@ -228,7 +228,7 @@ def _number(name: str, value: object, said: str) -> float:
 
 
 def temperature_of(name: str, value: object) -> float:
-    """A temperature that can be used, or an OptionError that calls it `name`."""
+    """A valid temperature; raises an OptionError that calls it `name`."""
     said = f"0 (greedy) or a finite number of {LEAST_TEMPERATURE:g} or more"
     number = _number(name, value, said)
     if number == 0 or LEAST_TEMPERATURE <= number < math.inf:  # NaN fails every comparison
@@ -287,7 +287,7 @@ SPELLINGS = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature", "n
 
 
 def _schema(name: str, value: object) -> str | None:
-    """A JSON schema as text; it is compiled where the vocabulary is known."""
+    """A JSON schema as text; it is compiled later, when the vocabulary is known."""
     import json  # on use: few answers have a schema
 
     from hetrun.system.strict_json import fault_in_json

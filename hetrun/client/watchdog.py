@@ -1,7 +1,7 @@
-"""In the engine's process: notices a step that does not get on, and says that the process is alive.
+"""In the engine's process: detects a step that makes no progress, and sends a pulse.
 
-A model computes on all cores, so the thread sleeps nearly always. What it cannot notice, because it does not
-even run (the process was stopped, or a native call keeps the interpreter lock), the parent notices: no pulse.
+A model computes on all cores, so this thread nearly always sleeps. If it cannot run at all (the process was
+stopped, or a native call holds the interpreter lock), the parent notices the missing pulse.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ log = logging.getLogger(__name__)
 
 
 def write_stacks() -> None:
-    """From now on stacks go to stderr: of a thread that crashes, and of all when the process is asked.
+    """Write stacks to stderr: of a thread that crashes, and of all threads after a signal.
 
-    It is asked by a signal, whose handler needs no interpreter lock. To look at threads that run may crash.
+    The signal's handler needs no interpreter lock. Inspecting running threads may crash.
     """
     faulthandler.enable(all_threads=False)
     faulthandler.register(ASK_FOR_STACKS, all_threads=True)
 
 
 class Watchdog:
-    """Compares how long nothing new begins in the engine's step with what was predicted for the whole step.
+    """Compares the time without progress in the engine's step with the predicted time of the whole step.
 
-    Where other programs have the cores it has more patience, as far as our threads waited for one meanwhile.
+    If other programs use the cores, it waits longer, for as long as our threads waited for a core.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class Watchdog:
         pulse: Callable[[], Pulse] = Pulse,
         queue: RunQueue | None = None,
     ) -> None:
-        """`doing`: what the engine is in the middle of; `pulse`: what is said at each look; `queue`:
-        how long our threads waited for cores."""
+        """`doing`: returns the step being computed; `pulse`: called at each look; `queue`: returns how long
+        our threads waited for cores."""
         self._doing = doing
         self._pulse = pulse
         self._patience = patience
         self._tell = tell
-        self._at: tuple[float, str, int] | None = None  # the step that it looks at, and how far that is
+        self._at: tuple[float, str, int] | None = None  # the observed step, and its progress
         self._still = Standstill(queue or RunQueue(os.getpid()), patience.busy)
-        self._busy = self._stuck = False  # what was said of it
+        self._busy = self._stuck = False  # what was reported
 
     def run(self, closed: threading.Event) -> None:
-        """Look once in a while, until it is closed."""
+        """Look from time to time, until it is closed."""
         last = perf_counter()
         while not closed.wait(self._patience.look):
             now = perf_counter()
@@ -71,7 +71,7 @@ class Watchdog:
             self._still.begin()
             self._well()
             return
-        # Counted here and not since the step began: a process that was stopped for an hour has not computed.
+        # Counted here, not since the step began: a process that was stopped for an hour has not computed.
         self._still.add(min(elapsed, 2 * self._patience.look))
         seconds, limit = self._still.seconds, self._patience.limit(doing.expected_s)
         stretched = limit * self._still.stretch

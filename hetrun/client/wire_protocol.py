@@ -1,4 +1,4 @@
-"""What crosses the pipe between a front and the engine's process, and how.
+"""The messages between a front end and the engine's process, and how they cross the pipe.
 
 The parent sends one `Load`, then any number of `Submit`, `Cancel` and `Ask`, then `Close`. The child
 answers with `Progress` while it loads and one `Ready` or `Failed`; then come `Answer`s, a `Reply` to each
@@ -27,32 +27,32 @@ from hetrun.errors import DeadlineExceeded, HetrunError, Overloaded, UserError
 
 log = logging.getLogger(__name__)
 
-# A step gives its tokens one by one, over a millisecond or so: one message carries them all.
+# A step produces its tokens over about a millisecond; one message carries all of them.
 LINGER_S = 0.002
-SMALL = 16 << 10  # bytes; a pipe that has room at all has room for so many
+SMALL = 16 << 10  # bytes; a pipe that is writable has room for this many
 ASK_FOR_STACKS = signal.SIGUSR1  # the one message that needs no pipe
 _PLAIN = Event("token")
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a worker may take or be silent, in seconds. Tests have less of it."""
+    """Time limits of a worker, in seconds. Tests use shorter ones."""
 
-    look: float = 1.0  # between two looks at what it does
-    times: float = 20.0  # a step is stuck when it takes so many times what was predicted
+    look: float = 1.0  # between two looks
+    times: float = 20.0  # a step is stuck if it takes this many times its predicted time
     least: float = 5.0  # but not before
-    unknown: float = 60.0  # where nothing was predicted
-    silent: float = 10.0  # a process without a pulse for so long is stuck as a whole
-    kill_times: float = 3.0  # what stays stuck so many times longer is ended
+    unknown: float = 60.0  # without a prediction
+    silent: float = 10.0  # a process without a pulse for this long is stuck
+    kill_times: float = 3.0  # a worker that stays stuck this many times longer is ended
     kill_least: float = 30.0
-    busy: float = 8.0  # so many times as long, at most, where its threads wait for cores that others have
+    busy: float = 8.0  # at most this many times as long, if its threads wait for busy cores
 
     def limit(self, expected_s: float | None) -> float:
-        """When a step counts as stuck in which no segment begins, on a machine that nobody else uses."""
+        """When a step without progress counts as stuck, on an otherwise idle machine."""
         return self.unknown if expected_s is None else max(self.times * expected_s, self.least)
 
     def end(self, limit: float) -> float:
-        """When a worker is ended that is stuck since `limit`."""
+        """When a worker that is stuck since `limit` is ended."""
         return max(self.kill_times * limit, self.kill_least)
 
 
@@ -63,15 +63,15 @@ class Load:
     engine: str
     options: Mapping[str, object]
     patience: Patience = Patience()
-    verbose: bool = False  # say what the engine decides, too
-    remarks: bool = False  # what it says comes through the pipe, and not to its standard error
+    verbose: bool = False  # also report the engine's decisions
+    remarks: bool = False  # messages go through the pipe instead of standard error
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
     key: int
     request: GenerateRequest
-    asked: float  # time.monotonic of when it came, which is the same clock in all processes
+    asked: float  # its arrival by time.monotonic, which is the same clock in all processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Finish: cancel what runs and exit."""
+    """Cancel running requests and exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Loading has come this far, from 0 to 1."""
+    """The loading progress, from 0 to 1."""
 
     fraction: float
 
@@ -105,7 +105,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question that is not for the model."""
+    """A query that is not a generation."""
 
     key: int
     question: Question[Any]
@@ -113,7 +113,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Its answer, of the type that the question says, or why there is none."""
+    """The answer to a query, of the query's type, or an error."""
 
     key: int
     answer: object
@@ -124,12 +124,12 @@ class Reply:
 class Pulse:
     """The process is alive."""
 
-    streaming: Streaming | None = None  # what its last passes were like that read weights from disk
+    streaming: Streaming | None = None  # statistics of recent passes that read weights from disk
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A step does not get on; said again and again until it does."""
+    """A step makes no progress; sent repeatedly until it does."""
 
     what: str  # the segment
     seconds: float  # since it began
@@ -139,12 +139,12 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Unstuck:
-    """The step gets on, or has ended after all."""
+    """The step makes progress again, or has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something that the engine's process says to people; its front knows where there is room for that."""
+    """A message to the user from the engine's process; the front end decides where to show it."""
 
     level: int  # of `logging`
     text: str
@@ -166,18 +166,17 @@ Message = ToWorker | FromWorker
 class Channel:
     """Messages over a pipe, both ways.
 
-    Sending never makes its caller wait, for a front's event loop and the engine's thread are the callers.
-    What is small and finds the pipe empty is written at once: behind the call the caller computes, and a
-    thread that has to wake up first would wait for a core. The rest queues, and a thread writes all that is
-    pending in one go.
+    Sending never blocks, because its callers are a front end's event loop and the engine's thread. A small
+    message is written at once if the pipe is empty: the caller computes next, and a thread that has to wake
+    up first would wait for a core. Other messages are queued, and a thread writes all pending ones together.
     """
 
     def __init__(self, connection: Connection) -> None:
-        self.linger_s = 0.0  # how long a message waits for others
+        self.linger_s = 0.0  # how long a message may wait for others
         self._connection = connection
         self._pending: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._unsent = 0  # messages that are pending or being written by the thread
-        self._lock = threading.Lock()  # of the senders: what is sent first arrives first
+        self._lock = threading.Lock()  # held by senders, to keep the order
         self._room = select.poll()
         self._room.register(connection.fileno(), select.POLLOUT)
         self._writer = threading.Thread(target=self._write, name="hetrun-pipe-writer", daemon=True)
@@ -205,7 +204,7 @@ class Channel:
     def close(self) -> None:
         """Write what is pending, then hang up."""
         self._pending.put(None)
-        # A peer that no longer reads must not keep us; the thread is a daemon.
+        # A peer that no longer reads must not block the exit; the thread is a daemon.
         self._writer.join(timeout=2)
         self._connection.close()
 
@@ -224,7 +223,7 @@ class Channel:
                 # Not `Connection.send`, whose pickler looks everything up twice.
                 self._connection.send_bytes(pickle.dumps(batch, pickle.HIGHEST_PROTOCOL))
             except OSError:
-                # The reader of this side sees the end of the pipe and says so; nothing is lost that mattered.
+                # This side's reader sees the end of the pipe and reports it, so nothing is lost.
                 return
             with self._lock:
                 self._unsent -= len(batch)
@@ -263,7 +262,7 @@ def _unpacked_event(packed: Event | tuple[int | None, str]) -> Event:
 
 
 def portable(error: Exception) -> Exception:
-    """The error as it can cross the pipe; one that is our fault carries its traceback as a note."""
+    """The error in a form that can cross the pipe; an internal error carries its traceback as a note."""
     ours = not isinstance(error, (UserError, Overloaded, DeadlineExceeded))
     if ours and not getattr(error, "__notes__", None):
         error.add_note("".join(traceback.format_exception(error)))

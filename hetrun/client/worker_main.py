@@ -44,31 +44,31 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 
 ENGINE, CHAT = "hetrun.api.local_model:for_conversations", "hetrun.api.local_model:for_a_chat"
-# The first token of an answer has some way to go, through the front to whoever asked. If the next step began
-# at once, on all cores, they would wait for one: 8 ms on two cores, 2 with ours left to them for a moment.
+# The first token of an answer passes through the front end to the client. If the next step began at once, on
+# all cores, these processes would wait for a core: 8 ms on two cores, 2 if ours stays free for a moment.
 HEAD_START_S = 0.002
 
 
 class Answerer(Protocol):
-    """The part of `LocalModel` that fronts use. `on_event` runs on the engine thread and must be quick."""
+    """What front ends use of `LocalModel`. `on_event` runs on the engine thread and must be quick."""
 
     @property
     def info(self) -> ModelInfo: ...
 
     @property
     def doing(self) -> Doing | None:
-        """What the engine is in the middle of; None while it waits, or between two steps."""
+        """The step being computed; None while the engine waits, or between two steps."""
 
     @property
     def streaming(self) -> Streaming | None:
-        """What its last passes were like that read weights from disk; from any thread, at once."""
+        """Statistics of recent passes that read weights from disk; returns at once, on any thread."""
 
     def submit(self, request: GenerateRequest, on_event: Callable[[Event], None]) -> int: ...
 
     def cancel(self, request_id: int) -> None: ...
 
     def ask(self, question: Question[A]) -> A:
-        """The answer to a question; waits for it, and is called from any thread."""
+        """The answer to a query; blocks until it is there, on any thread."""
         ...
 
     def close(self) -> None: ...
@@ -78,7 +78,7 @@ def main(descriptor: int) -> None:
     """The child's whole life; `descriptor` is its end of the pipe."""
     # Ctrl-C reaches the whole foreground group, and the parent decides. Until here the signal was blocked.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # some send it to all processes of a service
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all processes of a service by some
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     write_stacks()
     os.set_inheritable(descriptor, False)  # a child of ours must not keep the pipe open when we are gone
@@ -99,7 +99,7 @@ def main(descriptor: int) -> None:
 
 
 class Remarks(logging.Handler):
-    """Sends what is said to the front: written from here it would fall into a bar that the front draws."""
+    """Sends messages to the front end: written here, they would break its progress bar."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__()
@@ -110,13 +110,13 @@ class Remarks(logging.Handler):
 
 
 def _read(channel: Channel, orders: queue.SimpleQueue[Message]) -> None:
-    """Pass orders on; a thread of its own, so that the end of the parent is noticed while a model loads."""
+    """Pass on orders, on a thread of its own, so that the parent's end is noticed while a model loads."""
     try:
         while True:
             for message in channel.receive():
                 orders.put(message)
     except (EOFError, OSError):
-        # The parent is gone: nobody waits for anything, and no other thread may hold the exit up.
+        # The parent is gone: nothing waits for answers, and no other thread may delay the exit.
         os._exit(0)
 
 
@@ -161,7 +161,7 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
         """Runs on the engine's thread."""
         last = events[-1]
         if isinstance(last.error, EngineStopped):
-            # The engine has ended without being asked to: as good as dead, and the parent knows what to do.
+            # The engine ended by itself: exit, and the parent handles it like a crash.
             orders.put(Failed(last.error))
             return
         if last.last:
@@ -179,7 +179,7 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
                 sleep(HEAD_START_S)
 
     def collect(key: int, so_far: list[Event], event: Event) -> None:
-        """The same for a request that wants nothing before its end: until then it can be asked again."""
+        """The same for a request that needs nothing before its end: until then it can be repeated."""
         so_far.append(event)
         if event.last:
             answer(key, *so_far)
@@ -211,14 +211,14 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
 
 
 def _linger_s(running: Collection[int], begun: Collection[int], patient: Mapping[int, float]) -> float:
-    """Several at once have events at the same time; who looks at a screen sees no single token."""
+    """How long events may be held back: with several requests, no reader notices single tokens."""
     if len(running) > 1:
         return LINGER_S
     return max([patient.get(key, 0.0) for key in tuple(begun)], default=0.0)
 
 
 def _arrived(request: GenerateRequest, asked: float) -> GenerateRequest:
-    """The request as it is now: a part of its time has passed since somebody asked, if it waited for us."""
+    """The request with the time that is left of its deadline, since it may have waited for the worker."""
     if request.deadline_s is None:
         return request
     return replace(request, deadline_s=max(request.deadline_s - (monotonic() - asked), 0.0))

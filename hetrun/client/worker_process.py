@@ -43,35 +43,35 @@ from hetrun.system import subprocesses
 from hetrun.system.run_queue import RunQueue, Standstill
 
 log = logging.getLogger(__name__)
-remarks = logging.getLogger("hetrun.engine")  # what it says would come from there, were it in this process
+remarks = logging.getLogger("hetrun.engine")  # the worker's messages appear under this name
 
 GRACE_S = 3.0  # how long a worker may take to close by itself
-WRITING_S = 60.0  # and if it has prompts to write before
+WRITING_S = 60.0  # and if it has to write prompts first
 STACKS_S = 0.5  # how long it may take to write its stacks before it is killed
-STACKS = "Fatal Python error: "  # they begin so when it crashes
+STACKS = "Fatal Python error: "  # the first line of the stacks after a crash
 LAST_WORDS = 300  # characters of the worker's own output quoted when it died
-MOST_ASKED = 256  # questions at a time, also of those who do not wait for an answer any more
-RETRY_S = 1.0  # nothing is known of how long those take
+MOST_ASKED = 256  # queries at a time, including abandoned ones
+RETRY_S = 1.0  # the time of queries is not predicted
 
 A = TypeVar("A")
 OnEvents = Callable[[tuple[Event, ...]], None]
 
 
 class Died(EngineStopped):
-    """The worker died while it had the request, which may be asked again if nothing of it was sent on."""
+    """The worker died while it had the request, which may be repeated if none of its answer was passed on."""
 
 
 class Life:
-    """The process, the requests that it has, and what it says of itself."""
+    """The process, its requests, and its reported state."""
 
     def __init__(self, load: Load, log: BinaryIO | None = None) -> None:
-        """Begins at once; what it prints goes to `log`, or else to our standard error."""
+        """Starts at once; its output goes to `log`, or else to our standard error."""
         self.progress = 0.0
         self.info: ModelInfo | None = None  # once it is ready
-        self.error: Exception | None = None  # why it cannot work
-        self.answered = False  # whether anything came of any request
-        self.streaming: Streaming | None = None  # as it said last
-        self.load = load  # what a process is to be told that shall be like this one is now
+        self.error: Exception | None = None  # why it failed
+        self.answered = False  # whether any request got an event
+        self.streaming: Streaming | None = None  # as last reported
+        self.load = load  # orders that bring a new process into this one's state
         self._log = log
         self._log_began = 0 if log is None else os.fstat(log.fileno()).st_size
         self._patience = load.patience
@@ -83,9 +83,9 @@ class Life:
         self._over = False
         self._closing = False
         self._end: str | None = None  # why we ended it
-        self._heard = False  # whether it said anything since the last look
-        self._silent: Stuck | None = None  # it gives no sign of life, and does not only wait for a core
-        self._step: Stuck | None = None  # what its own watchdog says
+        self._heard = False  # whether it sent anything since the last look
+        self._silent: Stuck | None = None  # it sends no pulse, and doesn't merely wait for a core
+        self._step: Stuck | None = None  # reported by its own watchdog
         self._keys = itertools.count()
         self._process, ours = _begin(2 if log is None else log.fileno())
         self._silence = Standstill(RunQueue(self._process.pid), self._patience.busy)
@@ -102,16 +102,16 @@ class Life:
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to do."""
+        """Whether it is idle."""
         return not self._running and not self._asked
 
     @property
     def stuck(self) -> Stuck | None:
-        """Whether it does not get on: silent as a whole, or in one step."""
+        """Whether it makes no progress: no pulse, or a stuck step."""
         return self._silent or self._step
 
     def submit(self, request: GenerateRequest, asked: float, on_events: OnEvents) -> int | None:
-        """Give it a request and return its key; None if it has none any more, because it is over.
+        """Submit a request and return its key; None if the process has ended.
 
         `on_events` is called on another thread; if it dies, with one error event that holds a `Died`.
         """
@@ -124,9 +124,9 @@ class Life:
         return key
 
     def ask(self, question: Question[A]) -> Future[A] | None:
-        """Ask it something and hear the answer, or an error: a `Died`, if it dies. None if it is over."""
+        """Send a query; the answer, or an error: a `Died`, if it dies. None if the process has ended."""
         key, answer = next(self._keys), Future[object]()
-        answer.set_running_or_notify_cancel()  # who does not wait any more cancels nothing
+        answer.set_running_or_notify_cancel()  # an abandoned query is not cancelled
         with self._lock:
             if self._over:
                 return None
@@ -141,7 +141,7 @@ class Life:
         self._channel.send(Cancel(key))
 
     def run(self, when_ready: Callable[[], None]) -> None:
-        """Read what it says until it has ended, and reap it; on a thread of the caller's."""
+        """Read its messages until it has ended, and reap it; on the caller's thread."""
         try:
             while True:
                 for message in self._channel.receive():
@@ -157,7 +157,7 @@ class Life:
         self._channel.close()
 
     def bury(self) -> None:
-        """Say to whoever waits for it that nothing comes any more, and take no request; it has ended."""
+        """Tell all waiting requests that the process has ended, and accept no more."""
         died = Died(self.obituary)
         death = (Event("error", error=died),)
         self.progress = 0.0
@@ -174,7 +174,7 @@ class Life:
 
     @property
     def obituary(self) -> str:
-        """How it ended, in a sentence without its full stop."""
+        """How it ended, as a sentence without its full stop."""
         if self._closing:
             return "the engine was closed"
         if self._end is not None:
@@ -184,17 +184,17 @@ class Life:
         return _obituary(self._process.returncode, self._last_words())
 
     def stop(self) -> None:
-        """End the process: kindly, then not. `run` returns then."""
+        """End the process: with a request, then by force. `run` returns then."""
         self._closing = True
         self._channel.send(Close())
         if self.stuck or self.info is None:
-            self._process.kill()  # it hears nothing, or will listen only when it is loaded
+            self._process.kill()  # it cannot be reached, or only after loading
         self._wait(self._grace_s, self._process.kill)
 
     def look(self, elapsed: float) -> None:
-        """`elapsed` seconds after the last look: what is stuck or silent for too long is ended."""
+        """`elapsed` seconds after the last look: end the process if it is stuck or silent for too long."""
         if self.info is None or self._over:
-            return  # loading may take its time, and a library that is loaded keeps the interpreter lock
+            return  # loading may take long, and loading a library holds the interpreter lock
         self._listen(elapsed)
         stuck = self.stuck
         if stuck and stuck.seconds > self._patience.end(stuck.limit_s):
@@ -218,9 +218,9 @@ class Life:
     def _kill(self, stuck: Stuck) -> None:
         where = f"was stuck in {stuck.what}" if stuck.what else "gave no sign of life"
         self._end = f"the engine's process {where} for {stuck.seconds:.0f} s and was ended"
-        # Only now: the handler looks at threads while they run, and a crash of it does no harm any more.
+        # Only now: the handler inspects running threads, and its crash does no harm any more.
         self._process.send_signal(ASK_FOR_STACKS)
-        sleep(STACKS_S)  # nothing says when they are written; a process that is stopped never writes them
+        sleep(STACKS_S)  # there is no signal when they are written; a stopped process never writes them
         self._process.kill()
 
     def _take(self, message: Message) -> None:
@@ -255,12 +255,12 @@ class Life:
             answer.set_exception(said.error)
             return
         if isinstance(question, SetRam):
-            # First: whoever hears that it is so may rely on it, also where the process dies now.
+            # First: whoever gets the answer may rely on it, even if the process dies now.
             self.load = replace(self.load, options={**self.load.options, "ram": question.nbytes})
         answer.set_result(said.answer)
 
     def _reap(self) -> None:
-        """It hung up: it ends now, or is ended, for nobody can talk to it any more."""
+        """The process hung up: it ends now, or is ended, since it cannot be reached any more."""
         self._wait(GRACE_S, self._process.kill)
 
     def _wait(self, grace_s: float, *ends: Callable[[], None]) -> None:
@@ -274,10 +274,10 @@ class Life:
         self._process.wait()
 
     def _last_words(self) -> str:
-        """The end of its output, without the stacks that a crash writes there."""
+        """The end of its output, without the stacks of a crash."""
         if self._log is None:
             return ""
-        with suppress(OSError, ValueError):  # a front may have closed it
+        with suppress(OSError, ValueError):  # a front end may have closed it
             # Not `read`, which would move the place where the next life writes.
             length = os.fstat(self._log.fileno()).st_size - self._log_began
             said = os.pread(self._log.fileno(), length, self._log_began).decode(errors="replace")

@@ -1,8 +1,8 @@
 """Keeps an engine's process running: when one life ends, the next begins.
 
-A life that had requests, or had been ready, is followed at once. One that could not be loaded, or ended again
-and again with nothing to do, is followed later and later, and in the end not at all. The first load is not
-tried twice: whoever started us sits there and wants to hear what is wrong.
+After a life that had requests or was ready, the next one begins at once. After repeated failures to load, or
+repeated ends while idle, the next one begins later and later, and finally not at all. The first load is not
+tried twice: the user is waiting for its error.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ A = TypeVar("A")
 
 MOST_DELAY_S = 30.0
 MOST_FAILED = 6  # loads in a row
-SOUND_S = 60.0  # a process that lived so long was all right
+SOUND_S = 60.0  # a process that lived this long was healthy
 
 
 class Supervisor:
-    """The present life, and what follows it."""
+    """The current life, and its successors."""
 
     def __init__(self, load: Load, log: BinaryIO | None = None) -> None:
         """The first life begins now."""
@@ -39,9 +39,9 @@ class Supervisor:
         self._log = log
         self._lock = threading.Lock()  # a life begins, or nothing begins any more
         self._closing = threading.Event()
-        self._ready: Future[Life] = Future()  # the present life, once it is ready
+        self._ready: Future[Life] = Future()  # the current life, once it is ready
         self._info: ModelInfo | None = None
-        self.failed: Exception | None = None  # why nothing is answered any more
+        self.failed: Exception | None = None  # why no requests are answered any more
         self._reason = ""
         self._failed_loads = 0  # in a row
         self._idle_deaths = 0  # in a row
@@ -74,11 +74,11 @@ class Supervisor:
 
     @property
     def known(self) -> ModelInfo | None:
-        """What runs or ran last, as far as that is known."""
+        """The model that runs or last ran, if known."""
         return self._info
 
     async def info(self) -> ModelInfo:
-        """What runs, or ran last while it begins again; raises why there is nothing (any more)."""
+        """The model that runs, or last ran during a restart; raises if there is none (any more)."""
         if self.failed is not None:
             raise self.failed
         if self._info is None:
@@ -87,24 +87,24 @@ class Supervisor:
         return self._info
 
     async def ready(self) -> Life:
-        """A life that takes requests; waits for one while it loads, and raises why there is none."""
+        """A life that accepts requests; waits while it loads, and raises if there is none."""
         ready = self._ready
         if ready.done():
             return ready.result()
-        # Shielded: one caller who gives up must not take the answer from the others.
+        # Shielded: a caller that gives up must not cancel the others' wait.
         answer = asyncio.wrap_future(ready)
         answer.add_done_callback(_looked_at)
         return await asyncio.shield(answer)
 
     async def ask(self, question: Question[A]) -> A:
-        """Ask the present life, or the next; a `Died` if it dies over it."""
+        """Query the current life, or the next; a `Died` if it dies meanwhile."""
         while True:
             life = await self.ready()
             if (answer := life.ask(question)) is not None:
                 return await asyncio.wrap_future(answer)
 
     def close(self) -> None:
-        """End what runs; nothing begins any more."""
+        """End the current life; no further one begins."""
         self._closing.set()
         with self._lock:
             life = self._life
@@ -112,7 +112,7 @@ class Supervisor:
         for thread in self._threads:
             thread.join()
 
-    # --- on threads of our own
+    # --- on the supervisor's threads
 
     def _live(self) -> None:
         try:
@@ -120,12 +120,12 @@ class Supervisor:
             while life is not None:
                 life.run(self._became_ready)
                 life = self._next(life)
-        except BaseException as error:  # a bug of ours; nobody may wait for ever because of it
+        except BaseException as error:  # a bug; no caller may wait forever because of it
             log.exception("the supervisor failed")
             self._give_up(EngineStopped(f"hetrun failed ({type(error).__name__}: {error}); please report it"))
 
     def _watch(self) -> None:
-        # Our own looks are counted, not the clock: a machine that slept, or a job that was stopped, goes on.
+        # Looks are counted instead of clock time, because the machine may have slept or the job been stopped.
         most, last = 2 * self._load.patience.look, monotonic()
         while not self._closing.wait(self._load.patience.look):
             now = monotonic()
@@ -140,7 +140,7 @@ class Supervisor:
         self._ready.set_result(self._life)
 
     def _next(self, life: Life) -> Life | None:
-        """The life that follows; None if there is none."""
+        """The next life; None if there is none."""
         self._load = life.load
         self._count(life)
         if (end := self._end(life)) is not None:
@@ -151,7 +151,7 @@ class Supervisor:
         delay = delay_s(self._failures)
         log.warning("%s. It starts again%s", self._reason, f" in {delay:.0f} s" if delay else "")
         if self._ready.done():
-            self._ready = Future()  # first: the requests that hear of the death ask for the next life
+            self._ready = Future()  # first: requests that learn of the death ask for the next life
         life.bury()
         return self._begin(delay)
 
@@ -164,7 +164,7 @@ class Supervisor:
             self._idle_deaths += 1
 
     def _end(self, life: Life) -> Exception | None:
-        """Why there is no other life; None: there is."""
+        """Why there is no further life; None if there is one."""
         if self._closing.is_set():
             return EngineStopped("the engine was closed")
         if self._info is None:  # the first load
@@ -176,7 +176,7 @@ class Supervisor:
 
     @property
     def _failures(self) -> int:
-        """In a row; to die once with nothing to do may have been an accident."""
+        """Failures in a row; a single death while idle may have been an accident."""
         return self._failed_loads + max(self._idle_deaths - 1, 0)
 
     def _begin(self, delay: float) -> Life | None:
@@ -207,11 +207,11 @@ class Supervisor:
 
 
 def delay_s(failures: int) -> float:
-    """How long to wait behind so many failures in a row."""
+    """How long to wait after this many failures in a row."""
     return min(2.0 ** min(failures - 1, 10), MOST_DELAY_S) if failures else 0.0
 
 
 def _looked_at(answer: asyncio.Future[Life]) -> None:
-    """asyncio complains about an error that nobody looked at; the caller who gave up does not need it."""
+    """Retrieve the error of an abandoned call, so that asyncio doesn't complain about it."""
     if not answer.cancelled():
         answer.exception()

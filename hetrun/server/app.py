@@ -1,4 +1,4 @@
-"""The ASGI app: the list of routes and what stands around them."""
+"""The ASGI app: the list of routes, middleware and error handlers."""
 
 from __future__ import annotations
 
@@ -58,9 +58,10 @@ def create_app(
     reasoning_format: str = "auto",
     log: RequestLog | None = None,
 ) -> Starlette:
-    """The server in front of this client, which stays the caller's to close.
+    """The server for this client; the caller closes the client.
 
-    `hosts`: names that lead here, besides this machine's own; None: any. `origins`: pages that may ask.
+    `hosts`: host names of this server, besides this machine's own; None: any. `origins`: web pages that may
+    use it.
     """
     service = Service(
         *(client, strict, sampling or {}, tool_parser, reasoning_format, most_requests),

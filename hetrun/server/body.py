@@ -10,11 +10,11 @@ from hetrun.server.errors import ApiError
 from hetrun.system.strict_json import parsed
 
 MAX_BYTES = 32 * 2**20
-MOST_S = 60.0  # for the whole body: whoever sends half of one and falls silent holds a place
+MOST_S = 60.0  # for the whole body: a client that stops halfway occupies a place
 
 
 async def json_object(request: Request) -> dict[str, object]:
-    """The body, which must be one JSON object."""
+    """The body, which must be a JSON object."""
     raw = await _read(request)
     try:
         body = parsed(raw)
@@ -54,6 +54,6 @@ async def _joined(request: Request) -> bytes:
 
 
 def _too_large() -> ApiError:
-    # The rest is not read, so the connection cannot be used again.
+    # The rest is not read, so the connection cannot be reused.
     message = f"The body is larger than {MAX_BYTES // 2**20} MiB"
     return ApiError(message, code="request_too_large", status=413, headers={"connection": "close"})

@@ -1,4 +1,4 @@
-"""Who asks: whom the engine gives equal shares of its time."""
+"""The identity of clients: each gets an equal share of the engine's time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ NAMES = ("safety_identifier", "user")  # OpenAI's, the newer one first
 
 
 def asker(request: Request, body: Mapping[str, object]) -> str:
-    """The same word for all requests of one client: of the user that it names, else of its address.
+    """An id for all requests of one client: of the user that it names, else of its address.
 
-    Requests with different API keys are of different clients, also where any key is accepted. It is a hash:
-    neither a key nor a name goes any further, and it is short.
+    Requests with different API keys are from different clients, even if any key is accepted. The id is a
+    hash: it is short, and hides keys and names.
     """
     named: str | None = None
     for field in NAMES:
@@ -24,14 +24,14 @@ def asker(request: Request, body: Mapping[str, object]) -> str:
         if value is not None and not isinstance(value, str):
             raise wrong_type(field, "a string", value)
         named = named or value
-    # Whoever comes through a Unix socket has no address.
+    # Clients on a Unix socket have no address.
     address = request.client.host if request.client else ""
     who = ("user", named) if named else ("address", address)
     return hashlib.blake2b("\0".join((_key(request), *who)).encode(), digest_size=8).hexdigest()
 
 
 def owner(request: Request) -> str:
-    """The same word for all requests with one API key: whose what is kept is."""
+    """An id for all requests with one API key: the owner of stored responses."""
     return hashlib.blake2b(_key(request).encode(), digest_size=16).hexdigest()
 
 

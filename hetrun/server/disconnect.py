@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work, but cancel it as soon as the client hangs up, with the error that starlette has for that.
+    """Do the work, but cancel it with Starlette's error as soon as the client disconnects.
 
     The request's body must have been read.
     """

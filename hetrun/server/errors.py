@@ -15,13 +15,13 @@ from hetrun.errors import ContextFull, DeadlineExceeded, EngineStopped, FieldErr
 
 log = logging.getLogger(__name__)
 
-# OpenAI's clients ask again twice after 408, 409, 429 and every 5xx: for what would fail again.
+# OpenAI's clients retry 408, 409, 429 and every 5xx twice, unless this header says that it is pointless.
 FINAL = {"x-should-retry": "false"}
-MOST_LISTED, MOST_NAME = 10, 200  # models in one sentence, and characters of a name that a client made up
+MOST_LISTED, MOST_NAME = 10, 200  # models listed in a message, and characters quoted of an unknown name
 
 
 class ApiError(Exception):
-    """An answer other than 200. `param` names the field at fault, `code` is for programs."""
+    """An answer other than 200. `param` names the wrong field, `code` is for programs."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ def api_error(error: Exception | None, context: int | None = None, prompt: str =
         case ApiError():
             return error
         case ContextFull():
-            # Client libraries recognise an overflow by some of these words, each by others.
+            # Each client library recognises an overflow by some of these words.
             limit = f"This model's maximum context length is {context} tokens. " if context else ""
             said = f"{limit}The prompt is too long: {error}"
             return ApiError(said, prompt, "context_length_exceeded")
@@ -62,7 +62,7 @@ def api_error(error: Exception | None, context: int | None = None, prompt: str =
         case Overloaded():
             return overloaded(str(error), error.retry_after_s)
         case DeadlineExceeded():
-            # Nobody wants this answer any more, so nobody shall ask for it once more.
+            # The answer is no longer wanted, so clients should not retry.
             kind = "server_error"
             return ApiError(str(error), code="deadline_exceeded", status=504, kind=kind, headers=FINAL)
         case EngineStopped():
@@ -74,7 +74,7 @@ def api_error(error: Exception | None, context: int | None = None, prompt: str =
 
 @contextmanager
 def api_errors() -> Iterator[None]:
-    """Raise errors of fields as answers."""
+    """Turn errors in fields into API errors."""
     try:
         yield
     except FieldError as error:
@@ -84,16 +84,16 @@ def api_errors() -> Iterator[None]:
 def overloaded(
     message: str, retry_after_s: float | None, headers: Mapping[str, str] | None = None
 ) -> ApiError:
-    """More than can be done now: 429, and when to come again. None: never with the same request.
+    """Too many requests: 429, and when to retry. None: never with the same request.
 
-    Not 503, which makes a balancer of load take a server for broken that is only busy.
+    Not 503, because a load balancer would take a busy server for a broken one.
     """
     said = dict(headers or {})
     if retry_after_s is None:
         said |= FINAL
     else:
         said["Retry-After"] = str(math.ceil(retry_after_s))
-        said["retry-after-ms"] = str(math.ceil(1000 * retry_after_s))  # what OpenAI's clients look at first
+        said["retry-after-ms"] = str(math.ceil(1000 * retry_after_s))  # OpenAI's clients read this one first
     return ApiError(message, code="overloaded", status=429, kind="rate_limit_error", headers=said)
 
 
@@ -102,7 +102,7 @@ def wrong_type(param: str, wanted: str, value: object) -> ApiError:
 
 
 def not_found(model: str, known: Sequence[str]) -> ApiError:
-    """404, with the models that there are."""
+    """404, with the models that exist."""
     first = ", ".join(known[:MOST_LISTED])
     more = f" and {len(known) - MOST_LISTED} more, see /v1/models" if len(known) > MOST_LISTED else ""
     message = f"The model '{model[:MOST_NAME]}' does not exist here; this server has {first}{more}"
@@ -124,10 +124,10 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def on_gone(request: Request, error: Exception) -> Response:
-    """The client hung up: nobody reads this; the number is nginx's, for logs."""
+    """The client disconnected, so this answer is for the log only; the status is nginx's."""
     return Response(status_code=499)
 
 
 async def on_failure(request: Request, error: Exception) -> Response:
-    """A bug of ours; Starlette raises it again after the answer, so that it is logged."""
+    """A bug; Starlette raises it again after the answer, so that it is logged."""
     return api_error(error).response()

@@ -9,13 +9,13 @@ from hetrun.server.errors import ApiError, wrong_type
 
 Body = Mapping[str, object]
 
-# What both endpoints read besides their prompts and what is said of sampling.
+# Fields of both endpoints besides prompts and sampling.
 READ = (
     *("model", "stream", "stream_options", "n"),
     *("user", "safety_identifier", "priority", "deadline_s"),
 )
-# Known to clients of OpenAI's and llama.cpp's servers. They change nothing in what is answered here, so
-# even a strict server takes them.
+# Fields of OpenAI's and llama.cpp's APIs that don't change answers here, so that even a strict server accepts
+# them.
 HINTS = (
     *("metadata", "store", "service_tier", "prediction", "parallel_tool_calls", "verbosity", "moderation"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
@@ -31,8 +31,8 @@ HINTS = (
     *("timings_per_token", "return_tokens", "return_progress", "post_sampling_probs", "response_fields"),
     *("backend_sampling", "sse_ping_interval"),
 )
-# Known to clients and not built here, each with the values that ask for nothing. Ignoring another value would
-# give an answer that is silently not what was asked for.
+# Fields that are not supported, each with the values that have no effect. Ignoring any other value would
+# silently give a wrong answer.
 UNBUILT: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "function_call": ("none", "auto"),
@@ -42,7 +42,7 @@ UNBUILT: Mapping[str, tuple[object, ...]] = {
     "tools": ([],),
     "web_search_options": (),
 }
-# Never to be had here, each with the reason.
+# Fields that will never be supported, each with the reason.
 NEVER: Mapping[str, str] = {
     "lora": "adapters are not supported; serve a model into which they were merged",
     "image_data": "this server reads text only",
@@ -54,7 +54,7 @@ MOST_DEADLINE_S = 10**9
 
 
 def flag(body: Body, name: str, prefix: str = "") -> bool:
-    """A boolean that is false where it is not given."""
+    """A boolean; false if it is not given."""
     value = body.get(name)
     if value is None:
         return False
@@ -64,7 +64,7 @@ def flag(body: Body, name: str, prefix: str = "") -> bool:
 
 
 def count(body: Body, name: str, least: int, most: int) -> int | None:
-    """A whole number between two others, where it is given."""
+    """An integer within limits, if it is given."""
     value = body.get(name)
     if value is None:
         return None
@@ -75,7 +75,7 @@ def count(body: Body, name: str, least: int, most: int) -> int | None:
 
 
 def priority(body: Body) -> int:
-    """As vLLM has it: lower ones go first."""
+    """The priority, as in vLLM: lower ones go first."""
     value = body.get("priority")
     if value is None:
         return 0
@@ -85,7 +85,7 @@ def priority(body: Body) -> int:
 
 
 def deadline_s(body: Body) -> float | None:
-    """Seconds behind which nobody wants the answer: hetrun's own field."""
+    """Seconds after which the answer is useless; hetrun's own field."""
     value = body.get("deadline_s")
     if value is None:
         return None
@@ -98,7 +98,7 @@ def deadline_s(body: Body) -> float | None:
 
 
 def include_usage(body: Body, stream: bool) -> bool:
-    """Whether a stream is to end with the tokens counted."""
+    """Whether a stream ends with its token counts."""
     options = body.get("stream_options")
     if options is None:
         return False

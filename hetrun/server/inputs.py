@@ -19,11 +19,11 @@ Text = str | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Field:
-    """Where texts stand in a request, and what they are for."""
+    """A field with texts, and what they are for."""
 
     name: str
-    one: str  # what it calls a text
-    empty: str  # what an empty one is no good for
+    one: str  # its name for a text
+    empty: str  # what an empty one cannot be used for
     most: int
     blank: bool  # whether a text may have no letters
 

@@ -1,4 +1,4 @@
-"""JSON of answers. What may be long is made and written in parts: others have their turns in between."""
+"""JSON of answers. Long ones are made and written in parts, with breaks for other requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from time import perf_counter
 
 from starlette.responses import Response
 
-PART = 32  # items at a time; 5 ms of the largest there are, tokens with 20 alternatives each
-TURN_S = 0.002  # of writing, before others have their turn
+PART = 32  # items at a time; 5 ms of the largest ones, tokens with 20 alternatives each
+TURN_S = 0.002  # of writing, before a break for other requests
 
 
 class Long:
-    """A list of which each item is made when it is written; it can be written once."""
+    """A list whose items are made when they are written; it can be written once."""
 
     def __init__(self, *items: Iterable[object]) -> None:
         self._items = chain(*items)
@@ -41,12 +41,12 @@ def json_text(value: object) -> str:
     return _ENCODER.encode(value)
 
 
-# json.dumps makes a new one for every call that has separators, and there is a call for every token.
+# json.dumps makes a new encoder for every call with separators, and there is a call for every token.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_known)
 
 
 async def long_text(value: object) -> str:
-    """The same, in the making of which others have their turns."""
+    """The same, made in parts with breaks for other requests."""
     texts, begin = list[str](), perf_counter()
     for text in _texts(value):
         texts.append(text)

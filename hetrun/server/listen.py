@@ -21,13 +21,13 @@ from starlette.types import ASGIApp
 from hetrun.errors import OptionError
 from hetrun.server.middleware.timeouts import Connection
 
-GRACE_S = 2  # how long running answers may go on once we were asked to stop
-FAREWELL_S = 3  # how long clients may take to read why their answers end
+GRACE_S = 2  # how long running answers may continue after a request to stop
+FAREWELL_S = 3  # how long clients may take to read why their answers ended
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen: a TCP port, or a Unix socket where `uds` is given."""
+    """Where to listen: a TCP port, or a Unix socket if `uds` is given."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -44,15 +44,15 @@ class Address:
             return False
 
     def hosts(self, allowed: Iterable[str]) -> frozenset[str] | None:
-        """The names in requests that mean us, besides this machine's own; None: any.
+        """The accepted host names of requests, besides this machine's own; None: any.
 
-        Where a key is asked for, or only some may open the socket, a name proves nothing that matters.
+        With a key, or on a socket that only some users can open, the name doesn't matter.
         """
         return frozenset((self.host, *allowed)) if self.is_private and self.uds is None else None
 
 
 def check_exposure(address: Address, api_key: str | None) -> None:
-    """Whoever can reach the port can use the machine: beyond this machine only with a key."""
+    """Require a key if other machines can reach the address."""
     if not address.is_private and not api_key:
         raise OptionError(
             f"--host {address.host} can be reached from other machines: give --api-key KEY as well, "
@@ -61,13 +61,13 @@ def check_exposure(address: Address, api_key: str | None) -> None:
 
 
 def bind(address: Address) -> socket.socket:
-    """A bound socket; OptionError says why the address cannot be had."""
+    """A bound socket; raises OptionError if the address cannot be used."""
     return _bind_tcp(address.host, address.port) if address.uds is None else _bind_unix(address.uds)
 
 
 @contextlib.contextmanager
 def listening(address: Address) -> Generator[socket.socket, None, None]:
-    """A bound socket that is closed in the end, and a Unix socket's file removed."""
+    """A bound socket; at the end it is closed, and a Unix socket's file is removed."""
     bound = bind(address)
     try:
         yield bound
@@ -78,7 +78,7 @@ def listening(address: Address) -> Generator[socket.socket, None, None]:
 
 
 def url(bound: socket.socket) -> str:
-    """What to type to reach it."""
+    """The URL to reach it."""
     if bound.family == socket.AF_UNIX:
         return f"unix:{bound.getsockname()}"
     host, port = bound.getsockname()[:2]
@@ -86,7 +86,7 @@ def url(bound: socket.socket) -> str:
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:
-    if not 0 <= port < 2**16:  # the C library would wrap it around
+    if not 0 <= port < 2**16:  # the C library would silently wrap it around
         raise OptionError(f"--port must be a number from 0 to 65535, not {port}")
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
@@ -112,7 +112,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
 def _bind_unix(path: Path) -> socket.socket:
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Born private, because a chmod afterwards would leave a moment in between.
+    # Created private, because a chmod afterwards would leave a gap.
     before = os.umask(0o177)
     try:
         listener.bind(str(path))
@@ -125,7 +125,7 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove what a server that was killed left behind, and nothing else."""
+    """Remove the socket of a killed server, and nothing else."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OptionError(f"--uds {path}: there is a file of this name; remove it or choose another path")
@@ -153,7 +153,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Nothing: uvicorn would raise what it caught once more at the end; ours are in `stop_on_signals`."""
+        """Does nothing: uvicorn would raise caught signals again at the end; see `stop_on_signals`."""
         yield
 
 
@@ -166,16 +166,16 @@ async def serve(
 ) -> None:
     """Answer requests on the socket until `stop` is set; the socket is closed then.
 
-    Answers that run may go on for a moment. `end_answers` ends the others, whose clients hear of it as of any
-    other error; without it, or if it takes too long, their connections are cut.
+    Running answers may continue for a moment. `end_answers` then ends the rest with an error; without it, or
+    if it takes too long, their connections are cut.
     """
     config = uvicorn.Config(
         app,
-        loop="asyncio",  # the alternatives refuse a Unix socket that is bound already
+        loop="asyncio",  # the alternatives refuse a Unix socket that is already bound
         http=Connection,
         ws="none",
         lifespan="off",
-        log_config=None,  # its lines go where those of hetrun go, in the same form
+        log_config=None,  # its lines go to hetrun's log, in the same format
         log_level=logging.WARNING,
         access_log=False,
         timeout_graceful_shutdown=GRACE_S + FAREWELL_S,
@@ -197,7 +197,7 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def served(app: ASGIApp, bound: socket.socket) -> AsyncGenerator[None, None]:
-    """Inside, requests on the socket are answered."""
+    """Within this context, requests on the socket are answered."""
     stop, started = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(serve(app, bound, stop, started.set))
     try:

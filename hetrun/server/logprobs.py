@@ -1,4 +1,4 @@
-"""Log-probabilities: what a request asks for, and the shapes that they are answered in."""
+"""Log-probabilities: the fields that request them, and their formats in answers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CHAT_NAMES = ("logprobs", "top_logprobs", "prompt_logprobs", "n_probs")
 COMPLETION_NAMES = ("logprobs", "n_probs")
 MOST_TOP = 20
 MOST_LEGACY_TOP = 5
-LEAST_LOGPROB = -9999.0  # OpenAI's word for what cannot be; minus infinity is not JSON
+LEAST_LOGPROB = -9999.0  # OpenAI's value for an impossible token; minus infinity is not JSON
 
 Json = dict[str, object]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """How many alternatives are wanted for each token; None: no log-probabilities at all."""
+    """The number of alternatives for each token; None: no log-probabilities at all."""
 
     answer: int | None = None
     prompt: int | None = None
@@ -38,13 +38,13 @@ def of_chat(body: Body) -> Wanted:
     answer = (top or 0) if wanted else probs or None
     prompt = count(body, "prompt_logprobs", 0, MOST_TOP)
     if prompt is not None and flag(body, "stream"):
-        # Its answer has no form for a stream.
+        # There is no streaming format for it.
         raise ApiError("prompt_logprobs needs stream: false", "prompt_logprobs", "invalid_value")
     return Wanted(answer, prompt)
 
 
 def of_completion(body: Body, echo: bool) -> Wanted:
-    """The older endpoint says with one number how many, and has those of the prompt where it is echoed."""
+    """The older endpoint has one number for it, and includes the prompt's if it is echoed."""
     if isinstance(body.get("logprobs"), bool):
         raise wrong_type("logprobs", f"an integer from 0 to {MOST_LEGACY_TOP}", body["logprobs"])
     if body.get("prompt_logprobs") is not None:
@@ -57,7 +57,7 @@ def of_completion(body: Body, echo: bool) -> Wanted:
 
 
 def finite(logprob: float) -> float:
-    """A log-probability as JSON can say it."""
+    """A log-probability that is valid JSON."""
     return max(logprob, LEAST_LOGPROB)
 
 
@@ -65,21 +65,21 @@ def finite(logprob: float) -> float:
 
 
 def entry(scored: TokenLogprob) -> Json:
-    """A token of an answer, as OpenAI's chat has it."""
+    """A token of an answer, in the chat's format."""
     pieces = scored.top_pieces or (None,) * len(scored.top)
     top = [_token(token, score, piece) for (token, score), piece in zip(scored.top, pieces, strict=True)]
     return _token(scored.token, scored.logprob, scored.piece) | {"top_logprobs": top}
 
 
 def _token(token: int, logprob: float, piece: bytes | None) -> Json:
-    """One token; its text may be part of a character, which only the bytes can tell."""
+    """One token; its text may be part of a character, which only the bytes show."""
     if piece is None:
         return {"token": f"token_id:{token}", "logprob": finite(logprob), "bytes": None}
     return {"token": piece.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(piece)}
 
 
 def ranked(scored: TokenLogprob) -> Json:
-    """One token of the prompt and the best there, by their ids, as vLLM says it."""
+    """One token of the prompt and the best alternatives, by id, in vLLM's format."""
     ranks = {token: rank for rank, (token, _) in enumerate(scored.top, 1)}
     pieces = dict(zip(ranks, scored.top_pieces, strict=False)) | {scored.token: scored.piece}
     scores = {scored.token: scored.logprob} | dict(scored.top)
@@ -98,7 +98,7 @@ def ranked(scored: TokenLogprob) -> Json:
 
 @dataclass
 class Offsets:
-    """Where in a text each of its tokens begins, in characters; the next one begins at `at`."""
+    """The offsets of tokens in a text, in characters; the next one begins at `at`."""
 
     at: int = 0
     _decoder: codecs.IncrementalDecoder = field(
@@ -106,7 +106,7 @@ class Offsets:
     )
 
     def of(self, piece: bytes) -> int:
-        """A token with these bytes comes next."""
+        """Add a token with these bytes."""
         begins = self.at
         self.at += len(self._decoder.decode(piece))
         return begins
@@ -114,14 +114,14 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The tokens of a prompt that is echoed as a text, and their scores; nothing comes before the first."""
+    """The tokens of an echoed prompt, and their scores; the first has none."""
 
     text: str
     pieces: Sequence[bytes]
     scores: Sequence[TokenLogprob]
 
     def offsets(self) -> Iterator[int]:
-        """Where each begins. What a tokenizer puts in front (a blank, a token) is no part of the text."""
+        """The tokens' offsets. What a tokenizer adds in front (a blank, a token) is not part of the text."""
         length, offsets = len(self.text), Offsets()
         ahead = max(len(b"".join(self.pieces).decode(errors="replace")) - length, 0)
         for piece in self.pieces:
@@ -134,7 +134,7 @@ def legacy(echo: Echo | None, answer: Sequence[TokenLogprob], offsets: Offsets, 
     first = [None] if echo.pieces else []
     scored = (*first, *echo.scores, *answer)
     assert len(scored) == len(echo.pieces) + len(answer), "a token of the prompt has no score"
-    # Each list is made by itself while it is written, so each names its tokens.
+    # Each list is made separately while it is written, so each names its tokens.
     return {
         "tokens": Long(_names(echo, answer)),
         "token_logprobs": Long(None if one is None else finite(one.logprob) for one in scored),
@@ -149,13 +149,13 @@ def _names(echo: Echo, answer: Sequence[TokenLogprob]) -> Iterator[str]:
 
 
 def _top(scored: TokenLogprob | None, text: str) -> dict[str, float] | None:
-    """A token and the best in its place."""
+    """A token and the best alternatives."""
     if scored is None:
         return None
     pieces = scored.top_pieces or (None,) * len(scored.top)
     top: dict[str, float] = {}
     for (token, score), piece in zip(scored.top, pieces, strict=True):
-        top.setdefault(_name(token, piece), finite(score))  # the better one of two that look alike
+        top.setdefault(_name(token, piece), finite(score))  # the better one of two with the same text
     top.setdefault(text, finite(scored.logprob))
     return top
 
@@ -165,7 +165,7 @@ def _name(token: int, piece: bytes | None) -> str:
 
 
 def piece_text(piece: bytes) -> str:
-    """A token's text; of one that is a part of a character its bytes, as OpenAI writes them."""
+    """A token's text; for part of a character its bytes, in OpenAI's notation."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

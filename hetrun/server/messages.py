@@ -1,4 +1,4 @@
-"""The messages of a chat request, and what its template is told besides."""
+"""The messages of a chat request, and variables for its template."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hetrun.client.events import Message
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.text.chat.messages import ROLES
 
-THOUGHTS = ("reasoning_content", "reasoning")  # what an assistant thought before
+THOUGHTS = ("reasoning_content", "reasoning")  # an assistant's earlier reasoning
 MOST_ID = 256  # characters of a call's id
-# Parts that are no text, each as people call it.
+# Parts of messages other than text, with their names in errors.
 SENSES: Mapping[str, str] = {
     "image_url": "images",
     "input_image": "images",
@@ -25,10 +25,10 @@ SENSES: Mapping[str, str] = {
     "file": "files",
     "input_file": "files",
 }
-MOST_EFFORT = 64  # characters of the word for how hard to think
+MOST_EFFORT = 64  # characters of reasoning_effort
 MOST_TEMPLATE_OPTIONS = 1 << 14  # characters of JSON
-# What a template is given by us, and what transformers' apply_chat_template takes besides: whoever sets these
-# from outside gets another prompt than the messages' (CVE-2025-62426).
+# Variables that hetrun passes to templates, and further arguments of transformers' apply_chat_template: with
+# these a client would get a prompt other than its messages (CVE-2025-62426).
 RESERVED = frozenset(
     "messages tools documents bos_token eos_token add_generation_prompt continue_final_message "
     "tokenize chat_template conversation return_dict return_tensors".split()
@@ -36,7 +36,7 @@ RESERVED = frozenset(
 
 
 def template_options(body: Mapping[str, object]) -> Mapping[str, object]:
-    """Further variables of the template, such as enable_thinking; how hard to think is one of them."""
+    """Additional variables for the template, such as enable_thinking, including reasoning_effort."""
     field = "chat_template_kwargs"
     options = body.get(field)
     if options is None:
@@ -53,8 +53,8 @@ def template_options(body: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def thinking(body: Mapping[str, object]) -> Mapping[str, object]:
-    """What reasoning_effort says to a template: the same by name, where it knows one (Muse has another name),
-    and whether to think at all, where it knows how to leave that out."""
+    """The variables that reasoning_effort sets: the effort by name (Muse has another name), and
+    enable_thinking for templates that can turn reasoning off."""
     field = "reasoning_effort"
     effort = body.get(field)
     if effort is None:
@@ -67,7 +67,7 @@ def thinking(body: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def messages(body: Mapping[str, object]) -> tuple[Message, ...]:
-    """What was said so far, each message with the fields that templates know."""
+    """The conversation so far; each message has the fields that templates use."""
     given = body.get("messages")
     if given is None:
         raise ApiError("messages is missing", "messages", "missing_required_parameter")
@@ -110,7 +110,7 @@ def _message(message: object, where: str) -> Message:
 
 
 def _calls(given: object, where: str) -> list[Message]:
-    """What an assistant called; templates get the same shape."""
+    """An assistant's calls; templates get the same format."""
     if given is None:
         return []
     if not isinstance(given, list):
@@ -128,7 +128,7 @@ def _call(call: object, where: str) -> Message:
     if not isinstance(function, dict):
         raise wrong_type(f"{where}.function", "an object", function)
     arguments: object = function.get("arguments")
-    if not isinstance(arguments, dict):  # as some clients have it, though OpenAI has a string
+    if not isinstance(arguments, dict):  # some clients send an object, although OpenAI has a string
         arguments = required_text(function, "arguments", f"{where}.function")
     read: dict[str, object] = {"type": "function", "id": required_text(call, "id", where, MOST_ID)}
     read["function"] = {
@@ -139,7 +139,7 @@ def _call(call: object, where: str) -> Message:
 
 
 def required_text(values: Mapping[str, object], name: str, where: str, most: int | None = None) -> str:
-    """A field that has to be a string."""
+    """A field that must be a string."""
     text = values.get(name)
     if text is None:
         raise ApiError(f"{where}.{name} is missing", f"{where}.{name}", "missing_required_parameter")

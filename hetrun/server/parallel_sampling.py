@@ -14,16 +14,16 @@ from hetrun.client.interface import ChatClient
 from hetrun.errors import Overloaded
 from hetrun.server.request import Order
 
-# Of one HTTP request: it shall neither fill the queue that all share, nor be refused for its own company.
+# Engine requests of one HTTP request: it must neither fill the shared queue nor be refused for its own size.
 AT_ONCE = 32
 
 Numbered = tuple[int, Event]
 
 
 async def events(client: ChatClient, order: Order) -> AsyncGenerator[Numbered, None]:
-    """What happens to all choices, in the order in which it happens, until each had its last event.
+    """The events of all choices as they happen, until each had its last event.
 
-    Closing the generator cancels what runs. Choice i of prompt p has the number p * tried + i.
+    Closing the generator cancels running choices. Choice i of prompt p has the number p * tried + i.
     """
     if order.choices == 1:
         async with aclosing(client.stream(order.prompts[0])) as only:
@@ -42,9 +42,9 @@ async def events(client: ChatClient, order: Order) -> AsyncGenerator[Numbered, N
 
 
 class _Crew:
-    """Tasks that run choices, of an earlier prompt first. The first choice of a prompt leads: the others come
-    when it has read the prompt, and begin with its keys and values. One for which the queue has no room comes
-    behind another one: what is begun already is not thrown away for it."""
+    """Tasks that run choices, those of earlier prompts first. The first choice of a prompt reads the prompt;
+    the others start then, with its keys and values. A choice for which the queue has no room starts after
+    another one has ended, so the work so far is not lost."""
 
     def __init__(self, client: ChatClient, order: Order) -> None:
         self.arrived: asyncio.Queue[Numbered] = asyncio.Queue()
@@ -70,17 +70,17 @@ class _Crew:
                 await self._run(index)
             except Overloaded:
                 self._next.put_nowait(index)
-                return  # there are others, and they are enough
+                return  # other tasks are running, and they are enough
             except Exception as error:
                 self.arrived.put_nowait((index, Event("error", error=error)))
             finally:
                 self._running -= 1
 
     async def _run(self, index: int) -> None:
-        """A choice, to its end; Overloaded: it is to come once more, behind one that runs."""
+        """Run a choice to its end; Overloaded: it has to start again after a running one."""
         p, i = divmod(index, self._order.tried)
         request, leads = self._now(choice(self._order.prompts[p], i)), i == 0 and self._order.tried > 1
-        # The end of an answer that comes all at once would be too late a sign for the others.
+        # If the answer arrives all at once, its end would start the others too late.
         request = replace(request, whole=request.whole and not leads)
         async with aclosing(self._client.stream(request)) as stream:
             async for event in stream:
@@ -93,14 +93,14 @@ class _Crew:
                         self._next.put_nowait(follower)
 
     def _now(self, request: GenerateRequest) -> GenerateRequest:
-        """The time that a choice waited for its turn is gone from its deadline."""
+        """Subtract a choice's waiting time from its deadline."""
         if request.deadline_s is None:
             return request
         return replace(request, deadline_s=request.deadline_s - (monotonic() - self._began))
 
 
 def choice(prompt: GenerateRequest, i: int) -> GenerateRequest:
-    """The request for choice i of a prompt: what is said of the prompt itself the first one says."""
+    """The request for choice i of a prompt; only the first one returns the prompt itself."""
     if i == 0:
         return prompt
     params = replace(prompt.params, seed=seed_of(prompt.params.seed, i), prompt_logprobs=None)
@@ -108,9 +108,9 @@ def choice(prompt: GenerateRequest, i: int) -> GenerateRequest:
 
 
 def seed_of(seed: int | None, i: int) -> int | None:
-    """Each choice has a seed of its own, or all would be the same; the first has the request's.
+    """The seed of a choice; the first has the request's, the others differ.
 
-    A hash: choices of a request shall not be those of another one whose seed is the next number.
+    It is a hash, so that choices don't repeat those of a request with the next seed.
     """
     if seed is None or i == 0:
         return seed

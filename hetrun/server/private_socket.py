@@ -1,4 +1,4 @@
-"""What a server answers on its private socket: what it is, requests of `hetrun run`, and `hetrun stop`."""
+"""The endpoints of a server's private socket: its description, requests of `hetrun run`, `hetrun stop`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hetrun.server.json_stream import json_text
 from hetrun.server.routes.models import status_of
 from hetrun.server.sse import EventStream
 
-STATE_S = 1.0  # for what an engine answers at once
+STATE_S = 1.0  # for queries that an engine answers at once
 
 
 class JsonLines(EventStream):
@@ -92,7 +92,7 @@ async def _events(model: OnDemand, request: GenerateRequest) -> AsyncGenerator[s
 
 
 async def _described(model: OnDemand) -> ServedModel:
-    """A model that is not loaded is not loaded for that."""
+    """Doesn't load a model for this."""
     health, memory, budget, requests = model.health, 0, None, model.users
     status = status_of(model)
     if status == "loaded":

@@ -1,4 +1,4 @@
-"""What endpoints have in common that ask the engine's process something other than answers of the model."""
+"""Shared by endpoints that send queries to the engine's process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ A = TypeVar("A")
 
 MOST_ASKING = 64  # held at a time by one endpoint
 MOST_BYTES = 64 * 2**20  # of their bodies
-ANSWER_S = 60.0  # behind a long pass, or while a worker starts again
-LOOK_S = 5.0  # for what is answered at once
+ANSWER_S = 60.0  # after a long pass, or while a worker restarts
+LOOK_S = 5.0  # for queries that are answered at once
 
 
 async def asked(service: Service, question: Question[A], within_s: float = ANSWER_S) -> A:
-    """The engine's answer, which nobody waits for without end; a model that loads is waited for first."""
-    await service.info()  # says why there is no engine, where there will be none
+    """The engine's answer, with a time limit; waits for a loading model first."""
+    await service.info()  # raises if there will be no engine
     try:
         async with asyncio.timeout(within_s):
             return await service.client.ask(question)
@@ -33,5 +33,5 @@ async def asked(service: Service, question: Question[A], within_s: float = ANSWE
 
 
 def few() -> list[Middleware]:
-    """For a route whose requests ask the engine."""
+    """A route whose requests query the engine."""
     return [Middleware(Crowd, most_requests=MOST_ASKING, most_bytes=MOST_BYTES)]

@@ -1,4 +1,4 @@
-"""What a request asks for: what the endpoints that answer with text have in common."""
+"""Reading a request: shared by the endpoints that answer with text."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hetrun.server.logprobs import Wanted
 from hetrun.server.service import Service
 from hetrun.text.answers.reading import PLAIN, Reading
 
-MOST_CHOICES = 128  # for one prompt, as OpenAI has it
+MOST_CHOICES = 128  # for one prompt, as at OpenAI
 MOST_TOGETHER = 512  # for all prompts
-MOST_SCORES = 1 << 18  # tokens with a log-probability in one answer that has several choices
-IN_PARTS = re.compile(r"^parts at anyOf\[\d+\](\.?)")  # the place of a schema among those of calls
+MOST_SCORES = 1 << 18  # log-probabilities in one answer with several choices
+IN_PARTS = re.compile(r"^parts at anyOf\[\d+\](\.?)")  # the answer's schema among those of calls
 COMMON = (*fields.READ, *sampling.NAMES, *fields.HINTS, *fields.UNBUILT, *fields.NEVER)
 
 
 @dataclass(frozen=True)
 class Order:
-    """Answers that were asked for: `n` for each prompt, the best of `tried`."""
+    """The requested answers: `n` for each prompt, the best of `tried`."""
 
     info: ModelInfo
     prompts: tuple[GenerateRequest, ...]
@@ -37,8 +37,8 @@ class Order:
     include_usage: bool = False
     n: int = 1
     tried: int = 1
-    form: str | None = None  # the field that says what the answer must look like
-    reading: Reading = PLAIN  # what there is in answers besides text
+    form: str | None = None  # the field with the answer's format
+    reading: Reading = PLAIN  # further contents of answers besides text
 
     @property
     def choices(self) -> int:
@@ -51,12 +51,12 @@ class Order:
         return self.prompts[0].params
 
     def failure(self, error: Exception | None) -> ApiError:
-        """The answer to a request that ends with this error."""
+        """The API error for a request that ended with this error."""
         structure = self.prompts[0].structure
         if isinstance(error, OptionError) and (fault := self.reading.fault(str(error))):
             return api_error(fault)
         if self.form and structure and isinstance(error, OptionError):
-            # A schema or grammar is looked at where the vocabulary is: the client called it by another name.
+            # The engine checks schemas and grammars under another name than the client's.
             message = IN_PARTS.sub(lambda found: "parts at " if found[1] else "parts", str(error))
             if message.startswith(structure.kind):
                 said = f"{self.form}{message.removeprefix(structure.kind)}"
@@ -67,7 +67,7 @@ class Order:
 def check(
     body: Body, info: ModelInfo, service: Service, known: Sequence[str], built: Sequence[str] = ()
 ) -> None:
-    """Refuse what is not built, another model and, where the server is strict, what is not known."""
+    """Refuse unsupported fields, another model and, if the server is strict, unknown fields."""
     for name, neutral in fields.UNBUILT.items():
         value = body.get(name)
         if value is not None and value not in neutral and name not in built:
@@ -83,7 +83,7 @@ def check(
 def order(
     body: Body, info: ModelInfo, client: str, prompts: Sequence[GenerateRequest], wanted: Wanted, field: str
 ) -> Order:
-    """These prompts, with what a request says of its answers as a whole."""
+    """An order for these prompts, with a request's fields for all of its answers."""
     stream, n = flag(body, "stream"), count(body, "n", 1, MOST_CHOICES) or 1
     asked = [
         replace(
@@ -109,7 +109,7 @@ def order(
 
 
 def bounded(order: Order, *, field: str = "n") -> Order:
-    """The order, if it does not ask for too much at once."""
+    """The order, checked against the limits."""
     if order.params.max_tokens == 0 and order.tried > 1:
         message = f"{field} must be 1 where max_tokens is 0: there is nothing that could differ"
         raise ApiError(message, field, "invalid_value")
@@ -132,7 +132,7 @@ def bounded(order: Order, *, field: str = "n") -> Order:
 
 
 def _scores(prompt: GenerateRequest, order: Order) -> int:
-    """Log-probabilities that the answers to a prompt may have."""
+    """The largest number of log-probabilities in the answers to a prompt."""
     context, limit = order.info.context, order.params.max_tokens
     size = context
     if prompt.tokens is not None:

@@ -12,14 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrun.errors import printable
 
-MOST_WAITING = 1000  # lines; more are left out
+MOST_WAITING = 1000  # lines; further ones are dropped
 MOST_PATH = 200  # characters
 FAREWELL_S = 1.0  # for the last lines
 
 
 class RequestLog:
-    """Lines on their way to `write`; without `everything` successful GETs, which programs poll, are left
-    out."""
+    """Lines on their way to `write`; without `everything`, successful GETs are left out, because programs
+    poll them."""
 
     def __init__(self, write: Callable[[str], None], *, everything: bool = False) -> None:
         self._write = write
@@ -33,14 +33,14 @@ class RequestLog:
         return self._everything or method not in ("GET", "HEAD") or status >= 400
 
     def put(self, line: str | None) -> None:
-        """Have it written when its turn comes."""
+        """Queue a line to be written."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
             pass
 
     def close(self) -> None:
-        """Write what waits; not longer than a moment."""
+        """Write pending lines, within a time limit."""
         self.put(None)
         self._thread.join(FAREWELL_S)
 
@@ -50,8 +50,8 @@ class RequestLog:
 
 
 class Logged:
-    """Middleware: tells a `RequestLog` of each request: when, from where, what, status and seconds; nothing
-    of what it says."""
+    """Middleware: logs each request to a `RequestLog`: time, client, path, status and seconds, without its
+    contents."""
 
     def __init__(self, app: ASGIApp, log: RequestLog) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""From the events of a request's choices to its answer, whole or in chunks: what both endpoints share."""
+"""From the events of a request's choices to its answer, whole or in chunks; shared by both endpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hetrun.server.usage import Counts
 from hetrun.text.answers.reading import ChoiceReader
 from hetrun.text.tool_parsers.parts import Piece
 
-LATE_S = 1.0  # how much later than its deadline we say by ourselves that a request is late
+LATE_S = 1.0  # how long after its deadline the server itself ends a request
 
 Json = dict[str, object]
 Events = AsyncGenerator[Numbered, None]
@@ -34,7 +34,7 @@ Events = AsyncGenerator[Numbered, None]
 
 @dataclass(frozen=True)
 class Answer:
-    """What is the same in every chunk of one answer."""
+    """The fields that all chunks of one answer share."""
 
     info: ModelInfo
     kind: str
@@ -51,20 +51,20 @@ class Answer:
 
 @dataclass
 class Prompt:
-    """What the first choice of a prompt was told of it."""
+    """The prompt's tokens, from the events of its first choice."""
 
     pieces: tuple[bytes, ...] = ()
     scores: list[TokenLogprob] = field(default_factory=list)
 
     def saw(self, event: Event) -> None:
-        """An event of that choice."""
+        """Record an event of that choice."""
         self.pieces = event.echo or self.pieces
         self.scores += event.prompt_logprobs
 
 
 @dataclass
 class Choice:
-    """One answer as it comes."""
+    """One answer as it arrives."""
 
     prompt: Prompt
     texts: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Choice:
     pieces: list[Piece] = field(default_factory=list)  # that the reader found
 
     def saw(self, event: Event) -> None:
-        """An event of this choice."""
+        """Record an event of this choice."""
         if event.kind == "prompt":
             self.prompt.saw(event)
             return
@@ -106,7 +106,7 @@ class Whole:
     counts: Counts
 
     def totals(self) -> Json:
-        """What the answer took."""
+        """The answer's usage."""
         return {"usage": self.counts.usage(), "timings": self.counts.timings()}
 
 
@@ -117,7 +117,7 @@ MakeChunks = Callable[[Order, Events], AsyncGenerator[str, None]]
 async def respond(
     request: Request, service: Service, order: Order, whole: MakeWhole, chunks: MakeChunks
 ) -> Response:
-    """The response to an order, in the shape that the two functions give it."""
+    """The response to an order, in the format of the two functions."""
 
     async def in_one(events: Events) -> Response:
         return await json_response(whole(order, await gathered(order, events)))
@@ -132,10 +132,10 @@ async def answered(
     whole: Callable[[Events], Coroutine[Any, Any, Response]],
     stream: Callable[[Events], EventStream],
 ) -> Response:
-    """The response to an order, made of its events when all are there, or as they come."""
+    """The response to an order, made of its events: of all of them at the end, or one by one."""
     events = parallel_sampling.events(service.client, order)
     try:
-        # What is wrong with a request shows before its first token, while a status can still be sent.
+        # Errors in a request occur before its first token, while a status can still be sent.
         first = await unless_gone(request.receive, _first(events, order))
         if order.stream:
             return stream(_behind(first, events))
@@ -146,7 +146,7 @@ async def answered(
 
 
 async def _first(events: Events, order: Order) -> Numbered:
-    """The first event. The engine watches deadlines itself, unless it is just being started again."""
+    """The first event. The engine watches deadlines itself, except during a restart."""
     deadline_s = order.prompts[0].deadline_s
     try:
         async with asyncio.timeout(None if deadline_s is None else deadline_s + LATE_S):
@@ -170,7 +170,7 @@ async def _behind(first: Numbered, rest: Events) -> Events:
 
 
 async def gathered(order: Order, events: Events) -> Whole:
-    """All that comes; an error of one choice is that of all."""
+    """All events; an error of one choice ends all."""
     prompts = [Prompt() for _ in order.prompts]
     found = Whole([Choice(prompts[i // order.tried]) for i in range(order.choices)], Counts(order.tried))
     if order.reading:
@@ -182,7 +182,7 @@ async def gathered(order: Order, events: Events) -> Whole:
                 raise order.failure(event.error)
             found.choices[index].saw(event)
             if order.reading:
-                await asyncio.sleep(0)  # all events may be here already, and others have their turn
+                await asyncio.sleep(0)  # all events may already be here; give other requests a turn
             if event.kind == "done":
                 found.counts.ended(index, event)
     finally:
@@ -191,18 +191,18 @@ async def gathered(order: Order, events: Events) -> Whole:
 
 
 def pieces_of(reader: ChoiceReader, event: Event) -> list[Piece]:
-    """What became certain with an event."""
+    """The text that became certain with an event."""
     return reader.push(event.text, opened=bool(event.opened), last=event.kind == "done")
 
 
 def finish_reason(event: Event) -> str:
-    """Why an answer ended, in OpenAI's words."""
-    # "cancelled" is no word of OpenAI's; nobody but us reads the end of an answer that was cancelled.
+    """Why an answer ended, in OpenAI's terms."""
+    # OpenAI has no "cancelled"; no client reads the end of a cancelled answer.
     return "length" if event.finish_reason == "length" else "stop"
 
 
 class Template:
-    """A chunk in which only one text changes: what stands around it is written once."""
+    """A chunk in which only one text changes: the JSON around it is made once."""
 
     def __init__(self, chunk: Json, field: str) -> None:
         # Quotes within a JSON string are escaped, so this can only be the field.

@@ -1,4 +1,4 @@
-"""What a request says about sampling and about the form of its answer; names are OpenAI's and llama.cpp's."""
+"""A request's fields for sampling and for the answer's format; names are OpenAI's and llama.cpp's."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hetrun.server.logprobs import Wanted
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 
-LIMITS = ("n_predict", "max_tokens", "max_completion_tokens")  # the last that is given counts
-UNLIMITED = (-1, -2)  # what llama.cpp's n_predict says for no limit
+LIMITS = ("n_predict", "max_tokens", "max_completion_tokens")  # the last one given counts
+UNLIMITED = (-1, -2)  # llama.cpp's n_predict without a limit
 FORMS = ("response_format", *STRUCTURES)  # at most one of these
-# Handed to SamplingParams under their own names.
+# Passed to SamplingParams under the same names.
 SAMPLING = tuple(name for name in CHECKS if name not in (*LIMITS, "logprobs", "prompt_logprobs", *FORMS))
 NAMES = (*SAMPLING, *LIMITS, *FORMS)
 
@@ -43,8 +43,8 @@ def sampling_params(
     wanted: Wanted,
     most_tokens: int | None = None,
 ) -> SamplingParams:
-    """The request's parameters; `defaults` are those of the server for what it does not say, and
-    `most_tokens` those of an answer of which it does not say how long it may be."""
+    """The request's parameters. `defaults` are the server's, for parameters that it doesn't set;
+    `most_tokens` is the length limit if it sets none."""
     own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
     values: dict[str, object] = {"temperature": own, **defaults}
     values |= {name: body[name] for name in SAMPLING if body.get(name) is not None}
@@ -69,7 +69,7 @@ def sampling_params(
 
 
 def _brought(parameter: sampler_plugins.Parameter, value: object) -> float:
-    """The value of a parameter that a package's sampler has."""
+    """The value of a parameter of a plugin's sampler."""
     try:
         return parameter.check(parameter.name, value)
     except OptionError as error:
@@ -107,7 +107,7 @@ def _check_schema_name(form: object) -> None:
 
 
 def form_field(body: Body) -> str | None:
-    """The field that says what the answer must look like."""
+    """The field with the answer's format."""
     given = [name for name in FORMS if body.get(name) is not None and not _asks_nothing(name, body[name])]
     if len(given) > 1:
         message = f"{' and '.join(given)} are both given: an answer can follow only one"
@@ -143,7 +143,7 @@ def _response_schema(form: object) -> object:
             where = f"{where}.json_schema"
             if not isinstance(described, dict):
                 raise wrong_type(where, "an object", described)
-            flag(described, "strict", f"{where}.")  # it is always followed to the letter
+            flag(described, "strict", f"{where}.")  # schemas are always followed strictly
             schema = _required(described, "schema", where)
             if not isinstance(schema, dict):
                 raise wrong_type(f"{where}.schema", "an object", schema)
@@ -156,7 +156,7 @@ def _response_schema(form: object) -> object:
 
 
 def _or_any_object(schema: object) -> object:
-    # By the standard an empty schema allows every value; llama.cpp and its clients mean an object by it.
+    # In the standard, an empty schema allows every value; llama.cpp and its clients mean an object.
     return ANY_OBJECT if schema == {} else schema
 
 
@@ -167,7 +167,7 @@ def _required(values: Mapping[str, object], name: str, where: str) -> object:
 
 
 def limit_field(body: Body) -> str | None:
-    """The field that says how many tokens an answer may have."""
+    """The field with the length limit."""
     given = [name for name in LIMITS if body.get(name) is not None]
     return given[-1] if given else None
 

@@ -1,4 +1,4 @@
-"""What every endpoint is given."""
+"""The context of every endpoint."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Service:
     """The engine behind the endpoints, and how strictly requests are read."""
 
     client: ChatClient
-    strict: bool = False  # refuse unknown fields and models, and OpenAI's own limits hold
-    sampling: Mapping[str, object] = field(default_factory=dict)  # for requests that do not say otherwise
-    tool_parser: str = "auto"  # how calls of tools are written: none, or a name in `tool_parsers.formats`
-    reasoning_format: str = "auto"  # where thoughts go: none leaves them in the text
+    strict: bool = False  # refuse unknown fields and models, and apply OpenAI's own limits
+    sampling: Mapping[str, object] = field(default_factory=dict)  # defaults of requests
+    tool_parser: str = "auto"  # the format of tool calls: none, or a name in `tool_parsers.formats`
+    reasoning_format: str = "auto"  # where reasoning goes: none leaves it in the text
     most_requests: int = MOST_REQUESTS  # held at a time
     needs_key: bool = False
     traffic: Traffic = field(default_factory=Traffic)
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def info(self) -> ModelInfo:
-        """The model that runs; where none can be had, that is no mistake of whoever asks."""
+        """The running model; if there is none, that is not the client's mistake."""
         try:
             return await self.client.info()
         except UserError as error:

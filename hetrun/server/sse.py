@@ -1,4 +1,4 @@
-"""Server-sent events: an answer that is sent as it comes."""
+"""Server-sent events: a streamed answer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Sends each JSON text as one event; ends its source when the client hangs up.
+    """Sends each JSON text as one event; ends its source when the client disconnects.
 
-    An error in the middle is an event too, as OpenAI's clients expect it: the status was sent long ago.
+    An error in the middle is an event too, as OpenAI's clients expect, because the status has been sent.
     """
 
     media_type = "text/event-stream"
@@ -27,7 +27,7 @@ class EventStream(Response):
     end = DONE
 
     def __init__(self, chunks: AsyncGenerator[str, None]) -> None:
-        # Proxies must neither keep an answer nor hold it back to fill a buffer.
+        # Proxies must neither cache an answer nor buffer it.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
@@ -37,7 +37,7 @@ class EventStream(Response):
             try:
                 await unless_gone(receive, self._send_all(send))
             except (ClientDisconnect, OSError):
-                return  # nobody is left to tell
+                return  # the client has gone
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -55,7 +55,7 @@ class EventStream(Response):
 
 
 class NamedEvents(EventStream):
-    """Chunks are whole events with their names; the last one says by itself that it is the last."""
+    """Chunks are complete named events; the last one is marked as such, so there is no [DONE]."""
 
     end = b""
 

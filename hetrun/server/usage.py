@@ -1,4 +1,4 @@
-"""What an answer took: tokens counted, and times measured."""
+"""The usage of an answer: token counts and times."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Json = dict[str, object]
 
 
 class Counts:
-    """Adds up what the choices of one answer took, `each` of them for one prompt after another.
+    """Adds up the usage of an answer's choices, `each` of them for one prompt after another.
 
-    The tokens of a prompt count once: what its first choice has computed, the others begin with.
+    The tokens of a prompt count once, because the other choices reuse what the first one computed.
     """
 
     def __init__(self, each: int) -> None:
@@ -18,7 +18,7 @@ class Counts:
         self._ends: dict[int, tuple[Usage, Timings]] = {}
 
     def ended(self, index: int, event: Event) -> int:
-        """A choice is complete; how many are."""
+        """Record a complete choice; returns how many are complete."""
         self._ends[index] = (event.usage, event.timings)
         return len(self._ends)
 
@@ -35,7 +35,7 @@ class Counts:
         }
 
     def timings(self) -> Json:
-        """llama.cpp's object. Choices run side by side, so the longest time is that of all."""
+        """llama.cpp's object. Choices run in parallel, so the longest time counts."""
         firsts, ends = self._firsts(), list(self._ends.values())
         cached = sum(usage.cached_tokens for usage, _ in firsts)
         prompt = sum(usage.prompt_tokens for usage, _ in firsts) - cached
@@ -57,7 +57,7 @@ def _prompt_ms(usage: Usage, timings: Timings) -> float:
 
 
 def _predicted_ms(usage: Usage, timings: Timings) -> float:
-    # From the first token on, so one less was waited for.
+    # From the first token on, so there is one token less to wait for.
     waited = max(usage.completion_tokens - 1, 0)
     return 1000 * waited / timings.decode_tok_s if timings.decode_tok_s > 0 else 0.0
 

@@ -1,10 +1,7 @@
-"""The examples of the pages run as they stand, with a tiny model in the place of model.gguf."""
+"""The examples of the pages run as they stand, with a tiny model in place of the one they name."""
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import inspect
 import logging
 import re
 from collections.abc import Iterator
@@ -13,8 +10,7 @@ from typing import Any
 import pytest
 
 import hetrun
-from hetrun import LLM, AsyncLLM, SamplingParams
-from hetrun.client.completion import ToolCall
+from hetrun import LLM, AsyncLLM
 from tests.models.cases import GQA
 from tests.support.paths import ROOT
 from tests.support.rig import model_file
@@ -23,52 +19,41 @@ SMALL: dict[str, Any] = {"backends": ["reference"], "planner": "static", "ctx": 
 
 
 class SmallLLM(LLM):
-    """The tiny model, whatever is named; answers are short."""
+    """The tiny model, whatever is named; answers without a limit are short."""
 
-    def __init__(self, model: str, ram: str | None = None) -> None:
-        super().__init__(model_file(GQA), ram=ram, **SMALL)
+    def __init__(self, model: str | None = None, ram: str | None = None) -> None:
+        super().__init__(model if model == "missing.gguf" else model_file(GQA), ram=ram, **SMALL)
 
 
 class SmallAsyncLLM(AsyncLLM):
     """The same for an event loop."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str | None = None) -> None:
         super().__init__(model_file(GQA), **SMALL)
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What the examples take for granted."""
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The examples get a tiny model, and change no logger for good."""
     monkeypatch.setattr(hetrun, "LLM", SmallLLM)
     monkeypatch.setattr(hetrun, "AsyncLLM", SmallAsyncLLM)
-    # A tiny model calls nothing by itself.
-    monkeypatch.setattr(ToolCall, "parsed", lambda call: {"city": "Oslo"})
     loggers = [logging.getLogger(name) for name in ("hetrun", "hetrun.executor.autotune")]
     levels = [logger.level for logger in loggers]
-    with SmallLLM("model.gguf") as llm:
-        yield {
-            "llm": llm,
-            "asyncio": asyncio,
-            "logging": logging,
-            "SamplingParams": SamplingParams,
-            "AsyncLLM": SmallAsyncLLM,
-            "look_up": lambda city: f"snow in {city}",
-            "questions": ["Who?", "When?"],
-        }
+    yield
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "docs/guide.md", "README.md"])
-async def test_examples_run(page: str, names: dict[str, Any]) -> None:
+def examples(page: str) -> list[str]:
+    """The Python blocks of a page that need no server."""
     text = (ROOT / page).read_text(encoding="utf-8")
     found = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    found = [block for block in found if "import OpenAI" not in block]  # which needs a server
+    return [block for block in found if "import OpenAI" not in block]
+
+
+@pytest.mark.parametrize("page", ["docs/python.md", "docs/guide.md", "README.md"])
+def test_each_example_runs_when_pasted_on_its_own(page: str, tiny: None) -> None:
+    found = examples(page)
     assert found
-    llm = names["llm"]
     for i, block in enumerate(found):
-        code = compile(block, f"{page}, example {i + 1}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        done = eval(code, names)
-        if inspect.isawaitable(done):
-            await done
-        names["llm"] = llm  # examples after it use one that is open
+        exec(compile(block, f"{page}, example {i + 1}", "exec"), {"__name__": "__main__"})

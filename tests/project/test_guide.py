@@ -16,7 +16,19 @@ from hetrun.cli.app import hetrun
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
-SHOWN = [REPOSITORY / "README.md", *(DOCS / f"{name}.md" for name in ("guide", "installing", "gpu", "bench"))]
+USED = (
+    "guide",
+    "installing",
+    "gpu",
+    "bench",
+    "serving",
+    "batches",
+    "sampling",
+    "python",
+    "conformance",
+    "models",
+)
+SHOWN = [REPOSITORY / "README.md", *(DOCS / f"{name}.md" for name in USED)]
 PAGES = sorted([REPOSITORY / "README.md", *DOCS.glob("*.md")])
 MOST_BYTES = 60_000
 FENCE = re.compile(r"^ *```")

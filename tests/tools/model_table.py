@@ -16,12 +16,12 @@ from tests.models import cases_hf, hf
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- models -->\n", "<!-- end -->\n"
 HEAD = (
-    *("models", "GGUF", "folders (`model_type`)", "converted", "variants checked"),
-    *("calls of tools", "thoughts"),
+    *("models", "GGUF", "folders (`model_type`)", "to GGUF", "tested variants"),
+    *("tool calls", "reasoning"),
 )
 # How published models of an architecture write calls, and whether some think: what
 # `text.tool_parsers.formats.family` and `text.chat.reasoning.mark_of` say of their chat templates.
-TOLD = "told"  # the template knows no tools: we tell the model of them
+TOLD = "described"  # the template has no tools: the system message describes them
 WRITES: dict[str, tuple[str, ...]] = {
     "deepseek2": ("deepseek", "deepseek_v31", "glm", "kimi_k2", "yes"),
     "gemma3": (TOLD, "no"),

@@ -16,10 +16,10 @@ from hetrun.graph.quant import QUANTS
 MOST_NAMED = 6  # types in a sentence
 IN_COLUMNS = ("tried", "broken", "oracle")
 LEGEND = (
-    "ok: as the reference computes it, but for what rounding costs",
-    "some: of its cases the backend takes only some; others run the rest",
-    "names of ops: these only, and of those with a * only some cases",
-    "-: not supported; others run it",
+    "ok: matches the reference, except for rounding",
+    "some: supported in some cases; other backends run the rest",
+    "names of ops: only these are supported; with a * only some cases",
+    "-: not supported; other backends run it",
     "?: not tried",
 )
 MARKS = {"ok", "some", "-", "?", "WRONG", "fails", "oracle"}

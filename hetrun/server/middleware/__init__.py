@@ -1,1 +1,1 @@
-"""What every request passes before its endpoint: keys, limits, turns, counters, timeouts."""
+"""Middleware that runs before every endpoint: keys, limits, turns, counters, timeouts."""

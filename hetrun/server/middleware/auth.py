@@ -1,4 +1,4 @@
-"""The API key, where one is asked for."""
+"""The API key, if one is set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hetrun.server.errors import ApiError
 
-# A supervisor that only asks whether we live needs no key, nor does the page, in which one is typed.
+# Health checks need no key, nor does the page, which has a field for it.
 OPEN = frozenset({"/", "/health", "/v1/health"})
 
 
@@ -25,7 +25,7 @@ class RequireKey:
             await self._app(scope, receive, send)
             return
         headers = {"WWW-Authenticate": "Bearer"}
-        # Its first words are OpenAI's: some clients know by them what is wrong.
+        # Its first words are OpenAI's, by which some clients recognise the error.
         message = "Incorrect API key provided, or none: send it as 'Authorization: Bearer KEY'"
         error = ApiError(message, code="invalid_api_key", status=401, headers=headers)
         await error.response()(scope, receive, send)
@@ -33,5 +33,5 @@ class RequireKey:
     def _allowed(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        # In constant time: how long a comparison takes must not tell how much was right.
+        # In constant time, so that the time of a comparison doesn't reveal how much was right.
         return secrets.compare_digest(given.encode(), self._key)

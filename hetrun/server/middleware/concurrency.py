@@ -1,4 +1,4 @@
-"""How much the server holds at a time, before and while the engine works at it."""
+"""Limits on the requests and bytes that the server holds at a time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hetrun.server.errors import ApiError, overloaded
 
 MOST_REQUESTS = 1024
 MOST_BYTES = 256 * 2**20  # of bodies: a full queue of long conversations, or eight of the largest bodies
-RETRY_S = 5.0  # nothing is known of those that are held, so nothing can be predicted
+RETRY_S = 5.0  # the requests have not been read, so there is no prediction
 
 
 class Crowd:
-    """Middleware: refuses requests beyond so many, and bytes beyond so many, before they are read.
+    """Middleware: refuses requests and bytes beyond its limits before they are read.
 
-    The engine has a queue of its own that is shorter; this is for the memory and the descriptors of this
-    process, which a flood of clients would take before the engine hears of them.
+    The engine's own queue is shorter. These limits protect the memory and descriptors of this process from a
+    flood of clients.
     """
 
     def __init__(self, app: ASGIApp, most_requests: int, most_bytes: int | None = None) -> None:
@@ -50,5 +50,5 @@ class Crowd:
 
 
 def _refusal(held: str) -> ApiError:
-    # What was not read makes the connection useless.
+    # Unread data makes the connection useless.
     return overloaded(f"{held}; ask again in {RETRY_S:g} s", RETRY_S, {"connection": "close"})

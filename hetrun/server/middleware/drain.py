@@ -1,4 +1,4 @@
-"""What a refused request has not sent yet is read all the same, for a moment, and thrown away."""
+"""Reads and discards the rest of a refused request, within a time limit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MOST_S = 5.0  # from this machine, of a gigabyte and more
 
 
 class Unread:
-    """Middleware: a response is complete when its request is, or has been given enough time for that.
+    """Middleware: a response is complete when its request is, or after a time limit.
 
-    Who closes a connection on which something lies unread resets it, and the client's system may forget the
-    response that it holds already: the client would be told of the reset instead of the refusal.
+    Closing a connection with unread data resets it, and the client's system may discard the response: the
+    client would see the reset instead of the refusal.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""Requests that come together are read one behind the other, and others are answered in between."""
+"""Requests that arrive together are read one after another, with other requests in between."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class InTurn:
-    """Middleware: who has sent a whole body goes on when its turn comes: one in each round of the loop.
+    """Middleware: requests with a complete body continue in turn, one in each round of the event loop.
 
-    What follows a body is half a millisecond of work: to read what it asks for, to give it to the engine. Of
-    200 requests that come at once that would be one long round, for whose end even /health would wait.
+    Parsing a request and passing it to the engine takes half a millisecond. With 200 requests at once, that
+    would be one long round, and even /health would have to wait for its end.
     """
 
     def __init__(self, app: ASGIApp) -> None:

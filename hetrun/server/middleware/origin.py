@@ -1,8 +1,8 @@
-"""Web pages as clients: none but those that were named may ask anything here.
+"""Web pages as clients: only allowed ones may use the server.
 
-A browser sends requests for whatever page it shows. A page of a stranger can name our address, or have a name
-of its own lead to it (DNS rebinding): the first is seen by `Origin`, the second by `Host`. Programs send no
-`Origin`, and whatever name they reach us by.
+A browser sends requests for any page it shows. A third-party page can use our address, or a host name of its
+own that points to it (DNS rebinding): `Origin` shows the first, `Host` the second. Programs send no `Origin`,
+and any host name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from hetrun.server.errors import FINAL, ApiError
 ANY = "*"
 METHODS = "GET, POST"
 READABLE = "Retry-After, retry-after-ms, x-should-retry"  # headers of answers that a page may read
-MOST_AGE_S = 600  # for which a browser remembers the answer to a preflight
-# Names of headers that a page wants to send; they are said back, so they are looked at.
+MOST_AGE_S = 600  # for which a browser caches the answer to a preflight
+# Names of headers that a page wants to send; the answer repeats them, so they are checked.
 HEADERS = re.compile(r"[A-Za-z0-9_-]+(, ?[A-Za-z0-9_-]+)*", re.ASCII)
 MOST_HEADERS = 2048  # characters
 
@@ -29,8 +29,8 @@ MOST_HEADERS = 2048  # characters
 class Guard:
     """Middleware: refuses requests to other hosts, and those of pages that are not `origins`.
 
-    `hosts`: names that lead here, besides addresses of this machine alone; None: any, because others
-    than browsers decide who comes in (a key, or who may open a Unix socket). `keyed`: a key is asked for.
+    `hosts`: names of this server, besides loopback addresses; None: any, because access is limited in
+    another way (a key, or the permissions of a Unix socket). `keyed`: a key is required.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Guard:
     def _wrong_origin(self, origin: str | None, headers: Headers) -> ApiError | None:
         if origin is None or ANY in self._origins or origin.lower() in self._origins:
             return None
-        # A page of our own, as the browser sees it: whether that host is us was looked at before, or the key
-        # says that it is, which a page whose name was made to lead here does not have.
+        # The server's own page, by its host name. That name was checked before, or the request needs the key,
+        # which a page with a rebound name doesn't have.
         host = headers.get("host", "").lower()
         if self._hosts is not None and origin.lower() == f"http://{host}":
             return None
@@ -94,7 +94,7 @@ def host_name(said: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it can only be this machine, whoever answers for names."""
+    """Whether it can only be this machine, whatever a name server says."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -104,7 +104,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _preflight(origin: str, headers: Headers) -> Response:
-    """What a page may send: asked by its browser before it sends that."""
+    """The answer to a preflight: the requests that a page may send."""
     allowed = {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Methods": METHODS,

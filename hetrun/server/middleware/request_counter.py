@@ -14,7 +14,7 @@ class Traffic:
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
         self.open = 0
-        self.seconds = 0.0  # of all that are answered, to the end of the answer
+        self.seconds = 0.0  # of all answered requests, to the end of the answer
         self.answered = 0
 
 

@@ -1,8 +1,8 @@
-"""One connection, and how long it may stand without getting on.
+"""Time limits for connections without progress.
 
-uvicorn waits for ever for the rest of a request's head, and for a client that does not read what it is sent.
-Either holds a descriptor, the second an answer besides, which the engine goes on to write. It is uvicorn's
-protocol over h11, because the other one knows no limit to headers.
+uvicorn waits forever for the rest of a request's head, and for a client that doesn't read its answer. Both
+occupy a descriptor; the second also an answer that the engine continues to write. This is uvicorn's protocol
+over h11, because the other one has no limit on headers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_LOOKS = 6  # without a complete head, or without a byte that is read
 
 
 class Connection(H11Protocol):
-    """Is cut when its client neither sends nor reads."""
+    """Disconnects a client that neither sends nor reads."""
 
     _looking: asyncio.TimerHandle | None = None
     _headless = 0  # looks in a row that found a request begun and its head not complete

@@ -1,4 +1,4 @@
-"""GET /openapi.json: what can be asked of this server, in OpenAPI 3.1."""
+"""GET /openapi.json: this server's API, in OpenAPI 3.1."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def routes(service: Service) -> list[Route]:
 
 
 def document() -> Json:
-    """The document; it says nothing of a model or of how the server was started."""
+    """The document; it doesn't depend on the model or on the server's options."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -58,7 +58,7 @@ def document() -> Json:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        # Without --api-key nothing is asked for.
+        # Without --api-key, no key is required.
         "security": [{"bearer": []}, {"key": []}, {}],
         "paths": paths(),
         "components": {

@@ -1,4 +1,4 @@
-"""Paths and methods, and the statuses that each may end with."""
+"""Paths and methods, and the possible statuses of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetrun.server.openapi.schemas import STRING, Json, ref
 from hetrun.server.routes import unsupported
 
 JSON = "application/json"
-# What can go wrong: the names of responses, by status.
+# Errors: the names of responses, by status.
 STATUSES = {
     400: ("Wrong", "The request is wrong; param names the field."),
     401: ("NoKey", "The key is missing or wrong."),
@@ -33,13 +33,13 @@ MODEL: tuple[Json, ...] = (
 _ERROR: Json = {JSON: {"schema": ref("Error")}}
 RESPONSES: Json = {name: {"description": said, "content": _ERROR} for name, said in STATUSES.values()}
 ALWAYS = (401, 403, 405, 421, 500)
-BODY = (400, 408, 413)  # where there is a body to be read
-ENGINE = (429, 503, 504)  # where the engine is asked
+BODY = (400, 408, 413)  # for requests with a body
+ENGINE = (429, 503, 504)  # for requests that use the engine
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of some paths that mean the same."""
+    """One method of equivalent paths."""
 
     paths: tuple[str, ...]
     method: str
@@ -194,7 +194,7 @@ def paths() -> Json:
 
 
 def written(path: str) -> str:
-    """A route's path as OpenAPI has it: without the kind of what a name stands for."""
+    """A route's path in OpenAPI's notation: without the types of its parameters."""
     return path.replace(":path}", "}")
 
 

@@ -1,6 +1,6 @@
-"""Bodies of requests, with the limits that the code keeps: the same constants, or a test compares them.
+"""Bodies of requests, with the limits of the code: the same constants, or compared by a test.
 
-Names that are not here are ignored, unless the server is strict.
+Fields that are not listed here are ignored, unless the server is strict.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from hetrun.text.answers.tools import CHOICES, MOST_TOOLS
 from hetrun.text.chat.messages import ROLES
 
 MOST_TOKEN = 2**31 - 1
-# What a field may say that asks for nothing.
+# Values of a field that have no effect.
 NOTHING = enum(None, False, 0, "", [], {})
 
 
@@ -57,7 +57,7 @@ def _strings(most: int) -> Json:
     return either(string(1, MOST_STRINGS), array(string(1, MOST_STRINGS), 0, most))
 
 
-# How tokens are chosen, by names; null is allowed for each besides.
+# Sampling parameters by name; each may also be null.
 SAMPLING: dict[str, Json] = {
     "temperature": either(const(0), number(LEAST_TEMPERATURE, sys.float_info.max)),
     "top_k": integer(-1),
@@ -138,7 +138,7 @@ _COMMON: dict[str, Json] = {
 
 
 def _body(required: dict[str, Json], more: dict[str, Json], **constraints: object) -> Json:
-    """Everything that need not be given may be null."""
+    """All optional fields may be null."""
     return struct(required, {name: optional(schema) for name, schema in more.items()}) | constraints
 
 

@@ -1,4 +1,4 @@
-"""What the server answers."""
+"""The server's answers."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ RESPONSE = struct(
     }
 )
 DROPPED = struct({"id": STRING, "object": const("response"), "deleted": const(True)})
-# OpenAPI 3.1 has no schema for events: some tools hold it against each of them, others against the whole.
+# OpenAPI 3.1 has no schema for events: some tools apply it to each event, others to the whole stream.
 NAMED_STREAM = described(
     ANYTHING, "Events with names and numbers as OpenAI has them, the last of which has the whole response."
 )

@@ -1,4 +1,4 @@
-"""JSON schemas in few words."""
+"""Short functions for JSON schemas."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ ANYTHING: Json = {}
 
 
 def integer(least: int, most: int | None = None) -> Json:
-    """A whole number between two others."""
+    """An integer within limits."""
     return {"type": "integer", "minimum": least} | ({} if most is None else {"maximum": most})
 
 
 def number(least: float, most: float) -> Json:
-    """Any number between two others."""
+    """A number within limits."""
     return {"type": "number", "minimum": least, "maximum": most}
 
 
 def string(least: int = 0, most: int | None = None) -> Json:
-    """A text of so many characters."""
+    """A string with limits on its length."""
     return {"type": "string", "minLength": least} | ({} if most is None else {"maxLength": most})
 
 
 def array(items: Json, least: int = 0, most: int | None = None) -> Json:
-    """A list of so many."""
+    """A list with limits on its length."""
     return {"type": "array", "items": items, "minItems": least} | ({} if most is None else {"maxItems": most})
 
 
@@ -46,12 +46,12 @@ def enum(*values: object) -> Json:
 
 
 def either(*schemas: Json) -> Json:
-    """What follows one of them, or several."""
+    """A value that matches one or several of these schemas."""
     return {"anyOf": list(schemas)}
 
 
 def optional(schema: Json) -> Json:
-    """The same or null, which says no more than a field that is not there."""
+    """The same or null, which means the same as a missing field."""
     if not schema:
         return schema
     match schema:
@@ -65,21 +65,21 @@ def optional(schema: Json) -> Json:
 
 
 def struct(required: Schemas, more: Schemas | None = None) -> Json:
-    """An object that has the first fields always, and the others sometimes."""
+    """An object with required and optional fields."""
     fields = {**required, **(more or {})}
     return {"type": "object", "required": list(required), "properties": fields}
 
 
 def mapping(values: Json) -> Json:
-    """An object with any names."""
+    """An object with any fields."""
     return {"type": "object", "additionalProperties": values}
 
 
 def ref(name: str) -> Json:
-    """A schema of the document."""
+    """A reference to a schema of the document."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
 def described(schema: Json, text: str) -> Json:
-    """With a sentence for people."""
+    """The same with a description."""
     return schema | {"description": text}

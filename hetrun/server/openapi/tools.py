@@ -1,4 +1,4 @@
-"""Tools that a request offers, and calls of them, in requests and in answers."""
+"""Tools in requests, and tool calls in requests and answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIELDS: dict[str, Json] = {
     "tool_choice": either(enum(*CHOICES), _NAMED),
     "parallel_tool_calls": BOOLEAN,
 }
-# In a message of an assistant that is sent back: some clients have arguments as an object.
+# In an assistant's message that is sent back, some clients have arguments as an object.
 SENT = struct(
     {
         "id": string(0, MOST_ID),

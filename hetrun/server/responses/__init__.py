@@ -1,1 +1,1 @@
-"""The endpoints under `/v1/responses`: input, output, and what is stored."""
+"""The endpoints under `/v1/responses`: input, output, and stored responses."""

@@ -1,4 +1,4 @@
-"""The input of a request for a response: a text, or items, read as messages."""
+"""The input of a request for a response: a string or items, converted to messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hetrun.server.messages import MOST_ID, SENSES, required_text
 from hetrun.text.chat.messages import ROLES as CHAT_ROLES
 
 FIELD = "input"
-ROLES = tuple(role for role in CHAT_ROLES if role != "tool")  # whose answers are items
+ROLES = tuple(role for role in CHAT_ROLES if role != "tool")
 TEXTS = ("input_text", "output_text", "text", "refusal")  # parts of messages that hold a text
 
 
 def messages(value: object) -> list[Message]:
-    """What an input says."""
+    """The messages of an input."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -32,7 +32,7 @@ def messages(value: object) -> list[Message]:
 def with_instructions(instructions: str | None, said: Sequence[Message]) -> tuple[Message, ...]:
     """The messages with instructions before them.
 
-    Messages of the system that begin a conversation become one: most templates know of no second one.
+    System messages at the beginning are merged, because most templates have only one.
     """
     leading = 0
     while leading < len(said) and said[leading]["role"] == "system":
@@ -44,15 +44,15 @@ def with_instructions(instructions: str | None, said: Sequence[Message]) -> tupl
 
 
 class _Found:
-    """The messages of some items. Thoughts and calls are items of their own here, and parts of an assistant's
+    """Converts items to messages. Reasoning and calls are separate items here, but parts of an assistant's
     message for templates."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, object]] = []
-        self._thought = ""  # that belongs to what comes next
+        self._thought = ""  # belongs to the next item
 
     def add(self, item: object, where: str) -> None:
-        """The next item."""
+        """Add the next item."""
         if not isinstance(item, dict):
             raise wrong_type(where, "an object", item)
         thought, self._thought = self._thought, ""
@@ -77,7 +77,7 @@ class _Found:
                 raise ApiError(why, f"{where}.type", "invalid_value")
 
     def _call(self, call: Message, thought: str) -> None:
-        """One message has all calls that come together, and the text before them."""
+        """Put adjacent calls and the text before them into one message."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "assistant" or thought:
             last = {"role": "assistant"}
@@ -90,7 +90,7 @@ class _Found:
 
 
 def _thought(item: dict[str, object], where: str) -> str:
-    """What a model thought; a summary of it, or what only OpenAI can read, is of no use here."""
+    """A model's reasoning; summaries, and reasoning encrypted by OpenAI, are not used."""
     content = item.get("content")
     return "" if content is None else content_text(content, f"{where}.content", ("reasoning_text",))
 
@@ -114,7 +114,7 @@ def _message(item: dict[str, object], where: str) -> dict[str, object]:
     if role not in ROLES:
         raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role", "invalid_value")
     content = content_text(item.get("content"), f"{where}.content")
-    # "developer" is OpenAI's newer word for the same thing, and no template knows it.
+    # "developer" is OpenAI's newer name for the same role, and no template has it.
     return {"role": "system" if role == "developer" else role, "content": content}
 
 

@@ -1,4 +1,4 @@
-"""What the output of a response is made of: messages, thoughts and calls of functions, as they come."""
+"""The output items of a response: messages, reasoning and function calls, as they arrive."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hetrun.server.response_driver import Json
 
 
 def new_id(kind: str) -> str:
-    """Nobody guesses it."""
+    """A new id, which cannot be guessed."""
     return f"{kind}_{secrets.token_hex(24)}"
 
 
 def with_list(fields: Json, name: str, items: Iterable[str]) -> str:
-    """An object as JSON, and in its last field a list of what is JSON already."""
+    """An object as JSON, whose last field is a list of JSON texts."""
     return f'{json_text(fields)[:-1]},"{name}":[{",".join(items)}]}}'
 
 
 class Telling:
-    """The events of a stream, numbered; none where nobody listens."""
+    """The numbered events of a stream; none if the response is not streamed."""
 
     def __init__(self, listened: bool) -> None:
         self._listened = listened
@@ -29,7 +29,7 @@ class Telling:
         self._told: list[str] = []
 
     def tell(self, kind: str, fields: Json, **as_json: str) -> None:
-        """The next event; what is JSON already stands as it is."""
+        """Add the next event; JSON texts are inserted unchanged."""
         if not self._listened:
             return
         self._number += 1
@@ -38,7 +38,7 @@ class Telling:
         self._told.append(f"event: {kind}\ndata: {text[:-1]}{more}}}")
 
     def taken(self) -> list[str]:
-        """Those that were not taken yet."""
+        """The events since the last call."""
         told, self._told = self._told, []
         return told
 
@@ -56,29 +56,29 @@ class Item(ABC):
 
     @property
     def text(self) -> str:
-        """All of it: of a call its arguments."""
+        """The whole text; of a call its arguments."""
         return "".join(self._texts)
 
     @abstractmethod
     def json(self) -> str:
-        """As the response has it."""
+        """The item in the response's format."""
 
     def begin(self, telling: Telling) -> None:
-        """It is there."""
+        """Announce the item."""
         telling.tell("response.output_item.added", {"output_index": self.index}, item=self.json())
 
     def add(self, telling: Telling, text: str, scores: Sequence[str] = ()) -> None:
-        """More of it, with the scores that came with that as JSON."""
+        """Add text, with its log-probabilities as JSON."""
         self._texts.append(text)
 
     def end(self, telling: Telling, status: str) -> None:
-        """It is complete, or as complete as it will be."""
+        """Finish the item, complete or not."""
         self.status = status
         telling.tell("response.output_item.done", {"output_index": self.index}, item=self.json())
 
 
 class Content(Item):
-    """One that has its text in a part."""
+    """An item that has its text in a part."""
 
     part_type = ""
 
@@ -99,12 +99,12 @@ class Content(Item):
         return {"item_id": self.id, "output_index": self.index, "content_index": 0}
 
     def _parts(self) -> list[str]:
-        """None, when it has just begun."""
+        """The part without text, when the item has just begun."""
         return [] if self.status == "in_progress" else [self.part()]
 
 
 class Message(Content):
-    """Text for people."""
+    """A message with text."""
 
     prefix = "msg"
     part_type = "output_text"
@@ -134,7 +134,7 @@ class Message(Content):
 
 
 class Reasoning(Content):
-    """What the model thought before it answered."""
+    """The model's reasoning before its answer."""
 
     prefix = "rs"
     part_type = "reasoning_text"
@@ -153,7 +153,7 @@ class Reasoning(Content):
 
 
 class Call(Item):
-    """A call of a function; its text is what it is called with."""
+    """A function call; its text is its arguments."""
 
     prefix = "fc"
 

@@ -1,4 +1,4 @@
-"""What is answered to a request for a response: the response, whole or as the events of a stream."""
+"""The answer to a request for a response: whole, or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hetrun.server.responses.items import Call, Item, Message, Reasoning, Tellin
 from hetrun.server.usage import Counts
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
 
-# The words that OpenAI has for what ends a response; what else went wrong was the prompt.
+# OpenAI's codes for a failed response; any other error is the prompt's.
 CODES = {"server_error": "server_error", "rate_limit_error": "rate_limit_exceeded"}
 
-Keep = Callable[[bytes, Said], None]  # what is to be done with a complete response, and with what it says
+Keep = Callable[[bytes, Said], None]  # called with a complete response and its message
 
 
 @dataclass(frozen=True)
 class Head:
-    """What a response says from its first event to its last."""
+    """The fields of a response that don't change."""
 
     fields: Json
 
@@ -37,18 +37,18 @@ class Head:
 
 
 class Output:
-    """What a response holds, as it comes."""
+    """The contents of a response, as they arrive."""
 
     def __init__(self, order: Order, telling: Telling) -> None:
         self._reader = order.reading.reader() if order.reading else None
         self._telling = telling
         self._items: list[Item] = []
-        self._scores: list[str] = []  # of tokens of which no text is certain yet
+        self._scores: list[str] = []  # of tokens whose text is not certain yet
         self._tokens = 0
-        self._thought = 0  # so many of them were thoughts
+        self._thought = 0  # how many of them were reasoning
 
     def saw(self, event: Event) -> None:
-        """The next thing that happened."""
+        """Add an event."""
         if event.kind == "token":
             self._tokens += 1
             if event.logprob is not None:
@@ -57,7 +57,7 @@ class Output:
             self._take(piece)
 
     def ended(self, head: Head, end: Event) -> str:
-        """The response as JSON when it is complete, or as complete as it will be."""
+        """The finished response as JSON, complete or not."""
         if self._scores and self._items and isinstance(self._items[-1], Message):
             self._add("")
         if not self._items:
@@ -76,7 +76,7 @@ class Output:
         return body
 
     def said(self) -> Said:
-        """It as a message of a conversation."""
+        """The answer as a message of a conversation."""
         calls = [
             {
                 "type": "function",
@@ -105,7 +105,7 @@ class Output:
     def _take(self, piece: Piece) -> None:
         match piece:
             case Begin(_, name):
-                # A reader begins calls, so there is one.
+                # The reader has begun a call, so there is one.
                 self._begin(Call(len(self._items), name, self._reader.new_id() if self._reader else ""))
                 self._scores.clear()
                 return
@@ -118,7 +118,7 @@ class Output:
         self._add(text)
 
     def _continued(self, kind: type[Message | Reasoning], text: str) -> str:
-        """A text in an item of its kind, which begins where the last one is of another."""
+        """Add text to an item of its kind; starts a new item if the last one is of another kind."""
         if self._items and isinstance(self._items[-1], kind):
             return text
         follows = bool(self._items)
@@ -131,7 +131,7 @@ class Output:
         item.begin(self._telling)
 
     def _add(self, text: str) -> None:
-        """Scores are of what became text: those of calls and thoughts are not asked for."""
+        """Keep the log-probabilities of text; those of calls and reasoning are not returned."""
         self._items[-1].add(self._telling, text, self._scores)
         self._scores.clear()
 
@@ -145,13 +145,13 @@ class Output:
 
 
 def entry(scored: TokenLogprob) -> Json:
-    """A token with its log-probability; the bytes of one that stands for none are none."""
+    """A token with its log-probability; special tokens have no bytes."""
     found = logprobs.entry(scored)
     return found if scored.piece is not None else found | {"bytes": []}
 
 
 def usage(counted: Usage, thought: int) -> Json:
-    """OpenAI's object; every prompt is kept for others that begin with it, and nobody pays for that."""
+    """OpenAI's object; it reports no cache writes, since every prompt is cached at no cost."""
     return {
         "input_tokens": counted.prompt_tokens,
         "input_tokens_details": {"cached_tokens": counted.cached_tokens, "cache_write_tokens": 0},
@@ -172,7 +172,7 @@ async def whole(head: Head, order: Order, events: Events, keep: Keep) -> bytes:
             if event.kind == "done":
                 body = output.ended(head, event).encode()
                 keep(body, output.said())
-            await asyncio.sleep(0)  # all events may be here already, and others have their turn
+            await asyncio.sleep(0)  # all events may already be here; give other requests a turn
     return body
 
 
@@ -195,7 +195,7 @@ async def chunks(head: Head, order: Order, events: Events, keep: Keep) -> AsyncG
 
 
 def _fail(telling: Telling, head: Head, error: ApiError) -> None:
-    """The last events of what went wrong: OpenAI sends the error, and the response that it ends."""
+    """The last events after an error: OpenAI sends the error, then the failed response."""
     said = error.error
     telling.tell("error", {name: said[name] for name in ("code", "message", "param")})
     code = CODES.get(str(said["type"]), "invalid_prompt")

@@ -1,4 +1,4 @@
-"""/v1/responses: OpenAI's newer endpoint, which may keep what was said."""
+"""/v1/responses: OpenAI's newer endpoint, which can store conversations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OWN = (
     *("input", "instructions", "max_output_tokens", "text", "reasoning", "previous_response_id"),
     *("truncation", "include", "top_logprobs", "max_tool_calls", "chat_template_kwargs"),
 )
-# Fields of the chat's, each with what it is called here.
+# Fields of the chat, with their names here.
 MOVED: Mapping[str, str] = {
     "messages": "input",
     **dict.fromkeys(sampling.LIMITS, "max_output_tokens"),
@@ -50,16 +50,16 @@ MOVED: Mapping[str, str] = {
     "logprobs": 'include: ["message.output_text.logprobs"]',
     "reasoning_effort": "reasoning.effort",
 }
-# What this server does not do, each with what to do instead.
+# Unsupported fields, with what to do instead.
 NEVER: Mapping[str, str] = {
     "background": "this server answers while the client waits; use stream: true",
     "conversation": "this server keeps no conversations; use previous_response_id",
     "prompt": "this server keeps no prompts; send instructions and input",
     "context_management": "this server shortens no conversations; send what still matters as input",
 }
-CHAT_NAMES = ("max_completion_tokens", "response_format", "reasoning_effort")  # what three of ours become
+CHAT_NAMES = ("max_completion_tokens", "response_format", "reasoning_effort")  # in the chat
 KNOWN = tuple({*orders.COMMON, *OWN, *NEVER} - {*MOVED, "n"} | {*CHAT_NAMES})
-# What a part of such a request is called in an error, and what it is called here.
+# Names of fields in the chat's errors, and their names here.
 NAMES = (
     (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
     (re.compile(r"^max_completion_tokens"), "max_output_tokens"),
@@ -67,7 +67,7 @@ NAMES = (
     (re.compile(r"^(tools\[\d+\]|tool_choice)\.function"), r"\1"),
 )
 LOGPROBS = "message.output_text.logprobs"
-# What an answer may include beside them is of things that never occur here.
+# Other values of `include` concern things that never occur here.
 INCLUDES = (
     *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
     *("message.input_image.image_url", "computer_call_output.output.image_url"),
@@ -115,7 +115,7 @@ def routes(service: Service) -> list[Route]:
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def stored(request: Request) -> Response:
-        # One route, or the Allow header of a refusal would name one method of the two.
+        # One route, so that the Allow header of a refusal names both methods.
         return await (drop if request.method == "DELETE" else one)(request)
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
@@ -131,17 +131,17 @@ def routes(service: Service) -> list[Route]:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request for a response, read."""
+    """A parsed request for a response."""
 
     order: Order
     head: Head
-    before: tuple[bytes, ...]  # the turns that it goes on from
-    said: list[Said]  # what it adds to them
+    before: tuple[bytes, ...]  # the turns that it continues
+    said: list[Said]  # its new messages
     store: bool
 
 
 def previous(body: Body, archive: Archive, mine: str) -> Kept | None:
-    """The response that a request goes on from."""
+    """The response that a request continues."""
     name = _text(body, "previous_response_id")
     if name is None:
         return None
@@ -207,13 +207,13 @@ def _refuse(body: Body) -> None:
 
 
 def _as_chat(body: Body) -> Json:
-    """The same request in the words of the chat's endpoint."""
+    """The same request in the chat endpoint's format."""
     chat = {name: value for name, value in body.items() if name not in ("text", "max_output_tokens")}
     chat["max_completion_tokens"] = body.get("max_output_tokens")
     chat["reasoning_effort"] = _object(body, "reasoning").get("effort")
     form = _object(body, "text").get("format")
     try:
-        plain("text.format", form)  # it is repeated in the answer, so it must not be too deep for that
+        plain("text.format", form)  # the answer repeats it, so it must not be nested too deeply
     except OptionError as error:
         raise ApiError(str(error), "text.format", "invalid_value") from None
     if isinstance(form, dict) and form.get("type") == "json_schema":
@@ -224,14 +224,14 @@ def _as_chat(body: Body) -> Json:
 
 
 def _nested(named: object) -> object:
-    """A function, which is an object in an object there."""
+    """A function in the chat's format, nested in an object."""
     if not isinstance(named, dict) or named.get("type") != "function" or "function" in named:
         return named
     return {"type": "function", "function": {name: named[name] for name in named if name != "type"}}
 
 
 def _flat(named: object) -> object:
-    """The other way."""
+    """A function in the format of responses."""
     if not isinstance(named, dict) or not isinstance(function := named.get("function"), dict):
         return named
     return {"type": "function"} | function
@@ -239,7 +239,7 @@ def _flat(named: object) -> object:
 
 @contextmanager
 def _own_names() -> Iterator[None]:
-    """Errors name fields as they are called here."""
+    """Give fields in errors their names of this endpoint."""
     try:
         yield
     except ApiError as error:
@@ -252,7 +252,7 @@ def _own_names() -> Iterator[None]:
 
 
 def _wanted(body: Body) -> Wanted:
-    """Which log-probabilities: those that are included, or as many as are said."""
+    """The requested log-probabilities, by `include` or `top_logprobs`."""
     include = body.get("include")
     if include is None:
         include = []
@@ -267,7 +267,7 @@ def _wanted(body: Body) -> Wanted:
 
 
 def _head(body: Body, chat: Body, order: Order, store: bool) -> Head:
-    """What the answer repeats of its request, and what it says of itself."""
+    """The fields that an answer repeats from its request, and its own."""
     params, text, reasoning = order.params, _object(body, "text"), _object(body, "reasoning")
     form = text.get("format") or {"type": "text"}
     tools, named = chat["tools"], order.reading.tools.named

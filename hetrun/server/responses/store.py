@@ -1,4 +1,4 @@
-"""Responses that may be asked for again, or be gone on from."""
+"""Stored responses, which can be retrieved or continued."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from hetrun.client.events import Message
 
-MOST_BYTES = 32 * 2**20  # of all that are kept
-OVERHEAD = 1024  # of one that is kept, and of each turn of a conversation: 64
+MOST_BYTES = 32 * 2**20  # of all stored responses
+OVERHEAD = 1024  # of one stored response, and of each turn of a conversation: 64
 OF_A_TURN = 64
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A response as it was answered, and the conversation up to it, without instructions.
+    """A response, and the conversation up to it, without instructions.
 
-    Each turn is a list of messages in JSON: conversations that go on share the bytes of their beginnings.
+    Each turn is a list of messages in JSON, so that continued conversations share the bytes of earlier turns.
     """
 
     owner: str
@@ -27,33 +27,33 @@ class Kept:
 
     @property
     def size(self) -> int:
-        """What it counts for, as if nothing were shared."""
+        """Its size, as if nothing were shared."""
         return OVERHEAD + len(self.body) + sum(len(turn) + OF_A_TURN for turn in self.turns)
 
     def messages(self) -> Iterator[Message]:
-        """All that was said."""
+        """All messages."""
         for turn in self.turns:
             yield from json.loads(turn)
 
 
 def turn(messages: Sequence[Message]) -> bytes:
-    """Messages as they are kept."""
+    """Messages in their stored form."""
     return json.dumps(messages, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 class Archive:
-    """The responses that were used last, within so many bytes, in the memory of this process only.
+    """The most recently used responses, within a limit of bytes, in this process's memory only.
 
-    Nobody finds those of another owner.
+    Each owner finds only its own responses.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[str, Kept] = OrderedDict()  # those used last come last
+        self._kept: OrderedDict[str, Kept] = OrderedDict()  # the most recently used last
         self._bytes = 0
 
     def keep(self, name: str, kept: Kept) -> None:
-        """Keep it, and give up what was not used for longest; what is larger than all of that is not kept."""
+        """Store it, and evict the least recently used ones; one larger than the limit is not stored."""
         if kept.size > self._most_bytes:
             return
         self._bytes += kept.size
@@ -63,7 +63,7 @@ class Archive:
             self._bytes -= oldest.size
 
     def find(self, owner: str, name: str) -> Kept | None:
-        """The owner's response of this name."""
+        """The owner's response with this id."""
         kept = self._kept.get(name)
         if kept is None or kept.owner != owner:
             return None
@@ -71,7 +71,7 @@ class Archive:
         return kept
 
     def drop(self, owner: str, name: str) -> bool:
-        """Forget it; whether it was there."""
+        """Remove it; returns whether it was there."""
         kept = self.find(owner, name)
         if kept is not None:
             del self._kept[name]

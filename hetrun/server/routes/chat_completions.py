@@ -56,7 +56,7 @@ def routes(service: Service) -> list[Route]:
 
 
 def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, client: str = "") -> Order:
-    """Read a request of this client; ApiError names the field that is wrong."""
+    """Read a request of this client; raises an ApiError that names a wrong field."""
     orders.check(body, info, service, KNOWN, built=toolschemas.NAMES)
     wanted = scores.of_chat(body)
     prompt, how = asked(body, info, service, wanted, messages(body))
@@ -67,7 +67,7 @@ def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, cl
 def asked(
     body: Mapping[str, object], info: ModelInfo, service: Service, wanted: Wanted, said: tuple[Message, ...]
 ) -> tuple[GenerateRequest, Reading]:
-    """What the engine is asked to answer to these messages, and how its answers are read."""
+    """The engine's request for these messages, and the parsers of its answers."""
     tools = toolschemas.tools_of(body)
     params = sampling_params(body, info, service.sampling, wanted)
     if tools.all and params.structure and params.json_schema is None:
@@ -93,11 +93,11 @@ def asked(
 
 
 def whole(order: Order, found: Whole) -> Json:
-    """The answer in one piece."""
+    """The whole answer."""
     choices = [_choice(i, choice, order) for i, choice in enumerate(found.choices)]
     more = found.totals()
     if order.wanted.prompt is not None:
-        # Nothing comes before the first token.
+        # The first token of the prompt has none.
         more["prompt_logprobs"] = Long([None], map(scores.ranked, found.choices[0].prompt.scores))
     return Answer(order.info, "chat.completion", "chatcmpl").body(choices, **more)
 
@@ -116,12 +116,12 @@ def _choice(index: int, choice: Choice, order: Order) -> Json:
 
 
 def _reason(reason: str, reader: ChoiceReader | None) -> str:
-    """An answer that was cut off says so, whatever calls it has."""
+    """The reason for the end; an answer that was cut off says so even if it has calls."""
     return "tool_calls" if reason == "stop" and reader and reader.calls else reason
 
 
 def _read(reader: ChoiceReader, event: Event) -> Iterator[tuple[Json, Json | None]]:
-    """What an event adds to a choice, as deltas; the first has the token's log-probability."""
+    """An event's additions to a choice, as deltas; the first has the token's log-probability."""
     logprobs = None if event.kind != "token" or event.logprob is None else _content([event.logprob])
     deltas = [reader.delta(piece) for piece in pieces_of(reader, event)]
     for delta in deltas or ([{}] if logprobs else []):
@@ -134,9 +134,9 @@ def _content(found: list[TokenLogprob]) -> Json:
 
 
 async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
-    """The answer in pieces, of each choice: the role, texts, the reason for the end; then what it took.
+    """The answer in chunks, for each choice: the role, texts, the reason for the end; then the usage.
 
-    Pieces are JSON already: there is one for each token.
+    Chunks are JSON texts, because there is one for each token.
     """
     answer, counts = Answer(order.info, "chat.completion.chunk", "chatcmpl"), Counts(order.tried)
     templates: dict[int, Template] = {}
@@ -159,7 +159,7 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
                 raise order.failure(event.error)
             if index not in templates:
                 templates[index] = Template(chunk(index, {"content": ""}), "content")
-                # Whether there will be any text is not known yet, where there may be calls.
+                # If there may be calls, it is not known yet whether there will be any text.
                 begin = "" if readers[index] is None else None
                 yield json_text(chunk(index, {"role": "assistant", "content": begin}))
             if reader := readers[index]:

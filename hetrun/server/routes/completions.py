@@ -39,7 +39,7 @@ from hetrun.server.sampling import limit_field, sampling_params
 from hetrun.server.service import Service
 from hetrun.server.usage import Counts
 
-MOST_TOKENS = 16  # of an answer, where the request does not say: OpenAI's
+MOST_TOKENS = 16  # OpenAI's default length limit
 STRICT_BEST_OF = 20
 PROMPT = Field("prompt", "prompt", "continue", MOST_TOGETHER, blank=True)
 KNOWN = (*orders.COMMON, *scores.COMPLETION_NAMES, PROMPT.name, "suffix", "echo", "best_of")
@@ -60,7 +60,7 @@ def routes(service: Service) -> list[Route]:
 def completion_order(
     body: Mapping[str, object], info: ModelInfo, service: Service, client: str = ""
 ) -> Order:
-    """Read a request of this client; ApiError names the field that is wrong."""
+    """Read a request of this client; raises an ApiError that names a wrong field."""
     orders.check(body, info, service, KNOWN)
     if body.get("suffix"):
         message = "suffix is not supported: this server continues texts, it does not fill gaps in them"
@@ -80,8 +80,8 @@ def completion_order(
 
 
 def _computed(body: Mapping[str, object], wanted: Wanted, echo: bool) -> Wanted:
-    """What the engine is asked for: without an answer it computes nothing but the prompt's scores, and who is
-    to choose the best answer needs theirs."""
+    """The engine's request: without an answer it computes only the prompt's scores; `best_of` needs those of
+    answers."""
     limit = limit_field(body)
     if echo and limit is not None and body[limit] == 0 and wanted.prompt is None:
         wanted = replace(wanted, prompt=0)
@@ -104,7 +104,7 @@ def _tried(body: Mapping[str, object], order: Order, strict: bool) -> Order:
 
 
 def whole(order: Order, found: Whole) -> Json:
-    """The answer in one piece: of each prompt, in order, the best of what was tried."""
+    """The whole answer: for each prompt, in order, its best attempts."""
     chosen = [
         (choice, prompt)
         for p, prompt in enumerate(order.prompts)
@@ -115,7 +115,7 @@ def whole(order: Order, found: Whole) -> Json:
 
 
 def best(tried: list[Choice], n: int) -> list[Choice]:
-    """The n of the highest mean log-probability of a token, the best first; all: in their own order."""
+    """The n attempts with the highest mean log-probability per token, the best first; all: in their order."""
     if n == len(tried):
         return tried
     return sorted(tried, key=_mean, reverse=True)[:n]
@@ -127,7 +127,7 @@ def _mean(choice: Choice) -> float:
 
 
 def _with_end(choice: Choice) -> list[TokenLogprob]:
-    """An answer's scores; the token with which the model ended is one of them here, as others have it."""
+    """An answer's scores, including the token that ended it, as in other servers."""
     end = choice.end.logprob if choice.end else None
     return choice.scores if end is None else [*choice.scores, end]
 
@@ -147,7 +147,7 @@ def _as_json(index: int, text: str, logprobs: Json | None, reason: str | None) -
 
 
 def prompt_text(request: GenerateRequest, prompt: Prompt) -> str:
-    """What an echoed prompt looks like; nothing where none is echoed."""
+    """An echoed prompt; empty if none is echoed."""
     if not request.echo:
         return ""
     if request.text is not None:
@@ -156,7 +156,7 @@ def prompt_text(request: GenerateRequest, prompt: Prompt) -> str:
 
 
 async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
-    """The answer in pieces, of each choice: its prompt where it is echoed, texts, the reason for the end."""
+    """The answer in chunks, for each choice: the prompt if it is echoed, texts, the reason for the end."""
     answer, counts = Answer(order.info, "text_completion", "cmpl"), Counts(order.tried)
     prompts = [Prompt() for _ in order.prompts]
     offsets: dict[int, Offsets] = {}

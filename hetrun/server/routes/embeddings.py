@@ -34,9 +34,9 @@ from hetrun.server.response_driver import LATE_S
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
 
-# Texts of one request that the engine has at a time: enough to fill its passes, and no more of its queue.
+# Texts of one request in the engine at a time: enough to fill its passes without filling its queue.
 TOGETHER = 32
-INPUT = Field("input", "text", "make a vector of", 2048, blank=False)  # as many as OpenAI takes
+INPUT = Field("input", "text", "make a vector of", 2048, blank=False)  # as at OpenAI
 READ = (
     *("model", INPUT.name, "encoding_format", "dimensions"),
     *("user", "safety_identifier", "priority", "deadline_s"),
@@ -53,7 +53,7 @@ def routes(service: Service) -> list[Route]:
         orders.check(body, info, here, KNOWN)
         asked = _order(body, info, asker(request, body))
         ended = await unless_gone(request.receive, _in_time(here.client, asked))
-        # Text by text, so that others have their turns while a long answer is written.
+        # Text by text, so that other requests get turns while a long answer is written.
         return StreamingResponse(_written(asked, ended), media_type="application/json")
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
@@ -63,7 +63,7 @@ def routes(service: Service) -> list[Route]:
 
 @dataclass(frozen=True)
 class Order:
-    """Vectors that were asked for."""
+    """A request for vectors."""
 
     info: ModelInfo
     texts: Sequence[GenerateRequest]
@@ -97,7 +97,7 @@ def _of(asked: GenerateRequest, text: Text) -> GenerateRequest:
 
 
 async def _in_time(client: ChatClient, asked: Order) -> list[Event]:
-    """The engine watches deadlines itself, unless it is just being started again."""
+    """Wait for a result. The engine watches deadlines itself, except during a restart."""
     deadline_s = asked.texts[0].deadline_s
     try:
         async with asyncio.timeout(None if deadline_s is None else deadline_s + LATE_S):
@@ -120,7 +120,7 @@ async def _all(client: ChatClient, asked: Order) -> list[Event]:
                 i, text = left.popleft()
                 event = await _one(client, text, monotonic() - began)
                 if isinstance(event.error, Overloaded) and at_work > 1:
-                    left.appendleft((i, text))  # for the others: what was done already is not thrown away
+                    left.appendleft((i, text))  # let the others continue, so the work so far is not lost
                     return
                 if event.kind == "error":
                     raise api_error(event.error, asked.info.context, INPUT.name)
@@ -162,11 +162,11 @@ async def _written(asked: Order, ended: Sequence[Event]) -> AsyncIterator[str]:
 
 
 def _vector(stored: bytes, asked: Order) -> str:
-    """The first numbers of a vector, of length 1 together; one of zeros stays what it is."""
+    """The first numbers of a vector, normalised to length 1; zeros stay zeros."""
     numbers = struct.unpack(f"<{len(stored) // 4}f", stored)[: asked.dimensions]
     length = math.hypot(*numbers) or 1.0
     numbers = tuple(x / length for x in numbers)
     if asked.base64:
         return f'"{base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()}"'
-    # As many digits as it takes to read the same float32.
+    # As many digits as needed to read the same float32.
     return f"[{','.join([f'{x:.9g}' for x in numbers])}]"

@@ -1,4 +1,4 @@
-"""GET /health: 200 while requests can be answered, 503 while the model loads, is stuck, or cannot be had."""
+"""GET /health: 200 while requests can be answered, 503 while the model loads, is stuck, or has failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def routes(service: Service) -> list[Route]:
 
 
 def described(health: Health) -> dict[str, object]:
-    """In JSON: the status, and what there is to say about it."""
+    """The status and its details, as JSON."""
     said: dict[str, object] = {"status": health.status}
     match health.status:
         case "loading":
@@ -31,7 +31,7 @@ def described(health: Health) -> dict[str, object]:
         case "failed":
             said["error"] = health.reason
         case "stuck" if stuck := health.stuck:
-            # Without a segment the whole process gives no sign of life.
+            # Without a segment, the whole process sends no pulse.
             said |= {"segment": stuck.what or None, "seconds": round(stuck.seconds, 1)}
             said["expected"] = stuck.expected_s
     if health.streaming is not None:  # weights come from disk

@@ -1,6 +1,6 @@
-"""GET /plan, /props and /slots: what runs, as those see it who run the server.
+"""GET /plan, /props and /slots: the state of the server, for its operators.
 
-Nothing of what any client said is in them, and of the model's path only the file's name.
+They contain no text of clients, and only the file's name of the model's path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hetrun.server.routes.models import engines, meant
 from hetrun.server.sampling import DEFAULT_TEMPERATURE
 from hetrun.server.service import Service
 
-# Of a request alone, or of an answer's form: no settings of a server.
+# Fields of single requests or of an answer's format, which are no settings of a server.
 OF_REQUESTS = ("logprobs", "prompt_logprobs", "logit_bias", "json_schema", "regex", "grammar", "more")
 
 Json = dict[str, object]
@@ -34,7 +34,7 @@ def routes(service: Service) -> list[Route]:
 
     async def props(request: Request) -> Response:
         here = await meant(request.query_params, service)
-        info, template = await here.info(), await _template(here)  # which wakes one that sleeps
+        info, template = await here.info(), await _template(here)  # loads a sleeping model
         state = await asked(here, State(), LOOK_S)
         own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
         defaults = {"temperature": own, **service.sampling}
@@ -80,7 +80,7 @@ async def _template(service: Service) -> Json:
 
 
 def _described(slot: Slot, state: EngineState) -> Json:
-    """A request that the engine has, in llama.cpp's words."""
+    """A request in the engine, in llama.cpp's format."""
     return {
         "id": slot.id,
         "n_ctx": state.context,

@@ -1,6 +1,6 @@
 """GET /machine and POST /what-if: what `hetrun chat --url` shows of the engine behind this server.
 
-As in introspection.py, nothing of what any client said is in them.
+As in introspection.py, they contain no text of clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_REQUESTS = 4  # held at a time: each plans for a tenth of a second, on the 
 def routes(service: Service) -> list[Route]:
     async def machine(request: Request) -> Response:
         here = await meant(request.query_params, service)
-        if not engines(here.client):  # it sleeps, and nobody wakes it for a look
+        if not engines(here.client):  # the model sleeps, and this query doesn't load it
             return JSONResponse({"state": None, "layers": []})
         state, layers = await asked(here, State(), LOOK_S), await asked(here, Layers(), LOOK_S)
         return JSONResponse({"state": asdict(state), "layers": [asdict(layer) for layer in layers]})
@@ -51,8 +51,8 @@ def routes(service: Service) -> list[Route]:
 
 
 def wanted(body: dict[str, object]) -> dict[str, object]:
-    """What is to be changed, as users write it. An unknown field is an error always: no client was made for
-    others."""
+    """The options to change, as users write them. An unknown field is always an error, since no other server
+    has this endpoint."""
     for name, value in body.items():
         if name not in (*KNOBS, "model"):
             raise ApiError(f"Unrecognized request argument: {name[:80]}", name[:80], "unknown_parameter")

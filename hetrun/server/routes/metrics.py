@@ -1,7 +1,7 @@
 """GET /metrics, in Prometheus' text format.
 
-Written by a few lines of our own: the numbers come from another process as a whole, and a client library
-keeps counters of its own in this one. The engine's sums begin anew with each of its processes.
+Written without a client library, which would keep its own counters in this process: the numbers come from
+another process as a whole. The engine's totals restart with each of its processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Metric:
     values: Values = field(default_factory=dict)
 
     def of(self, model: str) -> Metric:
-        """The same, of one of several models."""
+        """The same for one of several models."""
         own, values = label("model", model), self.values.items()
         if self.kind == "summary":
             return replace(self, values={f"{end}{{{own}}}": value for end, value in values})
@@ -48,7 +48,7 @@ class Metric:
         yield f"# HELP hetrun_{self.name} {self.help}"
         yield f"# TYPE hetrun_{self.name} {self.kind}"
         for label, value in self.values.items():
-            # A summary's label is the end of its name.
+            # Labels of a summary are suffixes of its name.
             where = f"_{label}" if self.kind == "summary" else f"{{{label}}}" if label else ""
             yield f"hetrun_{self.name}{where} {value}"
 
@@ -71,7 +71,7 @@ def routes(service: Service) -> list[Route]:
 
 
 def text(metrics: list[Metric]) -> str:
-    """All metrics as they are sent: those of one name together."""
+    """All metrics as text, grouped by name."""
     merged: dict[str, Metric] = {}
     for metric in metrics:
         known = merged.get(metric.name, metric)
@@ -80,7 +80,7 @@ def text(metrics: list[Metric]) -> str:
 
 
 def of_server(traffic: Traffic) -> list[Metric]:
-    """What this process counts."""
+    """The metrics of this process."""
     statuses = {label("status", str(status)): n for status, n in sorted(traffic.statuses.items())}
     return [
         Metric("http_requests_total", "counter", "Requests by the status of their answers.", statuses),
@@ -90,7 +90,7 @@ def of_server(traffic: Traffic) -> list[Metric]:
 
 
 def of_engine(state: EngineState, info: ModelInfo) -> list[Metric]:
-    """What the engine's process says."""
+    """The metrics of the engine's process."""
     counts, slots = state.counts, state.slots
     model = ",".join((label("name", info.id), label("architecture", info.architecture)))
     ends = {label("end", end): n for end, n in sorted(counts.requests.items())}
@@ -117,7 +117,7 @@ def of_engine(state: EngineState, info: ModelInfo) -> list[Metric]:
 
 
 def _of_disk(state: EngineState) -> list[Metric]:
-    """Where weights come from disk."""
+    """Metrics of weights that come from disk."""
     if (s := state.streaming) is None:
         return []
     return [
@@ -142,7 +142,7 @@ def _of_disk(state: EngineState) -> list[Metric]:
 
 
 def label(name: str, value: str) -> str:
-    """A label as it is written."""
+    """A label, escaped."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'{name}="{escaped}"'
 

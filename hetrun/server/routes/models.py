@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the models that may be asked for, and which one a request means."""
+"""GET /v1/models and /v1/models/{id}: the available models, and which one a request means."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Json = dict[str, object]
 
 
 def answers_to(info: ModelInfo, name: str) -> bool:
-    """Whether a request for this model means ours."""
+    """Whether this name means the server's model."""
     return name in (info.id, info.name, PurePath(info.path).name)
 
 
 async def meant(said: Mapping[str, object], service: Service) -> Service:
     """The service with the model that a request's body, or its query, means.
 
-    One that is alone is always meant, unless the server is strict: most tools insist on sending some name.
+    A single model is always meant, unless the server is strict, because most tools insist on sending a name.
     """
     name = said.get("model")
     if name is not None and not isinstance(name, str):
@@ -53,7 +53,7 @@ def _of_several(name: str | None, shelf: Shelf) -> OnDemand:
 
 
 def engines(client: ChatClient) -> list[ChatClient]:
-    """Those that run behind a client: of several models the loaded ones, of one that sleeps none."""
+    """The models that are loaded; none for a single model that sleeps."""
     if isinstance(client, Shelf):
         return list(client.loaded)
     return [] if isinstance(client, OnDemand) and client.client is None else [client]
@@ -84,12 +84,12 @@ def routes(service: Service) -> list[Route]:
             raise not_found(name, [info.id])
         return JSONResponse(described(info.id, service.client, info))
 
-    # A model's name may hold a slash.
+    # A model's name may contain a slash.
     return [Route("/v1/models", listed), Route("/models", listed), Route("/v1/models/{name:path}", one)]
 
 
 def status_of(client: ChatClient) -> str:
-    """In the words of llama.cpp's router."""
+    """The state in the terms of llama.cpp's router."""
     if not engines(client):
         return "unloaded"
     status = client.health.status

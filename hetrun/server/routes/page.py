@@ -1,8 +1,7 @@
-"""GET /: a page with a chat for browsers, and the addresses in plain text for others.
+"""GET /: a page with a chat for browsers, and a list of addresses in plain text for others.
 
-The page is one file without anything from elsewhere, and runs under a policy that allows only its own script
-and style, by their digests. It may be read without a key, for there is nothing of this server in it; what it
-then asks needs the key like any other request.
+The page is a single file. It runs under a policy that allows only its own script and style, by their digests.
+It needs no key, since it contains nothing about this server; its requests need the key like any others.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def routes(service: Service) -> list[Route]:
 
 
 def text(service: Service, base: str) -> str:
-    """What is here, for who reads it in a terminal; where a key is needed, not which models."""
+    """The addresses, for a terminal; without the models if a key is required."""
     said = f"hetrun {__version__}\n\n{ADDRESSES.format(base=base)}"
     if service.needs_key:
         return f"{said}\nAll but /health wants the key: 'Authorization: Bearer KEY'\n"
@@ -51,7 +50,7 @@ def text(service: Service, base: str) -> str:
 
 
 def prefers_html(accept: str) -> bool:
-    """Whether a browser asks: programs send */*, or nothing."""
+    """Whether the client is a browser: programs send */*, or nothing."""
     return "text/html" in accept.lower()
 
 
@@ -63,7 +62,7 @@ def content() -> bytes:
 
 @cache
 def headers() -> dict[str, str]:
-    """Those of the page: nothing may run in it, be loaded or be asked but what is its own."""
+    """The page's headers: it may run, load and request only what is its own."""
     html = content().decode()
     script, style = (digest(html, name) for name in ("script", "style"))
     policy = (
@@ -84,6 +83,6 @@ def headers() -> dict[str, str]:
 
 
 def digest(html: str, name: str) -> str:
-    """How a policy names the text of the page's only element of this name."""
+    """The digest of the page's only element of this name, as a policy names it."""
     (found,) = re.findall(rf"<{name}>(.*?)</{name}>", html, re.DOTALL)
     return "sha256-" + b64encode(hashlib.sha256(found.encode()).digest()).decode()

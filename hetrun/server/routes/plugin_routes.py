@@ -1,4 +1,4 @@
-"""Endpoints of plugins, behind all that stands around ours: keys, hosts, turns."""
+"""Endpoints of plugins, with the same middleware as the server's own: keys, hosts, turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetrun.system.entry_points import FAILURES, Point, in_words
 
 log = logging.getLogger(__name__)
 
-# What our own endpoints answer for: said by whoever asked, not a failure of the plugin.
+# Errors of the client, as in our own endpoints: not a failure of the plugin.
 USUAL = (ApiError, HTTPException, HetrunError, ClientDisconnect)
 
 
@@ -31,7 +31,7 @@ def routes(service: Service) -> list[BaseRoute]:
 
 
 class Named:
-    """A plugin's endpoint: what fails in it is an answer that says whose fault it was."""
+    """A plugin's endpoint; an exception becomes an answer that names the plugin."""
 
     def __init__(self, app: ASGIApp, point: Point) -> None:
         self._app, self._point = app, point

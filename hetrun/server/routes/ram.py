@@ -1,4 +1,4 @@
-"""POST /v1/ram: the memory that everything may take, changed while the model runs."""
+"""POST /v1/ram: changes the memory limit while the model runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def routes(service: Service) -> list[Route]:
             memory = await _set(service.client, nbytes)
         except BudgetError as error:
             raise ApiError(str(error), "ram", "budget_too_small") from error
-        except OptionError as error:  # a model that keeps what it has
+        except OptionError as error:  # a model whose memory cannot change
             raise ApiError(str(error), "ram", "unsupported_parameter") from error
         return JSONResponse({"ram": nbytes, "memory": dict(memory)})
 
@@ -38,14 +38,14 @@ def routes(service: Service) -> list[Route]:
 
 
 async def _set(client: ChatClient, nbytes: int) -> Mapping[str, int]:
-    """Several models share what there is, and the answer says how."""
+    """Several models share the limit; the answer contains their shares."""
     if isinstance(client, Shelf):
         return await client.set_ram(nbytes)
     return await client.ask(SetRam(nbytes))
 
 
 def wanted(body: Mapping[str, object]) -> int:
-    """The bytes that a body asks for. An unknown field is an error always: no client was made for others."""
+    """The requested bytes. An unknown field is always an error, since no other server has this endpoint."""
     for name in body:
         if name != "ram":
             raise ApiError(f"Unrecognized request argument: {name[:80]}", name[:80], "unknown_parameter")

@@ -1,6 +1,6 @@
 """POST /tokenize, /detokenize and /apply-template, GET /tokenizer_info: texts and tokens, no answers.
 
-Names are llama.cpp's and vLLM's, and answers hold what clients of either look for.
+Names are llama.cpp's and vLLM's; answers suit clients of either.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
 
 MOST_TEXT = 1 << 20  # characters: some 250,000 tokens
-MOST_SPELLED = 1 << 17  # characters of a text whose tokens are wanted with their texts
+MOST_SPELLED = 1 << 17  # characters of a text whose tokens are returned with their texts
 MOST_TOKENS = 1 << 18
-# What a text to be tokenised may be called; whether what begins a sequence is added where nobody says so.
+# Names of the field with the text; whether special tokens are added by default.
 SOURCES: Mapping[str, bool] = {"content": False, "prompt": True, "messages": False}
 ADD = ("add_special", "add_special_tokens")
 TEMPLATE = ("messages", "chat_template_kwargs", "add_generation_prompt", "tools", "tool_choice")
@@ -52,7 +52,7 @@ def routes(service: Service) -> list[Route]:
             raise ApiError(message, source, "string_above_max_length")
         try:
             tokens = await asked(here, question)
-        except OptionError as error:  # a text that takes too long to cut
+        except OptionError as error:  # a text that takes too long to tokenise
             raise ApiError(str(error), source, "invalid_value") from error
         pieces = await asked(here, Detokenize(tuple(tokens))) if any(spelled) else []
         return await json_response(_tokenized(tokens, pieces, info, *spelled))
@@ -63,7 +63,7 @@ def routes(service: Service) -> list[Route]:
         check(body, await here.info(), here, ("model", "tokens"))
         try:
             pieces = await asked(here, Detokenize(_tokens(body)))
-        except OptionError as error:  # a token that there is not
+        except OptionError as error:  # a token that doesn't exist
             raise ApiError(str(error), "tokens", "invalid_value") from error
         text = b"".join(pieces).decode(errors="replace")
         return JSONResponse({"content": text, "prompt": text})
@@ -101,7 +101,7 @@ def routes(service: Service) -> list[Route]:
 
 
 async def _text(service: Service, body: Body) -> tuple[str, Tokenize]:
-    """What is to be tokenised, and the field where it stands."""
+    """The text to tokenise, and its field."""
     given = [name for name in SOURCES if body.get(name) is not None]
     if len(given) != 1:
         said = f"{' and '.join(given)} are both given" if given else "content, prompt or messages is missing"
@@ -156,7 +156,7 @@ def _tokenized(
 
 
 def _spelled(piece: bytes) -> str | list[int]:
-    """As text; part of a character as its bytes."""
+    """A token as text; part of a character as its bytes."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,6 @@
-"""What other servers have and this one does not: one sentence each, so that nobody has to guess.
+"""Endpoints of other servers that this one doesn't have, each with a sentence on what to use instead.
 
-501, because the request may be all right and no other one of its kind will do better; and no client shall ask
-again by itself. A path that nobody's server has is 404, as everywhere.
+501, because the request may be valid but no retry will succeed. A path that no server has is 404, as usual.
 """
 
 from __future__ import annotations
