@@ -22,7 +22,7 @@ from hetrun.errors import OptionError
 from hetrun.tui.app import ChatApp
 from hetrun.tui.host import Doors, Offered, Opening, Tell
 from hetrun.tui.machine import Facts, draw, look
-from hetrun.tui.screens.dialogs import Ask, Choose
+from hetrun.tui.screens.dialogs import Ask, Choice, Choose, Dialog, Read
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.navigation import ANOTHER, EXCHANGING
 from hetrun.tui.screens.template import TemplateScreen
@@ -477,6 +477,19 @@ async def test_an_old_reason_is_not_told_again_after_what_the_user_changed() -> 
     await look(facts, LocalClient(engine))
     assert [why for _, why in facts.reasons] == ["two threads instead of one (9 ms -> 6 ms)", "you: ram 1GiB"]
     engine.close()
+
+
+async def test_a_dialog_may_be_left_before_there_is_anything_in_it(engine: FakeEngine) -> None:
+    async with chatting(engine) as chat:
+        for make in (
+            lambda: Choose("Which?", [Choice("a", "A")]),
+            lambda: Ask("What?"),
+            lambda: Read("", "x"),
+        ):
+            dialog: Dialog[str | None] | Dialog[None] = make()
+            chat.app.push_screen(dialog)
+            dialog.leave()  # as by Escape right after the key that opens it
+            await chat.until(lambda: chat.front is chat.screen)
 
 
 @pytest.mark.parametrize("size", [(60, 15), (80, 24)])

@@ -43,7 +43,9 @@ class Dialog(ModalScreen[T]):
 
     def leave(self, result: T | None = None) -> None:
         """Close, once: a second key, or the mouse, may ask for it before it is gone."""
-        if self.is_current:
+        if not self.is_mounted:
+            self.call_later(self.leave, result)  # a key that came so early; what is in it is looked for first
+        elif self.is_current:
             self.dismiss(result)
 
     async def action_dismiss(self, result: T | None = None) -> None:
