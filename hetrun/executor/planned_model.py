@@ -175,8 +175,10 @@ class PlannedModel:
         self.rest()  # what was measured in goes, with keys and values of long texts
 
     def _pass_of_one(self, depth: float) -> float | None:
-        """Seconds of a pass of one token, as the planner predicts it."""
-        return self.pilot.planner.pass_seconds(self.plans.plan(1), 1, depth) if self.pilot else None
+        """Seconds of a pass of one token, as the planner predicts it for the plan of now: trials of others
+        are part of what an answer takes."""
+        pilot = self.pilot
+        return pilot.planner.pass_seconds(pilot.planned.plan(1), 1, depth) if pilot else None
 
     def _in_memory(self, prepared: Prepared) -> InMemory:
         mapped, store = prepared.mapped, self._store
@@ -289,7 +291,7 @@ class PlannedModel:
         if self.pilot is None:
             return self.plans
         pace = pace_of(self.pilot.forecast, self.graph)
-        return replace(self.plans, rates=_rates(self.pilot.planner, self.plans, pace))
+        return replace(self.plans, rates=_rates(self.pilot.planner, self.pilot.planned, pace))
 
     @property
     def reason(self) -> str:

@@ -47,15 +47,20 @@ class Costs:
                     able[unit.form, name] = all(backend.supports(op) for op in unit.ops)
         self.able = tuple(frozenset(b for b in backends if able[unit.form, b]) for unit in units)
         self._forms = Forms()
-        self._asked: dict[tuple[Work, int, float], float | None] = {}
+        self._of_wanted = tuple(of_wanted_rows(unit.ops) for unit in units)
+        self._asked: dict[tuple[str, str, int, int, float], float | None] = {}
+        # By the identity of their ops, which are kept with what was found: equality costs as much as finding.
+        self._members: dict[int, tuple[Segment, tuple[int, ...]]] = {}
         self._counted: dict[int, tuple[Segment, list[tuple[int, int]]]] = {}
 
     def seconds(self, unit: int, backend: str, threads: int, tokens: int, depth: float) -> float | None:
         """One unit as a segment of its own; None if it was never measured."""
-        work = Work(self.units[unit].form, backend, threads)
-        tokens, depth = size_of(self.units[unit].ops, tokens, depth)
-        key = work, tokens, depth
+        if self._of_wanted[unit]:
+            tokens, depth = _wanted(tokens)
+        form = self.units[unit].form
+        key = form, backend, threads, tokens, depth
         if key not in self._asked:
+            work = Work(form, backend, threads)
             self._asked[key] = self._forecast.seconds(work, tokens, depth) or self._by_others(
                 work, tokens, depth
             )
@@ -115,7 +120,11 @@ class Costs:
 
     def members(self, segment: Segment) -> tuple[int, ...]:
         """The units of a segment."""
-        return tuple(dict.fromkeys(self._numbers[coarse(op.scope)] for op in segment.ops))
+        key = id(segment.ops)
+        if key not in self._members:
+            found = dict.fromkeys(self._numbers[coarse(op.scope)] for op in segment.ops)
+            self._members[key] = segment, tuple(found)
+        return self._members[key][1]
 
     def form(self, segment: Segment) -> str:
         """A segment's form."""
@@ -124,7 +133,7 @@ class Costs:
     def summed(self, segment: Segment, threads: int, tokens: int, depth: float) -> float | None:
         """A segment as the sum of its units, which share one call."""
         found = []
-        for unit, times in self._kinds(segment):
+        for unit, times in self.kinds(segment):
             seconds = self.seconds(unit, segment.backend, threads, tokens, depth)
             if seconds is None:
                 return None
@@ -180,7 +189,7 @@ class Costs:
                     weights, logs = weights + weight, logs + weight * log(ratio)
         return exp(logs / weights)
 
-    def _kinds(self, segment: Segment) -> list[tuple[int, int]]:
+    def kinds(self, segment: Segment) -> list[tuple[int, int]]:
         """A unit of each form in a segment, and how many of the form there are."""
         key = id(segment.ops)
         if key not in self._counted:
@@ -205,6 +214,10 @@ def size_of(ops: Sequence[Op], tokens: int, depth: float) -> tuple[int, float]:
     of a large pass one is wanted, or as good as one."""
     if not of_wanted_rows(ops):
         return tokens, depth
+    return _wanted(tokens)
+
+
+def _wanted(tokens: int) -> tuple[int, float]:
     return (tokens if tokens <= FEW else 1), 1.0
 
 

@@ -64,7 +64,7 @@ class Expected:
         """Of an answer."""
         if self.seen is None:
             return self.token.tokens_per_s
-        seconds = self.seen.seconds(1, self.missing_bytes / self.rate)
+        seconds = self.seen.seconds(1, self.missing_bytes, self.rate)
         return 1 / seconds if seconds else None
 
     @property

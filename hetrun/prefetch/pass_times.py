@@ -16,7 +16,7 @@ from hetrun.planner.costmodel import Forecast
 from hetrun.planner.rates import Basis
 
 TENTHS = 10
-FACTS = ("least", "each", "off", "found")  # of `PassTimes`, in its order
+FACTS = ("least", "each", "off", "found", "rate")  # of `PassTimes`, in its order
 MOST_OFF = 4.0  # passes that took longer than this, against what disk and computing take, were disturbed
 
 
@@ -28,10 +28,12 @@ class PassTimes:
     each_s: float  # that each token of a prompt adds
     off: float  # how much longer a token took than the longer of reading and computing
     found: float = 0.0  # of the experts that tokens choose, the share that was in memory
+    rate: float = 0.0  # bytes a second that the disk gave them; 0: not known
     exact: bool = True  # seen with about as much in memory
 
-    def seconds(self, tokens: int, reading_s: float) -> float:
-        """A pass of this many tokens, which reads for `reading_s`."""
+    def seconds(self, tokens: int, nbytes: float, rate: float) -> float:
+        """A pass of this many tokens that reads so many bytes; at `rate` where no pass saw one."""
+        reading_s = nbytes / (self.rate or rate)
         return self.off * max(self.least_s + (self.each_s * tokens if tokens > 1 else 0.0), reading_s)
 
 
@@ -46,9 +48,9 @@ class Passes:
         """With this share of the weights in memory, or the nearest; None: the model has not run here."""
         for tenth in _nearest(_tenth(kept)):
             facts = [self._kept.fact(_name(name, tenth), self.key) for name in FACTS]
-            least, each, off, found = facts
+            least, each, off, found, rate = facts
             if least is not None and off is not None:
-                return PassTimes(least, each or 0.0, off, found or 0.0, tenth == _tenth(kept))
+                return PassTimes(least, each or 0.0, off, found or 0.0, rate or 0.0, tenth == _tenth(kept))
         return None
 
 
@@ -61,7 +63,7 @@ def learn(key: str, kept: float, times: PassTimes, memory: Path | None = None) -
     """Keep what a run has seen."""
     path = memory or path_of_passes()
     forecast, tenth = Forecast.load(path), _tenth(kept)
-    values = (times.least_s, times.each_s, times.off, times.found)
+    values = (times.least_s, times.each_s, times.off, times.found, times.rate)
     for name, value in zip(FACTS, values, strict=True):
         if value > 0:
             forecast.learn_fact(_name(name, tenth), key, value)

@@ -104,7 +104,7 @@ class Compute:
         if not least or not n:
             return None
         reckoned = n * max(least, late.answers_bytes / n / rate)
-        return PassTimes(least, self._each.value, min(MOST_OFF, late.answers_s / reckoned), found)
+        return PassTimes(least, self._each.value, min(MOST_OFF, late.answers_s / reckoned), found, rate)
 
 
 @dataclass(frozen=True, slots=True)

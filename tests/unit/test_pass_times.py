@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from hetrun.prefetch.streamed_weights import Compute, Late
 
 def test_a_pass_takes_the_longer_of_reading_and_computing(tmp_path: Path) -> None:
     times = PassTimes(least_s=0.1, each_s=0.01, off=1.5)
-    assert times.seconds(1, reading_s=0.4) == pytest.approx(0.6)
-    assert times.seconds(1, reading_s=0.0) == pytest.approx(0.15)
-    assert times.seconds(50, reading_s=0.4) == pytest.approx(0.9)
+    assert times.seconds(1, 4e8, 1e9) == pytest.approx(0.6)
+    assert times.seconds(1, 0.0, 1e9) == pytest.approx(0.15)
+    assert times.seconds(50, 4e8, 1e9) == pytest.approx(0.9)
+    assert replace(times, rate=2e9).seconds(1, 4e8, 1e9) == pytest.approx(0.3)
 
 
 def test_each_tenth_of_the_weights_has_times_of_its_own(tmp_path: Path) -> None:

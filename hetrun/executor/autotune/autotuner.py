@@ -34,6 +34,7 @@ from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.costmodel import Forecast
 from hetrun.planner.expert_stats import Choices, path_of
 from hetrun.planner.online import WORTH, Now
+from hetrun.planner.plan import PlanSet
 from hetrun.planner.residency import Copy
 from hetrun.system.progress import Progress
 
@@ -103,6 +104,11 @@ class Pilot:
     def changes(self) -> Sequence[Change]:
         """Every change of plan, with its reason."""
         return self._state.changes
+
+    @property
+    def planned(self) -> PlanSet:
+        """The plans in force, without those on trial."""
+        return self._in_force.planned
 
     # --- before the first step
 

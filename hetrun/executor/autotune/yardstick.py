@@ -51,8 +51,8 @@ class Yardstick:
         costs, found, total = self._planner.costs, 0.0, 0.0
         tokens, depth = typical(plan.bucket, plans)
         for s in plan.segments:
-            for i in costs.members(s):
-                seconds = costs.seconds(i, s.backend, plan.threads, tokens, depth) or 0.0
+            for i, times in costs.kinds(s):
+                seconds = times * (costs.seconds(i, s.backend, plan.threads, tokens, depth) or 0.0)
                 total += seconds
                 found += seconds * self._forecast.rough(Work(costs.units[i].form, s.backend, plan.threads))
         return found / total if total else 0.0

@@ -60,7 +60,7 @@ class ExpertPlan:
     def _rates(self, first: Expected, full: Expected) -> Rates:
         """Passes as the last runs saw them, or as other mixtures run."""
         tokens, prompts = self.plans.ubatch, None
-        if first.seen and (seconds := first.seen.seconds(tokens, self.records.stored_bytes / first.rate)):
+        if first.seen and (seconds := first.seen.seconds(tokens, self.records.stored_bytes, first.rate)):
             prompts = tokens / seconds
         return Rates(prompts, first.tokens_per_s, full.tokens_per_s, basis_of(first.seen))
 

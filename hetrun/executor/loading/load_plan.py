@@ -608,10 +608,10 @@ def _rates(found: Pieces, first: Kept, full: Kept, total: int) -> Rates:
     """Passes as the last runs saw them; before the first, none is faster than its disk."""
 
     def rate(kept: Kept, times: PassTimes | None, tokens: int) -> float | None:
-        reading_s = kept.streamed_bytes / found.disk.rate
         if times:
-            return tokens / seconds if (seconds := times.seconds(tokens, reading_s)) else None
-        return 1 / max(total / BYTES_S, reading_s) if tokens == 1 else None
+            seconds = times.seconds(tokens, kept.streamed_bytes, found.disk.rate)
+            return tokens / seconds if seconds else None
+        return 1 / max(total / BYTES_S, kept.streamed_bytes / found.disk.rate) if tokens == 1 else None
 
     short, long = (found.passes.at(kept.locked_bytes / total) for kept in (first, full))
     return Rates(
