@@ -4,9 +4,9 @@
 
 For each model five budgets (none, and parts of what all of it takes) with four sets of --ctx, --kv-type and
 --threads. Each runs twice: the first run measures, the second is compared with the plan made between both.
-Each plan and each run is a process of its own; all share a cache that is empty at first. No tokens are guessed,
-so each pass gives one. Weights in memory, bytes that a token reads (the run counts whole pages) and context
-must be the same. The last column is the speed of the run, divided by that of the plan.
+Each plan and each run is a process of its own; all share a cache that is empty at first. No tokens are
+guessed, so each pass gives one. Weights in memory, bytes that a token reads (the run counts whole pages) and
+context must be the same. The last column is the speed of the run, divided by that of the plan.
 """
 
 from __future__ import annotations
