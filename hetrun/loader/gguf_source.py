@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,12 @@ class GGUFModel:
     def vocabulary(self) -> str:
         """Its tokenizer lies in the file, if it has one."""
         return "" if self.file.get_str("tokenizer.ggml.model", "none") in ("none", "no_vocab") else "gguf"
+
+    @property
+    def vocabulary_entries(self) -> int:
+        """The lengths of two lists of the file."""
+        lists = (self.file.metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
+        return sum(len(found) for found in lists if isinstance(found, Sequence))
 
     @property
     def chat_templates(self) -> Mapping[str, str]:

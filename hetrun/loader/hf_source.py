@@ -60,6 +60,11 @@ class HfSource:
         return "huggingface" if has_vocabulary(self.folder) else ""
 
     @property
+    def vocabulary_entries(self) -> int:
+        """Most have about as many merges as tokens."""
+        return 2 * self.get_int("vocab_size", 0, 0, 1 << 31) if self.vocabulary else 0
+
+    @property
     def chat_templates(self) -> Mapping[str, str]:
         """Files of their own, else those among the tokenizer's settings, as transformers has it."""
         return template_files(self.folder) or templates_in(self.folder.settings(TOKENIZER))

@@ -33,6 +33,11 @@ class ModelSource(ModelMeta, WeightSource, Protocol):
         ...
 
     @property
+    def vocabulary_entries(self) -> int:
+        """Its tokens and merges, about: what a vocabulary takes in memory grows with them."""
+        ...
+
+    @property
     def chat_templates(self) -> Mapping[str, str]:
         """The templates that it was trained with, by name; most models have one, named default."""
         ...

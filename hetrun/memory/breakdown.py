@@ -91,6 +91,8 @@ def table(bill: Mapping[str, int], device: str = "") -> list[str]:
             continue
         kind = "its own" if device else _KIND_OF.get(name, "anonymous")
         lines.append(_line(f"  {name}", kind, _mib(size)))
+        if name == KV_ALL:
+            lines.append("    taken only as texts grow")
         if name == KV_ALL and KV_ONE in bill:
             lines.append(_line("    of which one sequence", "", _mib(bill[KV_ONE])))
     lines.append(_line("  in all", "", _mib(total(bill))))

@@ -37,11 +37,15 @@ class Outlook:
         """What a pass waits for."""
         return "disk" if self.disk_s > self.compute_s else "compute"
 
+    @property
+    def times(self) -> str:
+        """What both take, in words."""
+        how = "meanwhile" if self.overlapped else "after that"
+        return f"reading takes {1000 * self.disk_s:.0f} ms, computing {1000 * self.compute_s:.0f} ms {how}"
+
     def __str__(self) -> str:
         """In words, for a plan."""
-        how = "while" if self.overlapped else "before"
-        times = f"{1000 * self.disk_s:.0f} ms of reading {how} {1000 * self.compute_s:.0f} ms of computing"
-        return f"at most {self.tokens_per_s:.3g} tokens/s, bound by {self.bound}: {times}"
+        return f"at most {self.tokens_per_s:.3g} tokens/s, bound by {self.bound}: {self.times}"
 
 
 def predict(

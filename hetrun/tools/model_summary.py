@@ -101,7 +101,7 @@ def memory(source: ModelSource) -> Memory:
     """What one sequence takes, for contexts up to the one that the model was trained for."""
     trained = source.get_int("context_length", CONTEXTS[0], 1, 1 << 31)
     contexts = [*(c for c in CONTEXTS if c < trained), trained]
-    process = sum(in_parts(besides()).values())
+    process = sum(in_parts(besides(source.vocabulary_entries)).values())
     try:
         if backend_for(source, None) is None:
             graph = build_graph(source)

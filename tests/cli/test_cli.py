@@ -434,6 +434,16 @@ def test_plan(run: Run, tiny: str) -> None:
     assert "reference" in run("plan", "-m", tiny, "--backend", "reference").out
 
 
+@pytest.mark.parametrize(("busy", "said"), [(0.0, False), (1.5, True)])
+def test_a_plan_says_that_other_programs_run(
+    run: Run, tiny: str, busy: float, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetrun.cli.reports.plan.others_running", lambda: busy)
+    done = run("plan", tiny)
+    assert ("other programs keep" in done.out) == said
+    assert done.code == 0
+
+
 def test_a_printed_plan_can_be_used(run: Run, answer: Run, tiny: str, tmp_path: Path) -> None:
     saved = tmp_path / "plan.json"
     saved.write_text(run("plan", "-m", tiny, "--backend", "reference", "--json").out)

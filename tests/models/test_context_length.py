@@ -31,7 +31,7 @@ BYTES = partial(sequence_bytes, SHAPES, by_name("F16"), 20)
 @pytest.fixture(autouse=True)
 def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes nothing here."""
-    monkeypatch.setattr(load_plan, "besides", lambda to_come: RESERVE)
+    monkeypatch.setattr(load_plan, "besides", lambda entries, to_come: RESERVE)
 
 
 def choose(weights: int = 1000, **options: int) -> int:

@@ -161,6 +161,7 @@ def test_a_bill_is_a_table_with_a_sum() -> None:
         "  libraries                file-backed         3.0\n"
         "  weights                  anonymous           5.0\n"
         "  KV of all, at most       shared              8.0\n"
+        "    taken only as texts grow\n"
         "    of which one sequence                      2.0\n"
         "  copies for amx           anonymous           1.0\n"
         "  reserve                  anonymous           1.0\n"

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 
 from hetrun.api.local_model import make_plan
 from hetrun.cli.progress import loading
 from hetrun.config import Settings
 from hetrun.engine.query_handlers import cores_of, plan_json
+from hetrun.executor.autotune.cpu_contention import others_running
+from hetrun.planner.plan import PlanSet
 from hetrun.system.core_sets import in_ranges
 from hetrun.system.terminal_text import visible
 from hetrun.system.units import counted
+
+BUSY = 0.5  # cores: with fewer, speeds hardly change
 
 
 def print_plan(settings: Settings, as_json: bool) -> None:
@@ -18,7 +24,7 @@ def print_plan(settings: Settings, as_json: bool) -> None:
     from hetrun.tools.outlook import with_outlook
 
     with loading("measuring memory and products") as tell:
-        plans = with_outlook(make_plan(settings), settings, tell)
+        plans = beside_others(with_outlook(make_plan(settings), settings, tell))
     if as_json:
         print(json.dumps(plan_json(plans), indent=1))
         return
@@ -26,3 +32,15 @@ def print_plan(settings: Settings, as_json: bool) -> None:
     print(visible(plans.to_text()))
     for n in sorted(some):
         print(f"{counted(n, 'thread')}: {some[n].name}, CPU {in_ranges(some[n].cpus)}")
+
+
+def beside_others(plans: PlanSet) -> PlanSet:
+    """With a remark where other programs compute now: its speeds are those of a quiet machine."""
+    busy, cores = others_running(), len(os.sched_getaffinity(0))
+    if busy < BUSY:
+        return plans
+    said = (
+        f"other programs keep {min(busy, cores):.1f} of {counted(cores, 'core')} busy now: until they end, "
+        "runs are slower than these speeds"
+    )
+    return replace(plans, notes=(said, *plans.notes))

@@ -237,7 +237,7 @@ class Deciding:
 
     def _parts(self) -> Mapping[str, int]:
         """What is held besides weights, keys and values."""
-        parts = self._options.besides or in_parts(besides(self._to_come))
+        parts = self._options.besides or in_parts(besides(self._source.vocabulary_entries, self._to_come))
         if self._spared:
             parts = {**parts, breakdown.HELPERS: parts.get(breakdown.HELPERS, 0) - self._spared}
             parts = {name: size for name, size in parts.items() if size > 0}
@@ -579,7 +579,7 @@ def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, g
     first = choose_pieces(found.cut, room - short, policy)
     memory = {**paid, breakdown.WEIGHTS: found.whole + kept.locked_bytes}
     total = sum(piece.kept_bytes for piece in found.cut.pieces)
-    outlook = predict(total / BYTES_S, kept.streamed_bytes, found.disk.rate)
+    outlook = _outlook(found, kept, total)
     notes: tuple[str, ...] = (
         f"in a full context each pass reads {kept.streamed_bytes / 2**20:,.0f} MiB of weights from disk, "
         f"because {granted.words} is less than all of them need; {kept.why}",
@@ -602,6 +602,15 @@ def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, g
         ),
         rates=_rates(found, first, kept, total),
     )
+
+
+def _outlook(found: Pieces, kept: Kept, total: int) -> str:
+    """A token in a full context, as runs saw their passes; before the first, at most."""
+    seen = found.passes.at(kept.locked_bytes / total)
+    if seen is None:
+        return str(predict(total / BYTES_S, kept.streamed_bytes, found.disk.rate))
+    outlook = predict(seen.least_s, kept.streamed_bytes, seen.rate or found.disk.rate)
+    return f"bound by {outlook.bound}: {outlook.times}"
 
 
 def _rates(found: Pieces, first: Kept, full: Kept, total: int) -> Rates:

@@ -13,24 +13,25 @@ from hetrun.memory.ledger import RESERVE, kernel_figures
 MAX_SEQUENCES = 64
 LIBRARIES = 24 << 20  # of a process that has neither vocabulary nor native library yet: both of them
 SOON = 2 << 20  # of one that has them: what else is loaded with the model
-# What a process takes that has a model of 50,000 tokens open, before its weights: that of `hetrun plan` has
-# opened none, and must plan for the same. One that takes more, as for torch, plans with what it takes.
-PROCESS = 84 << 20
+# What a process takes that has a model open, before its weights, and what each token and merge of its
+# vocabulary adds: that of `hetrun plan` has opened none, and must plan for the same. One that takes more, as
+# for torch, plans with what it takes.
+PROCESS, ENTRY = 65 << 20, 206
 HELPER = 15 << 20  # of the process that writes chat templates, once there is one
 WORK = 14 << 20  # of compiled graphs of few tokens, and scratch
 KV_OF_ALL = 0.25  # of the memory beside the weights, for all sequences, where one of full length takes less
 
 
-def besides(to_come: int = LIBRARIES) -> int:
+def besides(entries: int, to_come: int = LIBRARIES) -> int:
     """Memory that is held besides weights, keys and values: the interpreter and its libraries, of which so
-    much is still to come."""
-    return RESERVE + max(PROCESS, kernel_figures().total + to_come)
+    much is still to come, and a vocabulary of so many tokens and merges."""
+    return RESERVE + max(PROCESS + ENTRY * entries, kernel_figures().total + to_come)
 
 
 def in_parts(held: int) -> dict[str, int]:
     """What is held besides, as a bill has it."""
-    interpreter = min(held - RESERVE, kernel_figures().anonymous)
-    parts = {breakdown.INTERPRETER: interpreter, breakdown.LIBRARIES: held - RESERVE - interpreter}
+    libraries = min(held - RESERVE, max(LIBRARIES, kernel_figures().file_backed))
+    parts = {breakdown.INTERPRETER: held - RESERVE - libraries, breakdown.LIBRARIES: libraries}
     parts = {name: size for name, size in parts.items() if size}
     return parts | {breakdown.HELPERS: HELPER, breakdown.RESERVE: RESERVE}
 
