@@ -129,13 +129,13 @@ def test_inputs_that_are_no_good_are_one_sentence(
         (("-o", "x", "prompt"), "-o goes with -f"),
         (("--workers", "http://h", "-n", "1"), "--workers goes with -f"),
         ((*source, "--workers", "ftp://h"), "must be like http://host:8080"),
-        ((*source, "--workers", "http://127.0.0.1:9"), "none of the workers answers"),
+        ((*source, "--workers", "http://127.0.0.1:9"), "no worker answers"),
         (("-m", str(tmp_path / "in.txt"), "-f", str(tmp_path / "in.txt")), "GGUF"),
     ):
         assert exit_code(["run", *arguments]) == 2, arguments
         out, err = capfd.readouterr()
         assert out == ""
-        (sentence,) = [line for line in err.splitlines() if "it is tried again" not in line]
+        (sentence,) = [line for line in err.splitlines() if "hetrun will try again" not in line]
         assert re.search(why, sentence), sentence
     assert (tmp_path / "out").read_text() == "mine\n"
     assert not (tmp_path / "out.waiting").exists()

@@ -467,9 +467,9 @@ def test_plan_and_devices_name_it(files: Files, hetrun: Command) -> None:
 def test_wishes_that_it_cannot_meet_are_one_sentence(files: Files, hetrun: Command) -> None:
     path = str(files(foreign.GPT2))
     for arguments, says in (
-        (["--deterministic"], "--deterministic cannot be had here"),
-        (["--plan", path], "--plan cannot be followed here"),
-        (["--backend", "libllama", "--backend", "reference"], "runs models as a whole, not together"),
+        (["--deterministic"], "--deterministic is not available here"),
+        (["--plan", path], "--plan is not available here"),
+        (["--backend", "libllama", "--backend", "reference"], "runs whole models and cannot be combined"),
         (["--ram", "1MiB"], "is too little"),
     ):
         code, out, err = hetrun("plan", "-m", path, *arguments)

@@ -124,7 +124,7 @@ def test_stopped_in_place_it_says_how_to_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate()
     assert (process.returncode, out) == (130, b"")
-    assert err.decode().strip() == f"hetrun: {path} is half repacked: the same command goes on"
+    assert err.decode().strip() == f"hetrun: {path} is half repacked: run the same command again to finish it"
 
 
 @pytest.mark.parametrize(

@@ -401,7 +401,7 @@ async def test_a_file_that_cannot_be_used_is_a_notice(engine: FakeEngine, tmp_pa
     place = tmp_path / "conversations.db"
     place.write_bytes(b"this is no database, and somebody may still want it" * 100)
     async with chatting(engine, place=place) as chat:
-        await chat.until(lambda: any("nothing is kept" in notice for notice in chat.said))
+        await chat.until(lambda: any("Conversations will not be saved" in notice for notice in chat.said))
         await chat.exchange("say hello")
         assert chat.answers == ["hello"]
     assert place.read_bytes().startswith(b"this is no database")

@@ -715,7 +715,7 @@ def test_a_sequence_whose_rows_are_lost_begins_anew() -> None:
     assert kv.fork(other) is not None
     assert not kv.keepable(lost, 20)
     assert kv.shareable(lost, 20) == 0
-    with pytest.raises(BackendError, match="it begins anew"):
+    with pytest.raises(BackendError, match="the sequence is computed again"):
         kv.extend(lost, 1)
     kv.truncate(lost, 0)
     kv.extend(lost, 5)
