@@ -154,7 +154,7 @@ def test_killed_at_any_moment_nothing_is_lost(kind: str, step: int, tmp_path: Pa
             assert path.read_bytes() in (before(kind), after(kind))
         else:
             refused += 1
-            with pytest.raises(ModelFileError, match="is half repacked: `hetrun repack --in-place "):
+            with pytest.raises(ModelFileError, match="is only partly repacked: `hetrun repack --in-place "):
                 open_model(path)
         repack(path, kind)
         assert path.read_bytes() == after(kind)
@@ -187,7 +187,7 @@ def test_half_a_file_is_not_opened_by_any_of_its_names(tmp_path: Path) -> None:
     names = Names(path)
     for name in (path, names.source, names.target):
         with pytest.raises(
-            ModelFileError, match=r"is half repacked: `hetrun repack --in-place .*model\.gguf`"
+            ModelFileError, match=r"is only partly repacked: `hetrun repack --in-place .*model\.gguf`"
         ):
             open_model(name)
     assert read_gguf(names.source).size == len(before("records"))  # its header is whole

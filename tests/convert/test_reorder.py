@@ -447,7 +447,7 @@ def test_a_model_that_changes_meanwhile_is_not_copied(
     if how == "another file":  # whose bytes were read to their end from the one that was opened
         assert repack(model, tmp_path / "x.gguf").written
     else:
-        with pytest.raises(ModelFileError, match=f"{how}|was cut while in use"):
+        with pytest.raises(ModelFileError, match=f"{how}|was truncated while in use"):
             repack(model, tmp_path / "x.gguf")
         assert os.listdir(tmp_path) == ["model.gguf"]
     assert changed

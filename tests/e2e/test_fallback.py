@@ -333,7 +333,7 @@ def test_a_missing_tensor_is_one_sentence(tmp_path: Path) -> None:
 def test_a_file_that_ends_llama_cpp_is_one_sentence(tmp_path: Path) -> None:
     bad = foreign.write(foreign.GPT2, tmp_path / "bad.gguf", {"expert_used_count": 3})
     said = refusal(bad)
-    assert "llama.cpp crashed (SIGABRT) when it opened it: llama-model.cpp:" in said
+    assert "llama.cpp crashed (SIGABRT) while opening the file: llama-model.cpp:" in said
     assert "GGML_ASSERT(n_expert_used_max" in said
 
 

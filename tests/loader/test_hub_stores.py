@@ -191,7 +191,7 @@ def test_our_own_folder_and_names_that_are_not_one_models(tiny: bytes) -> None:
     assert names() == ["a", "b", "deep/b"]
     assert stored()[0].size == 2 * len(tiny)
     assert find("a") == folder / "a-00001-of-00002.gguf"
-    with pytest.raises(UserError, match=r"b\.gguf may be b, deep/b: name one of them"):
+    with pytest.raises(UserError, match=r"b\.gguf could be b, deep/b: choose one of them"):
         find("b.gguf")
     with pytest.raises(UserError, match=r"bb does not exist; did you mean b\?"):
         find("bb")
