@@ -143,7 +143,7 @@ class ChatApp(App[None]):
         self._asked_to_quit = monotonic()
         if isinstance(self.screen, Dialog):
             self.screen.leave()
-        self._screen.say("Ctrl+C once more leaves; every conversation is kept")
+        self._screen.say("Press Ctrl+C again to quit; every conversation is saved")
 
     @property
     def client(self) -> ChatClient:

@@ -72,7 +72,7 @@ class Asked:
                 doubtful = tuple(words)
             unsure = model if model is not None and model.isalpha() and len(words) > 2 else None
         if text is not None and prompt is not None:
-            raise OptionError("-p and a prompt are both given: take one of them")
+            raise OptionError("-p and a prompt are both given: use only one of them")
         return cls(prompt if text is None else text, given["model"] is not None, doubtful, unsure)
 
     def resolved(self, given: dict[str, object]) -> Settings:

@@ -96,7 +96,7 @@ def also_by_option(command: Command) -> Command:
 def one_of(named: str | None, option: str | None) -> str | None:
     """The model that was named, in whichever way."""
     if named is not None and option is not None and named != option:
-        raise OptionError(f"the models {named} and -m {option} are both given: take one of them")
+        raise OptionError(f"the models {named} and -m {option} are both given: use only one of them")
     return option if named is None else named
 
 

@@ -77,7 +77,7 @@ def ago(seconds: float) -> str:
 def stop_servers(name: str | None, all_of_them: bool) -> None:
     """Stop one server, or all."""
     if name is not None and all_of_them:
-        raise OptionError(f"{name} and --all are both given: take one of them")
+        raise OptionError(f"{name} and --all are both given: use only one of them")
     servers = local_servers.running_servers()
     if not servers:
         raise UserError("no server of yours is running")

@@ -409,4 +409,4 @@ def test_the_command_refuses_what_it_cannot_try(run: Run) -> None:
     assert "the backend mine cannot be tried: no such chip" in away.sentence
     assert "there is no backend 'yours'; there are " in unknown.sentence
     assert "--backend goes with --conformance" in alone.sentence
-    assert "take one of them" in both.sentence
+    assert "use only one of them" in both.sentence

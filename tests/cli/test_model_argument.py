@@ -212,7 +212,9 @@ def test_two_models_are_one_too_many(run: Run, tiny: str, command: str) -> None:
     more = ("-q", "q8_0") if command == "convert" else ()
     result = run(command, tiny, "-m", "other.gguf", *more)
     assert (result.code, result.out) == (2, "")
-    assert result.sentence == f"hetrun: the models {tiny} and -m other.gguf are both given: take one of them"
+    assert (
+        result.sentence == f"hetrun: the models {tiny} and -m other.gguf are both given: use only one of them"
+    )
 
 
 def test_eval_and_bench_look_for_the_model_that_the_word_names(run: Run) -> None:

@@ -230,7 +230,7 @@ def test_kv_of_a_wanted_type_or_a_refusal(files: Files, tmp_path: Path) -> None:
         a, b = eight.logits(tokens), half.logits(tokens)
         assert 0 < np.mean((a - b) ** 2) < 1e-2 * np.var(b)
     narrow = foreign.write(foreign.GPT2, tmp_path / "narrow.gguf", {"attention.head_count": 4})
-    with pytest.raises(OptionError, match=r"does not run narrow\.gguf with --kv-type q8_0; leave it away"):
+    with pytest.raises(OptionError, match=r"does not run narrow\.gguf with --kv-type q8_0; leave it out"):
         LocalModel(narrow, kv_type="q8_0")
 
 
@@ -351,13 +351,13 @@ def test_a_model_that_continues_no_text_is_one_sentence(
 
     LocalModel(files(foreign.GPT2)).close()  # it passed, so the next one is opened here
     monkeypatch.setattr(libllama_api.library(), "llama_model_has_encoder", lambda model: True)
-    assert refusal(files(foreign.GPT2)).endswith("it is no model that continues a text, token by token")
+    assert refusal(files(foreign.GPT2)).endswith("it is not a model that generates text token by token")
 
 
 def test_weights_that_are_no_numbers_are_one_sentence(tmp_path: Path) -> None:
     weights = {"output_norm.weight": np.full(foreign.EMBD, np.nan, np.float32)}
     bad = foreign.write(foreign.GPT2, tmp_path / "nan.gguf", weights=weights)
-    assert "its weights give results that are no numbers" in refusal(bad)
+    assert "its weights give results that are not numbers" in refusal(bad)
 
 
 def test_a_file_that_takes_for_ever_is_one_sentence(

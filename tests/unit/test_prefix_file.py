@@ -241,12 +241,12 @@ def forged(saved: list[tuple[int, int, int]], tokens: list[int], rows: int, n: i
             forged([(-1, 0, (1 << 32) - 1)], [1, 1], 24),
             "is damaged: the figures in its header contradict each other",
         ),
-        (forged([(-1, 1, 3)], [1, 1], 24), "is damaged: prompt 0 is impossible"),
-        (forged([(0, 1, 3)], [1, 1], 24), "is damaged: prompt 0 is impossible"),
-        (forged([(-2, 0, 2)], [1, 1], 24), "is damaged: prompt 0 is impossible"),
-        (forged([(-1, 0, 0)], [], 0), "is damaged: prompt 0 is impossible"),
-        (forged([(-1, 0, 1), (0, 2, 3)], [1, 1], 24), "is damaged: prompt 1 is impossible"),
-        (forged([(-1, 0, 1), (0, 1, 1)], [1, 1], 24), "is damaged: prompt 1 is impossible"),
+        (forged([(-1, 1, 3)], [1, 1], 24), "is damaged: prompt 0 is not valid"),
+        (forged([(0, 1, 3)], [1, 1], 24), "is damaged: prompt 0 is not valid"),
+        (forged([(-2, 0, 2)], [1, 1], 24), "is damaged: prompt 0 is not valid"),
+        (forged([(-1, 0, 0)], [], 0), "is damaged: prompt 0 is not valid"),
+        (forged([(-1, 0, 1), (0, 2, 3)], [1, 1], 24), "is damaged: prompt 1 is not valid"),
+        (forged([(-1, 0, 1), (0, 1, 1)], [1, 1], 24), "is damaged: prompt 1 is not valid"),
         (
             forged([(-1, 0, 2)], [1, N_VOCAB], 24),
             "is damaged: it contains tokens that the model does not have",
@@ -267,7 +267,7 @@ def test_the_forgery_would_be_read_if_it_were_possible(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_shared_are_refused(tmp_path: Path) -> None:
     written(tmp_path / "p", [*SYSTEM, 1], [*SYSTEM, 2])
-    with pytest.raises(Unusable, match="prompt 1 is impossible"):
+    with pytest.raises(Unusable, match="prompt 1 is not valid"):
         read(tmp_path / "p", rows=Texts(shares=False))
 
 

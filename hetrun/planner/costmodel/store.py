@@ -68,7 +68,7 @@ def read(path: Path, level: int = logging.WARNING) -> tuple[dict[Work, Cells], F
         works = [_work(w) for w in _short_list(data, "works", MOST_WORKS)]
         return dict(works), dict(_fact(f) for f in _short_list(data, "facts", MOST_FACTS))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        log.log(level, "the measurements in %s are ignored and made again: %s", path, error)
+        log.log(level, "%s is ignored, and its measurements are made again: %s", path, error)
         return {}, {}
 
 

@@ -81,7 +81,7 @@ def finish(model: Path, progress: Progress | None) -> tuple[int, int] | None:
     names = Names(model)
     if not names.journal.exists():
         if names.source.exists():
-            raise ModelFileError(str(names.source), "has no journal: it cannot be told what has moved")
+            raise ModelFileError(str(names.source), "has no journal, so what has been moved is unknown")
         return None
     journal = _read(names)
     with _said(names):
@@ -112,7 +112,7 @@ def _check(file: GGUFFile, names: Names) -> None:
     if (links := names.model.stat().st_nlink) > 1:
         raise OptionError(f"{names.model} has {links} names, and would be lost under the others: use -o")
     if names.source.exists():
-        raise OptionError(f"{names.source} is there already, and is not of this model: move it away")
+        raise OptionError(f"{names.source} exists already and does not belong to this model: move it away")
 
 
 def _check_unused(source: int, names: Names) -> None:
@@ -152,11 +152,13 @@ def _check_room(names: Names, more: int, header: int) -> None:
 def _check_both(names: Names, journal: Journal) -> None:
     """Whether the files are those of the journal, and no other has taken the model's name."""
     if names.source.exists() and names.model.exists():
-        raise OptionError(f"{names.model} and {names.source} are there both: move one of them away")
+        raise OptionError(f"{names.model} and {names.source} both exist: move one of them away")
     old = names.source if names.source.exists() else names.model
     status = old.stat()
     if (status.st_ino, status.st_size) != (journal.inode, journal.before):
-        raise ModelFileError(str(old), f"is not the file that {names.journal.name} is of: move that away")
+        raise ModelFileError(
+            str(old), f"is not the file that {names.journal.name} belongs to: move the journal away"
+        )
     if names.target.stat().st_size != journal.after:
         raise ModelFileError(str(names.target), f"is not {journal.after} bytes long, as it was when it began")
 
@@ -183,7 +185,7 @@ def _moves(tensors: Mapping[str, TensorInfo], names: Names) -> list[Move]:
         if at != t.offset + t.nbytes:
             raise ModelFileError(new.path, f"its tensor {t.name} is not what it was before")
     if sum(m.nbytes for m in found) != sum(t.nbytes for t in tensors.values()):
-        raise ModelFileError(new.path, "has not all tensors of the model")
+        raise ModelFileError(new.path, "does not have all tensors of the model")
     return found
 
 
@@ -289,7 +291,7 @@ def _said(names: Names) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        more = "; run the same again when that is mended: it goes on there" if is_begun(names.model) else ""
+        more = "; fix that and run the same command again to continue" if is_begun(names.model) else ""
         raise OptionError(f"{names.model} cannot be repacked: {e.strerror}{more}") from e
 
 
