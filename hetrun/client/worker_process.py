@@ -180,7 +180,7 @@ class Life:
         if self._end is not None:
             return self._end
         if self.error is not None:
-            return f"the engine ended by itself ({self.error})"
+            return f"the engine stopped unexpectedly ({self.error})"
         return _obituary(self._process.returncode, self._last_words())
 
     def stop(self) -> None:
@@ -302,5 +302,5 @@ def _obituary(code: int, last_words: str) -> str:
         how += ": a smaller --ctx or --ram helps"
     elif code < 0:
         how += "; please report what you asked it"
-    said = f". Its last words: {last_words}" if last_words else ""
+    said = f". Its last output: {last_words}" if last_words else ""
     return f"the engine's process {how}{said}"

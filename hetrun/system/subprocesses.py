@@ -66,7 +66,7 @@ def begin(
 def ending(code: int) -> str:
     """How a process ended, by its exit code."""
     if code >= 0:
-        return f"ended by itself with exit code {code}"
+        return f"exited with code {code}"
     if code == -signal.SIGKILL:
         return "was killed (SIGKILL), usually because memory ran out"
     names = {int(known): known.name for known in signal.Signals}

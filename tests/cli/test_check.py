@@ -252,7 +252,7 @@ def test_a_path_is_short_where_it_can_be(
         ),
         (
             "import sys; sys.exit('GGML_ASSERT(n > 0) failed')",
-            "ended by itself with exit code 1 while opening the file: GGML_ASSERT",
+            "exited with code 1 while opening the file: GGML_ASSERT",
         ),
         ("import time; time.sleep(60)", "the library did not open it within 1 s"),
         (
@@ -261,7 +261,7 @@ def test_a_path_is_short_where_it_can_be(
         ),
         (
             "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytearray(2 << 30)",
-            "the library ended by itself with exit code 1 while opening the file: MemoryError",
+            "the library exited with code 1 while opening the file: MemoryError",
         ),
         (
             "from hetrun import errors; from hetrun.system import subprocesses\n"

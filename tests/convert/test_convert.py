@@ -217,7 +217,7 @@ def test_a_file_of_another_that_writes_the_same_is_left_alone(tmp_path: Path) ->
 
 def test_a_disk_without_room_is_found_before_the_work(tmp_path: Path) -> None:
     huge = Tensor("v", (1 << 20, 1 << 30), F32)
-    with pytest.raises(OptionError, match=r"x\.gguf: needs 4,503,\d+,\d+,\d+,\d+ bytes, and only"):
+    with pytest.raises(OptionError, match=r"x\.gguf: needs 4,503,\d+,\d+,\d+,\d+ bytes, but only"):
         write_model(tmp_path / "x.gguf", {}, [huge], [])
     assert not os.listdir(tmp_path)
 

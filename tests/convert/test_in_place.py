@@ -218,7 +218,7 @@ def test_too_little_room_is_found_before_anything_is_touched(
 ) -> None:
     path = model(tmp_path, "records")
     monkeypatch.setattr(in_place, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    refused(path, r"model\.gguf: needs [\d,]+ bytes beside it, and only 1,000 are free there")
+    refused(path, r"model\.gguf: needs [\d,]+ bytes of disk space, but only 1,000 are free there")
 
 
 def test_a_disk_that_is_full_in_the_middle_loses_nothing(
@@ -259,7 +259,7 @@ def test_a_file_system_without_holes(number: int, tmp_path: Path, monkeypatch: p
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(holes, "punch", failing)
-    refused(model(tmp_path, "records"), "this file system cannot give back parts of a file")
+    refused(model(tmp_path, "records"), "this file system cannot free parts of a file")
 
 
 def test_links_parts_and_other_places(tmp_path: Path) -> None:

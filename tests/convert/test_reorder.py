@@ -461,7 +461,7 @@ def test_a_disk_without_room_is_found_before_the_work(
     size = model_file(GQA).stat().st_size
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("hetrun.tools.convert.gguf_writer.disk_usage", lambda path: usage._replace(free=size))
-    with pytest.raises(OptionError, match=r"x\.gguf: needs [\d,]+ bytes, and only [\d,]+ are free there"):
+    with pytest.raises(OptionError, match=r"x\.gguf: needs [\d,]+ bytes, but only [\d,]+ are free there"):
         repack(model_file(GQA), tmp_path / "x.gguf")
     assert not os.listdir(tmp_path)
 

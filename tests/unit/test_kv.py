@@ -606,7 +606,7 @@ def test_where_there_is_little_address_space_there_are_fewer_places(monkeypatch:
     assert kv.groups[0].rows == 3 * 512
     assert len(wanted) == 6
     with pytest.raises(
-        BudgetError, match=r"no address space for 0\.\d GiB of keys and values; use a smaller"
+        BudgetError, match=r"not have enough address space for 0\.\d GiB of keys and values; use a smaller"
     ):
         cache(context=1 << 20, sequences=3)
 

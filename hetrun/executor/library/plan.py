@@ -219,7 +219,7 @@ def _plans(
     return PlanSet(
         {bucket: Plan(bucket, setup.threads, placed, stages) for bucket in BUCKETS},
         setup.ubatch,
-        "as asked for" if options.wishes.ubatch else "more at once are no faster",
+        "as asked for" if options.wishes.ubatch else "larger passes are no faster",
         complete(
             {
                 "weights, estimated": need.weights,

@@ -337,5 +337,7 @@ def _reserved(size: int, slots: int) -> tuple[Memory, int]:
             return Memory(slots * size), slots
         except (OSError, OverflowError, ValueError) as e:
             if slots <= 4:
-                raise BudgetError(f"the system has no address space for states of {size >> 20} MiB") from e
+                raise BudgetError(
+                    f"the system does not have enough address space for states of {size >> 20} MiB"
+                ) from e
             slots //= 2

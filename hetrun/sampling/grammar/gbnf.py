@@ -160,7 +160,7 @@ class _Parser:
         self._at += 1
         parts: list[Node] = []
         while not self._text.startswith('"', self._at):
-            c = self._char(start, "this text has no end")
+            c = self._char(start, "this text is not closed")
             if not (char := chars([(c, c)])).ranges:
                 self._fail(f"the character before this, U+{c:04X}, is not a character")
             parts.append(char)
@@ -173,10 +173,10 @@ class _Parser:
         self._at += 2 if negated else 1
         ranges: list[tuple[int, int]] = []
         while not self._text.startswith("]", self._at):
-            low = high = self._char(start, "this class has no end")
+            low = high = self._char(start, "this class is not closed")
             if self._text.startswith("-", self._at) and not self._text.startswith("]", self._at + 1):
                 self._at += 1
-                high = self._char(start, "this class has no end")
+                high = self._char(start, "this class is not closed")
             if low > high:
                 self._fail("the range before this goes from a character to an earlier one")
             ranges.append((low, high))
@@ -241,7 +241,7 @@ class _Parser:
             self._fail(f"{n_digits} hexadecimal digits should follow")
         code = int(digits, 16)
         if code > LAST:
-            self._fail(f"{digits} is no character")
+            self._fail(f"{digits} is not a character")
         self._at += 2 + n_digits
         return code
 

@@ -81,7 +81,7 @@ class Worker(Place):
                 connection.close()
                 if old and not connection.answering:
                     continue
-                why = str(error) or "it hung up"
+                why = str(error) or "the connection ended"
                 raise Away(f"{self.name} closed the connection: {why}") from None
             except BaseException:
                 connection.close()

@@ -245,7 +245,7 @@ def write_model(
     total = size_of(start, tensors, alignment)
     free = disk_usage(path.parent).free
     if total > free:
-        raise OptionError(f"{path}: needs {total:,} bytes, and only {free:,} are free there; choose with -o")
+        raise OptionError(f"{path}: needs {total:,} bytes, but only {free:,} are free there; choose with -o")
     try:
         with _new_file(path, total, force) as output:
             for part in start:

@@ -136,7 +136,7 @@ def _check_holes(names: Names) -> None:
         if e.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
             raise
         raise OptionError(
-            f"{names.model.parent}: this file system cannot give back parts of a file, so nothing can be "
+            f"{names.model.parent}: this file system cannot free parts of a file, so nothing can be "
             "repacked in place there; write another file with -o"
         ) from e
     finally:
@@ -146,7 +146,9 @@ def _check_holes(names: Names) -> None:
 def _check_room(names: Names, more: int, header: int) -> None:
     need, free = max(0, more) + header + WINDOW, disk_usage(names.model.parent).free
     if need > free:
-        raise OptionError(f"{names.model}: needs {need:,} bytes beside it, and only {free:,} are free there")
+        raise OptionError(
+            f"{names.model}: needs {need:,} bytes of disk space, but only {free:,} are free there"
+        )
 
 
 def _check_both(names: Names, journal: Journal) -> None:
@@ -166,7 +168,7 @@ def _check_both(names: Names, journal: Journal) -> None:
 def _check_done(names: Names, journal: Journal) -> None:
     """Whether only tidying up is left."""
     if not names.model.exists() or names.model.stat().st_size != journal.after:
-        what = "there is no such file, and what was copied of the model is lost"
+        what = "there is no such file, and the part of the model that was copied is lost"
         raise ModelFileError(str(names.target), what)
 
 
