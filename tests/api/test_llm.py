@@ -126,7 +126,7 @@ def test_wrong_tools_are_named(llm: LLM, field: str, options: dict[str, Any]) ->
 
 
 def test_arguments_that_are_no_json_are_an_error_when_they_are_read() -> None:
-    with pytest.raises(UserError, match="call of weather are not JSON"):
+    with pytest.raises(UserError, match="call to weather are not JSON"):
         ToolCall("1", "weather", '{"city": ').parsed()
 
 

@@ -120,7 +120,7 @@ def test_what_has_no_result_in_between_gets_it_at_the_end(files: tuple[Path, Pat
 def test_other_options_are_refused_before_anything_is_written(files: tuple[Path, Path]) -> None:
     run(*files)
     before = files[1].read_bytes()
-    with pytest.raises(UserError, match="line 1 is not what"):
+    with pytest.raises(UserError, match="line 1 is not the request whose result is in"):
         run(*files, resume=True, for_all=ForAll(ALL.known, digest=b"another"))
     assert files[1].read_bytes() == before
 
@@ -131,7 +131,9 @@ def test_what_keeps_a_run_from_going_on_is_named(files: tuple[Path, Path]) -> No
     with pytest.raises(UserError, match="needs the lines, the model and the options of that run"):
         run(*files, resume=True, for_all=ForAll(ALL.known, digest=b"another"))
     files[0].write_text("a\nB\n")
-    with pytest.raises(UserError, match=r"line 2 is not what .*: it was changed since"):
+    with pytest.raises(
+        UserError, match=r"line 2 is not the request whose result is in .*: it was changed since"
+    ):
         run(*files, resume=True)
     files[0].write_text("a\nb\nc\n")
     assert run(*files, resume=True).answered == 1

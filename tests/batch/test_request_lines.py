@@ -137,7 +137,7 @@ def test_openai_lines() -> None:
         ('{"prompt": "a", "n": 2}', "n must be 1: a line has one answer"),
         ('{"prompt": "a", "stream": true}', "stream: answers of a batch cannot be streamed"),
         ('{"prompt": "a", "system": 5}', "system must be a text"),
-        ('{"prompt": [1], "system": "a"}', "system: "),
+        ('{"prompt": [1], "system": "a"}', "system cannot be given"),
         ('{"body": {}, "url": "/v1/images", "custom_id": "a"}', "url must be one of /v1/chat/completions"),
         ('{"body": [], "custom_id": "a"}', "body must be an object"),
         ('{"body": {}, "method": "GET", "custom_id": "a"}', "method must be POST"),

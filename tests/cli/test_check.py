@@ -306,7 +306,7 @@ def test_a_vocabulary_that_would_end_the_process_does_not(
     status, out, err = run(good)
     assert (status, out) == (2, "")
     assert err.startswith(
-        f"hetrun: {good}: the library that reads vocabularies crashed (SIGABRT) when it opened"
+        f"hetrun: {good}: the library that reads vocabularies crashed (SIGABRT) while opening"
     )
 
 

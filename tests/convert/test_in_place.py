@@ -303,7 +303,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     os.rename(tmp_path / "journal", names.journal)
     shutil.copy(names.source, tmp_path / "copy")
     os.replace(tmp_path / "copy", names.source)
-    refused(path, r"is not the file that model\.gguf\.repack-journal is of")
+    refused(path, r"is not the file that model\.gguf\.repack-journal belongs to")
 
 
 def test_a_missing_model_is_just_missing(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_ollama_models_by_the_names_that_ollama_shows(home: Path, tiny: bytes) -
     one = stored()[1]
     assert (one.size, one.kind, one.store) == (len(tiny), "Q4_0", "Ollama")
     assert find("ollama:llama3.2:1b") == find("llama3.2:1b") == one.path
-    with pytest.raises(UserError, match="ollama rm does it"):
+    with pytest.raises(UserError, match="remove it with ollama rm"):
         removal("ollama:llama3.2:1b")
 
 

@@ -313,7 +313,7 @@ def test_tokens_may_be_named(vocabulary: Vocabulary) -> None:
         ('root ::= "a"\n  | "b"', "line 2, column 3: expected the name of a rule here"),
         ("root ::= *", "line 1, column 10: there is nothing before it to repeat"),
         ('root ::= "a"{3,2}', "line 1, column 13: the end of a repetition must not be less than its start"),
-        ('root ::= "a"{1000000}', "up to 100000"),
+        ('root ::= "a"{1000000}', "more than 100000"),
         ('root ::= "a"{x}', "line 1, column 14: expected a number here"),
         ("root ::= <nobody>", "line 1, column 10: the model has no token <nobody>"),
         ("root = x\nroot ::= y", "line 1, column 6: expected ::= here"),

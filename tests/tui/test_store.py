@@ -117,7 +117,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, damage: str) -> None:
             "noise": whole[:4096] + random.Random(1).randbytes(len(whole) - 4096),
         }[damage]
         place.write_bytes(spoilt)
-    with pytest.raises(UserError, match="cannot be kept"):
+    with pytest.raises(UserError, match="cannot be saved"):
         _read_all(place)
 
 
