@@ -57,7 +57,7 @@ def from_hf(hf: HfModel) -> Imported:
     weights = decoder_weights(hf, biased, head_norms=True, norms=NORMS)
     only_here = not_in_gguf(
         rope_factors(rope, name),
-        (bool(biased), f"llama.cpp's {name} has no bias behind attention"),
+        (bool(biased), f"llama.cpp's {name} has no bias after attention"),
         ("output.weight" not in weights, f"llama.cpp's {name} has an output matrix of its own"),
         (
             weights["blk.0.attn_q.weight"].shape[0] != settings["embedding_length"],

@@ -35,6 +35,6 @@ def from_hf(hf: HfModel) -> Imported:
     weights = decoder_weights(hf, biased, head_norms=True)
     only_here = not_in_gguf(
         rope_factors(rope, name),
-        (bool(biased), f"llama.cpp's {name} has no bias behind attention"),
+        (bool(biased), f"llama.cpp's {name} has no bias after attention"),
     )
     return Imported(settings, {**weights, **rope.weights}, {**rope.layout, **only_here})

@@ -63,7 +63,7 @@ def from_hf(hf: HfModel) -> Imported:
     dense = any(".ffn_gate.weight" in w for w in weights)
     only_here = not_in_gguf(
         rope_factors(rope, name),
-        (bool(biased), f"llama.cpp's {name} has no bias behind attention"),
+        (bool(biased), f"llama.cpp's {name} has no bias after attention"),
         (dense, f"llama.cpp's {name} has no layers without experts"),
         (not settings["expert_weights_norm"], f"llama.cpp's {name} always normalises what the router says"),
     )

@@ -77,7 +77,7 @@ class ChatApp(App[None]):
         if theme in self.available_themes:
             self.theme = theme
         if self._trouble:
-            said = f"{self._trouble}. This time nothing is kept"
+            said = f"{self._trouble}. Conversations will not be saved this time"
             self._screen.call_after_refresh(self._screen.say, said, error=True)
 
     def on_unmount(self) -> None:
@@ -143,7 +143,7 @@ class ChatApp(App[None]):
         self._asked_to_quit = monotonic()
         if isinstance(self.screen, Dialog):
             self.screen.leave()
-        self._screen.say("Ctrl+C once more leaves; every conversation is kept")
+        self._screen.say("Press Ctrl+C again to quit; every conversation is saved")
 
     @property
     def client(self) -> ChatClient:

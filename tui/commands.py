@@ -68,13 +68,13 @@ def command_of(text: str) -> tuple[Command, str]:
     if command is None:
         known = [c.name for c in COMMANDS if name and c.name.startswith(name)]
         known = known or get_close_matches(name, [*_BY_NAME, *ALIASES], n=2)
-        hint = f"did you mean /{' or /'.join(known[:3])}?" if known else "/help shows what there is"
+        hint = f"did you mean /{' or /'.join(known[:3])}?" if known else "/help lists the commands"
         raise UserError(f"there is no command /{name}: {hint} (// sends a text that begins with a slash)")
     argument = argument.strip()
     if argument and not command.argument:
-        raise UserError(f"/{name} takes nothing after it")
+        raise UserError(f"/{name} takes no argument")
     if not argument and command.argument and not command.argument.startswith("["):
-        raise UserError(f"/{name} needs something after it: /{name} {command.argument} ({command.help})")
+        raise UserError(f"/{name} needs an argument: /{name} {command.argument} ({command.help})")
     return command, argument
 
 

@@ -45,7 +45,7 @@ class Talk:
         """One that was kept."""
         found = self.store.conversation(number)
         if found is None:
-            raise UserError("this conversation was deleted meanwhile")
+            raise UserError("this conversation has been deleted")
         self.conversation, self.tree = found, self.store.tree(found)
         self.system, self.sampling = found.system, found.sampling
 
@@ -181,7 +181,7 @@ def attached(path: Path) -> tuple[str, str]:
     try:
         return path.name, raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text in UTF-8") from error
+        raise UserError(f"{path} is not UTF-8 text") from error
 
 
 def with_files(text: str, files: Mapping[str, str]) -> str:

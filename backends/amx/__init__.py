@@ -31,7 +31,7 @@ def probe() -> Probe:
     try:
         found = version("torch")
     except PackageNotFoundError:
-        return Unavailable(f"torch is there, but was not installed as a package: {INSTALL}")
+        return Unavailable(f"torch was found, but was not installed as a package: {INSTALL}")
     if _numbers(found) < OLDEST:
         return Unavailable(f"torch {found} is older than {'.'.join(map(str, OLDEST))}: {INSTALL}")
     return Available(f"torch {found}: {_used()}")
@@ -62,9 +62,9 @@ def probe_ipex() -> Probe:
         return Unavailable(f"IPEX is not installed: {INSTALL_IPEX}")
     torch = version("torch")
     if not _numbers(ipex) == _numbers(torch) == IPEX:
-        return Unavailable(f"IPEX 2.8 and torch 2.8 are wanted, not {ipex} and {torch}: {INSTALL_IPEX}")
+        return Unavailable(f"IPEX 2.8 and torch 2.8 are needed, not {ipex} and {torch}: {INSTALL_IPEX}")
     if "avx2" not in instructions():
-        return Unavailable("IPEX wants a CPU with AVX2")
+        return Unavailable("IPEX needs a CPU with AVX2")
     return Available(f"IPEX {ipex}, {found.detail}")
 
 

@@ -85,4 +85,6 @@ def inside_of(buffer: Buffer) -> Inside:
 
 
 def _foreign(buffer: Buffer, wanted: str) -> BackendError:
-    return BackendError(f"a weight came as {type(buffer).__name__}, not as {wanted}: another backend has it")
+    return BackendError(
+        f"a weight is a {type(buffer).__name__}, not a {wanted}: it was loaded by another backend"
+    )

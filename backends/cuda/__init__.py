@@ -51,7 +51,7 @@ def _found(driver: ctypes.CDLL, number: int) -> Probe:
     found, capability = name.value.decode(errors="replace"), (numbers[0].value, numbers[1].value)
     if capability < OLDEST:
         return Unavailable(
-            f"{found} has compute capability {capability[0]}.{capability[1]}, 8.0 is the least"
+            f"{found} has compute capability {capability[0]}.{capability[1]}, but at least 8.0 is needed"
         )
     return Available(f"{found}, compute capability {capability[0]}.{capability[1]}")
 

@@ -43,7 +43,7 @@ class Arena:
                 self.reached = max(self.reached, offset + size)
                 return self._address + offset
         raise BudgetError(
-            f"no room in GPU memory for {what}: {size / 2**20:.1f} MiB are wanted, "
+            f"no room in GPU memory for {what}: {size / 2**20:.1f} MiB are needed, "
             f"{self.left / 2**20:.1f} of {self.nbytes / 2**20:.1f} MiB are left; grant more with --vram"
         )
 

@@ -139,13 +139,13 @@ class Gpu:
             before = self._left
             self.grant(None)
             log.warning(
-                "others have taken memory of %s: %.0f MiB are left of %.0f",
+                "other programs have taken memory of %s: %.0f of %.0f MiB are left",
                 *(driver.device.name, self._left / 2**20, before / 2**20),
             )
         try:
             return Memory(driver, self._left)
         except MemoryError as e:
-            raise BackendError(f"others take memory of {driver.device.name} all the time: {e}") from e
+            raise BackendError(f"other programs keep taking memory of {driver.device.name}: {e}") from e
 
     def _fetch(self, target: Address, source: int, nbytes: int) -> None:
         n = nbytes // WORD

@@ -25,7 +25,7 @@ def probe() -> Probe:
 
 def create() -> Backend:
     """There is nothing that could take a segment."""
-    raise OptionError("libllama runs whole models and no parts of one; name another backend for parts")
+    raise OptionError("libllama runs whole models, not parts of one; name another backend for parts")
 
 
 def open_whole(

@@ -85,7 +85,7 @@ def run(path: str) -> str:
     runner = LlamaRunner(Path(path), WholeSetup(64, 1, 1, 16, 16, by_name("F16")), trial=True)
     one = np.zeros(1, np.int64)
     if np.isnan(runner.run(one, one, one, np.ones(1, np.bool_))).any():
-        raise ModelFileError(path, f"its weights give results that are no numbers; {subprocesses.AGAIN}")
+        raise ModelFileError(path, f"its weights give results that are not numbers; {subprocesses.AGAIN}")
     runner.close()
     return ""
 

@@ -45,7 +45,7 @@ class LlamaRunner:
             self._context = self._open(setup)
             self._memory = self._lib.llama_get_memory(self._context)
             if not self._memory or self._lib.llama_model_has_encoder(self._model):
-                raise ModelFileError(str(path), "it is no model that continues a text, token by token")
+                raise ModelFileError(str(path), "it is not a model that generates text token by token")
         except BaseException:
             self.close()
             raise
@@ -90,9 +90,7 @@ class LlamaRunner:
             return int(context)
         name = setup.kv_quant.name.lower()
         if name != "f16":
-            raise OptionError(
-                f"llama.cpp does not run {self._path.name} with --kv-type {name}; leave it away"
-            )
+            raise OptionError(f"llama.cpp does not run {self._path.name} with --kv-type {name}; leave it out")
         raise BudgetError(
             f"llama.cpp could not make a context for {setup.sequences} sequences of {setup.context} tokens "
             f"with {self._path.name}; a smaller --ctx may help"

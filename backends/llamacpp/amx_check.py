@@ -122,7 +122,7 @@ def _mark(lib: Library) -> Path | None:
         known = repr((str(path), status.st_size, status.st_mtime_ns, lib.version))
         return dirs().cache / "amx" / hashlib.sha256(known.encode()).hexdigest()
     except (OSError, OptionError) as e:
-        log.debug("what is found out about %s will not be remembered: %s", path, e)
+        log.debug("the result for %s will not be remembered: %s", path, e)
         return None
 
 

@@ -106,7 +106,7 @@ class Emitter:
     def _buffer(self, use: WeightUse) -> GgmlBuffer:
         buffer = self._buffers[use]
         if not isinstance(buffer, GgmlBuffer):
-            raise BackendError(f"{use.weight.name} was brought in by another backend")
+            raise BackendError(f"{use.weight.name} was loaded by another backend")
         return buffer
 
     def next_mixture(self, op: Op) -> Op | None:

@@ -77,15 +77,15 @@ def _refuse(name: str, broken: Unavailable) -> Backend:
 def _guarded(point: Point, d: object) -> Descriptor:
     """A stranger's: whatever it raises is said of it, and it comes behind ours."""
     if not isinstance(d, Descriptor) or not (d.name == point.name or d.name.startswith(f"{point.name}-")):
-        raise TypeError(f"{d!r:.80} is no Descriptor of {point.name}")
+        raise TypeError(f"{d!r:.80} is not a Descriptor of {point.name}")
 
-    unclear = Unavailable(f"of {point.whose}: asked whether it works here, it says neither yes nor no")
+    unclear = Unavailable(f"of {point.whose}: its probe returns neither Available nor Unavailable")
 
     def probe() -> Probe:
         try:
             found: object = d.probe()
         except FAILURES as e:
-            return Unavailable(f"of {point.whose}: to ask it fails: {in_words(e)}")
+            return Unavailable(f"of {point.whose}: its probe fails: {in_words(e)}")
         return found if isinstance(found, Available | Unavailable) else unclear
 
     def create() -> Backend:
@@ -94,7 +94,7 @@ def _guarded(point: Point, d: object) -> Descriptor:
         except FAILURES as e:
             raise entry_points.leave_out(point, f"it cannot be created: {in_words(e)}", e) from e
         if not isinstance(made, Backend):
-            raise entry_points.leave_out(point, f"what it creates is no Backend: {made!r:.80}")
+            raise entry_points.leave_out(point, f"it creates {made!r:.80}, which is not a Backend")
         return made
 
     return replace(d, probe=probe, create=create, preference=min(d.preference, MOST_WANTED_STRANGER))
@@ -111,7 +111,9 @@ def choose(names: list[str] | None, precision: Precision = "exact") -> list[str]
         raise OptionError(f"there is no backend {unknown[0]!r}; there are {', '.join(known)}")
     for name in names or []:
         if known[name].whole and len(set(names or [])) > 1:
-            raise OptionError(f"{name} runs models as a whole, not together with others; name it alone")
+            raise OptionError(
+                f"{name} runs whole models and cannot be combined with other backends; name it alone"
+            )
     chosen = []
     for name, descriptor in known.items():
         asked = name in (names or ())

@@ -133,7 +133,7 @@ def run(
     elsewhere = {"--url": given["url"], "--no-server": given["no_server"]}
     options.refuse_beside("-f", elsewhere, "use --workers")
     if asked.prompt is not None:
-        raise OptionError(f"-f {source} and a prompt are both given: take one of them")
+        raise OptionError(f"-f {source} and a prompt are both given: use only one of them")
     files = Files(source, output, resume, unordered, workers)
     settings = Settings.resolve(environ=None, **given) if workers else asked.resolved(given)
     return run_file(settings, files, chosen, raw=raw, as_json=as_json is not None, verbose=verbose)

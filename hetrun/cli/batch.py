@@ -75,10 +75,10 @@ def run_file(
 ) -> int:
     """Answer every line of a file; the exit code."""
     if files.resume and files.output is None:
-        raise OptionError("--resume goes on with a file of results: name it with -o")
+        raise OptionError("--resume continues a file of results: name it with -o")
     for name in ("logprobs", "prompt_logprobs"):
         if name in sampling:
-            raise OptionError(f"{name} is for single prompts: a line of a file says by itself what it wants")
+            raise OptionError(f"{name} is for single prompts: in a file, set it in each line")
     began = monotonic()
     with reading(files.source) as lines, writing(files) as (output, held):
         ends = Ends(lines, output, Done(output if files.resume else None), held)
@@ -131,7 +131,7 @@ def reading(source: str) -> Iterator[Lines]:
         raise UserError(f"-f {source} cannot be opened: {getattr(error, 'strerror', error)}") from None
     try:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
-            raise UserError(f"-f {source} is a folder: give a file with a request in each line")
+            raise UserError(f"-f {source} is a folder: give a file with one request per line")
         yield Lines(fd, source)
     finally:
         os.close(fd)

@@ -44,7 +44,7 @@ def talk(settings: Settings, sampling: Mapping[str, object]) -> int:
             ends.callback(lambda: asyncio.run(app.client.close()))  # which may be another one by then
             app.run()
     if app.fault:
-        say(f"{app.fault}. Every conversation is kept")
+        say(f"{app.fault}. Every conversation was saved")
         return OUR_FAULT
     if app.load_error is not None:
         raise app.load_error

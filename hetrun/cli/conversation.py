@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 PROMPT, MORE = "> ", ". "
 MARK = '"""'  # before and after a message of several lines
 LAST = "run -i"  # under which the store knows the last conversation of this kind
-GREETING = "/bye or Ctrl-D ends, /? says what else there is"
+GREETING = "/bye or Ctrl-D ends, /? lists the commands"
 HELP = (
-    "/bye or Ctrl-D ends, Ctrl-C stops an answer, /clear begins anew, "
+    "/bye or Ctrl-D ends, Ctrl-C stops an answer, /clear starts over, "
     f"{MARK} begins and ends a message of several lines"
 )
 ENDS, CLEARS, HELPS = ("/bye", "/exit", "/quit"), ("/clear", "/new"), ("/help", "/?")
@@ -76,7 +76,7 @@ def _store() -> Store:
     try:
         return Store(dirs().data / KEPT)
     except UserError as error:
-        say(f"{error}; nothing is kept this time")
+        say(f"{error}; this conversation will not be saved")
         return Store(None)
 
 
@@ -86,7 +86,7 @@ def _last(store: Store) -> dict[str, Any]:
         case {"conversation": int(number), "model": str() | None as model}:
             if store.conversation(number) is not None:
                 return {"conversation": number, "model": model}
-    raise UserError("there is no conversation to go on with; hetrun run -i begins one")
+    raise UserError("there is no conversation to continue; start one with hetrun run -i")
 
 
 class PlainConversation:
@@ -117,7 +117,7 @@ class PlainConversation:
                     return STOPPED
                 self._stopped = True
                 print(file=sys.stderr)
-                say("Ctrl-C again ends, and so does Ctrl-D")
+                say("press Ctrl-C again or Ctrl-D to end")
             text = None
 
     def _prepare_the_terminal(self) -> None:
@@ -125,7 +125,7 @@ class PlainConversation:
             import readline  # noqa: F401  (input() then edits lines, and remembers them)
         say(f"{self._llm.info.id}: {GREETING}")
         if count := len(self._talk.tree.path):
-            say(f"{printable(self._talk.title)}: goes on after {count} messages")
+            say(f"{printable(self._talk.title)}: continued after {count} messages")
 
     def _message(self) -> str | None:
         """The next one; None where there is none any more."""

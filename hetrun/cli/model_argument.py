@@ -72,13 +72,16 @@ class Asked:
                 doubtful = tuple(words)
             unsure = model if model is not None and model.isalpha() and len(words) > 2 else None
         if text is not None and prompt is not None:
-            raise OptionError("-p and a prompt are both given: take one of them")
+            raise OptionError("-p and a prompt are both given: use only one of them")
         return cls(prompt if text is None else text, given["model"] is not None, doubtful, unsure)
 
     def resolved(self, given: dict[str, object]) -> Settings:
         """All options; UserError says what to do where a word was taken for a model."""
         if self.unsure is not None and sys.stderr.isatty():
-            say(f"{self.unsure} is the model; if it belongs to the prompt, put all of that in quotes")
+            say(
+                f"{self.unsure} is taken as the model; if it is part of the prompt, put the whole "
+                "prompt in quotes"
+            )
         try:
             return options.resolved_or_remote(given)
         except UserError as error:
@@ -155,12 +158,12 @@ def _no_model(word: str, path: Path) -> str:
     shown = printable(word)
     if path.is_dir():
         return (
-            f"{shown} holds no model: no .gguf file, and no config.json with safetensors; "
-            "if it belongs to the prompt, put all of the prompt in quotes"
+            f"{shown} does not contain a model: no .gguf file, and no config.json with safetensors; "
+            "if it is part of the prompt, put the whole prompt in quotes"
         )
     return (
-        f'{shown} is no model. To ask about a file: hetrun run "What is this?" < {shown}; '
-        f"if it belongs to the prompt, put all of the prompt in quotes"
+        f'{shown} is not a model. To ask about a file: hetrun run "What is this?" < {shown}; '
+        f"if it is part of the prompt, put the whole prompt in quotes"
     )
 
 
@@ -205,7 +208,7 @@ def as_prompt(words: Sequence[str]) -> str:
     prompt = " ".join(words)
     if len(words) == 1:
         return f"if it is your prompt, name a model before it: hetrun run smollm2 {in_quotes(prompt)}"
-    said = "if it is part of the prompt, put all of that in quotes"
+    said = "if it is part of the prompt, put the whole prompt in quotes"
     if len(prompt) > LONGEST_SHOWN or not prompt.isprintable():
         return said
     return f"{said}: hetrun run {in_quotes(prompt)}"

@@ -47,7 +47,7 @@ def print_list(as_json: bool) -> None:
             f"{visible(model.name):<{wide}}  {size(model.size):>8}  {visible(model.kind):<8}  {model.store}"
         )
     if not models:
-        say("there is no model here yet; hetrun pull user/repo brings one from Hugging Face's hub")
+        say("there are no models here yet; hetrun pull user/repo downloads one from Hugging Face's hub")
     elif sys.stderr.isatty():
         say(
             f'hetrun run {visible(models[0].name)} "a prompt" uses one; without a name it is {default_name()}'
@@ -65,7 +65,7 @@ def take_away(name: str, yes: bool, as_json: bool) -> None:
     what = removal(name)
     if not yes:
         if not sys.stdin.isatty():
-            raise UserError(f"{visible(what.name)} takes {size(what.size)}: add --yes to have it removed")
+            raise UserError(f"{visible(what.name)} takes {size(what.size)}; add --yes to remove it")
         say(f"{visible(what.name)} takes {size(what.size)}. Remove it? [y/N]")
         if input().strip().lower() not in ("y", "yes"):
             return
@@ -73,7 +73,7 @@ def take_away(name: str, yes: bool, as_json: bool) -> None:
     if as_json:
         print(in_json({"name": what.name, "freed": what.size}))
     else:
-        say(f"{visible(what.name)} is gone: {size(what.size)} came free")
+        say(f"{visible(what.name)} was removed: {size(what.size)} freed")
 
 
 def place_of(model: str, forbidden: bool = False) -> Path:

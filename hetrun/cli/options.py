@@ -96,7 +96,7 @@ def also_by_option(command: Command) -> Command:
 def one_of(named: str | None, option: str | None) -> str | None:
     """The model that was named, in whichever way."""
     if named is not None and option is not None and named != option:
-        raise OptionError(f"the models {named} and -m {option} are both given: take one of them")
+        raise OptionError(f"the models {named} and -m {option} are both given: use only one of them")
     return option if named is None else named
 
 
@@ -204,14 +204,14 @@ def refuse_without(flag: str, given: Mapping[str, object]) -> None:
     """OptionError for options that mean nothing without another one."""
     for name, value in given.items():
         if value not in (None, False, ()):
-            raise OptionError(f"{name} goes with {flag}: give it, or leave {name} out")
+            raise OptionError(f"{name} needs {flag}: add {flag}, or leave out {name}")
 
 
 def refuse_beside(flag: str, given: Mapping[str, object], mend: str = "leave one of them out") -> None:
     """OptionError for options that mean nothing beside another one."""
     for name, value in given.items():
         if value not in (None, False, ()):
-            raise OptionError(f"{name} does not go with {flag}: {mend}")
+            raise OptionError(f"{name} cannot be combined with {flag}: {mend}")
 
 
 def resolved_or_remote(given: Mapping[str, object]) -> Settings:
@@ -241,10 +241,13 @@ def _remark_on_excess(settings: Settings) -> None:
     """Say it where more is allowed than there is."""
     usable = len(os.sched_getaffinity(0))
     if settings.threads is not None and settings.threads > usable:
-        say(f"--threads {settings.threads} is more than the {usable} hardware threads here: that is slower")
+        say(
+            f"--threads {settings.threads} is more than the {usable} hardware threads of this "
+            "machine, which is slower"
+        )
     if settings.ram is not None and settings.ram > (total := machine_memory()):
         ram, whole = size_in_words(settings.ram), size_in_words(total)
-        say(f"--ram {ram} is more than the {whole} that there are: it limits nothing")
+        say(f"--ram {ram} is more than the {whole} of this machine, so it limits nothing")
 
 
 def placed_if_known(model: str) -> Path:

@@ -25,7 +25,7 @@ def repack(
             report = repack_model(wish, tell)
     except KeyboardInterrupt:
         if wish.in_place and is_begun(wish.source):
-            say(f"{wish.source} is half repacked: the same command goes on")
+            say(f"{wish.source} is half repacked: run the same command again to finish it")
         raise
     for note in report.notes:
         say(note)

@@ -78,7 +78,7 @@ def answered_elsewhere(settings: Settings, request: GenerateRequest, *, as_json:
             events = run_remote.begun(there.events(request))
         except run_remote.PASSING as error:
             if verbose:
-                say(f"the server on {there.where} has the model and does not answer: {error}")
+                say(f"the server on {there.where} has loaded the model but does not answer: {error}")
             return False
         if told:
             say(f"answered by your server on {there.where}, which has the model (--no-server: load it here)")

@@ -51,7 +51,9 @@ def of_url(settings: Settings, say: Callable[[str], None]) -> Iterator[Answerer]
         runner.run(client.info())
         if client.is_guess:
             names = ", ".join(info.path for info in runner.run(client.models()))
-            raise OptionError(f"{settings.url} has several models, none is loaded: choose with -m of {names}")
+            raise OptionError(
+                f"{settings.url} has several models and none is loaded; choose one with -m: {names}"
+            )
 
         def events(request: GenerateRequest) -> Iterator[Event]:
             return _events(runner, client.stream(request))

@@ -77,7 +77,7 @@ def ago(seconds: float) -> str:
 def stop_servers(name: str | None, all_of_them: bool) -> None:
     """Stop one server, or all."""
     if name is not None and all_of_them:
-        raise OptionError(f"{name} and --all are both given: take one of them")
+        raise OptionError(f"{name} and --all are both given: use only one of them")
     servers = local_servers.running_servers()
     if not servers:
         raise UserError("no server of yours is running")
@@ -99,11 +99,9 @@ def meant(name: str | None, servers: Sequence[RunningServer]) -> RunningServer:
         for server in servers:
             if server.facts and name in [model.name for model in server.facts.models]:
                 mend = f"hetrun stop {server.pid} stops the server"
-                raise UserError(f"{name} is one of {names(server)}, and all would go: {mend}")
+                raise UserError(f"{name} is one of {names(server)}, which stop together: {mend}")
         raise UserError(f"no server of yours is called {name}. Running: {listed}")
-    raise UserError(
-        f"{len(found)} servers could be meant: give an address or a pid, or --all. Running: {listed}"
-    )
+    raise UserError(f"{len(found)} servers match: give an address, a pid or --all. Running: {listed}")
 
 
 def called(name: str, server: RunningServer) -> bool:

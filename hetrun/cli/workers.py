@@ -35,7 +35,7 @@ async def elsewhere(urls: Sequence[str], settings: Settings) -> AsyncIterator[li
         for url, point in theirs.items():
             where = url.partition(":")[2]
             if sys.stderr.isatty():  # engines may have to be started
-                say(f"{url} gets ready")
+                say(f"{url} is getting ready")
             places += await stack.enter_async_context(_brought(point, where, wanted))
         yield places
 
@@ -74,7 +74,7 @@ async def _brought(point: entry_points.Point, where: str, wanted: Wanted) -> Asy
         async with cast(Places, entry_points.load(point))(where, wanted) as found:
             places = [Brought(place, fault) for place in found]
             if not places:
-                raise fault("it has no place that answers")
+                raise fault("none of its workers answers")
             try:
                 yield places
             except BaseException as error:
@@ -98,11 +98,11 @@ async def reached(workers: Sequence[Worker], alone: bool = True) -> list[Place]:
             models[worker.name] = await worker.look()
             found.append(worker)
         except Away as away:
-            say(f"{away}; it is tried again")
+            say(f"{away}; hetrun will try again")
             found.append(worker)
     if alone and not models:
         raise BackendUnavailable(
-            f"none of the workers answers: start one with hetrun serve, or look at {workers[0].name}"
+            f"no worker answers: start one with hetrun serve, or check {workers[0].name}"
         )
     if len(set(models.values())) > 1:
         which = ", ".join(f"{name} has {model or 'no model'}" for name, model in models.items())

@@ -44,9 +44,9 @@ class ToolCall:
         try:
             found = json.loads(self.arguments)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"the arguments of the call of {self.name} are not JSON: {error}") from None
+            raise UserError(f"the arguments of the call to {self.name} are not JSON: {error}") from None
         if not isinstance(found, dict):
-            raise UserError(f"the arguments of the call of {self.name} are no JSON object")
+            raise UserError(f"the arguments of the call to {self.name} are not a JSON object")
         return found
 
     def to_json(self) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class WorkerClient:
                 if self._supervisor.failed is not None:
                     raise self._supervisor.failed from death
                 if not question.repeatable:
-                    raise EngineStopped(f"{death}. It starts again as it was before") from death
+                    raise EngineStopped(f"{death}. It is being restarted") from death
                 if deaths == MOST_DEATHS:
                     raise self._farewell(death, sent=False) from death
 
@@ -186,9 +186,11 @@ class WorkerClient:
         if self._supervisor.failed is not None:
             return self._supervisor.failed
         if sent:
-            return EngineStopped(f"{death}. It starts again, but the rest of this answer is lost: ask again")
+            return EngineStopped(
+                f"{death}. It is being restarted, but the rest of this answer is lost: send the request again"
+            )
         return BackendError(
-            f"{death}. {MOST_DEATHS} processes ended while they had this request, so it is not tried again"
+            f"{death}. {MOST_DEATHS} processes ended while running this request, so it is not retried"
         )
 
     async def _submit(self, request: GenerateRequest, asked: float, box: Mailbox) -> tuple[Life, int]:

@@ -44,7 +44,7 @@ def request_of(said: Json) -> GenerateRequest:
             given[name] = tuple(given[name])
         return GenerateRequest(SamplingParams.from_mapping(values), **given)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"this is no request: {error}") from None
+        raise ValueError(f"this is not a request: {error}") from None
 
 
 def event_as_json(event: Event) -> dict[str, object]:
@@ -69,7 +69,7 @@ def event_as_json(event: Event) -> dict[str, object]:
 def event_of(said: Json) -> Event:
     """Parse an event; raises ValueError if it is invalid."""
     if said.get("kind") not in KINDS:
-        raise ValueError(f"{str(said.get('kind'))[:40]!r} is no kind of event")
+        raise ValueError(f"{str(said.get('kind'))[:40]!r} is not a kind of event")
     try:
         return Event(
             said["kind"],
@@ -85,7 +85,7 @@ def event_of(said: Json) -> Event:
             opened=str(said.get("opened", "")),
         )
     except (KeyError, TypeError, AttributeError, UnicodeError) as error:
-        raise ValueError(f"this is no event: {error}") from None
+        raise ValueError(f"this is not an event: {error}") from None
 
 
 def _score_as_json(score: TokenLogprob) -> list[object]:

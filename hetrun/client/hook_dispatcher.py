@@ -59,7 +59,9 @@ class Plugins:
         except entry_points.FAILURES as e:  # an unknown argument or hook
             with suppress(Exception):
                 self._manager.unregister(plugin)
-            raise entry_points.leave_out(point, f"it cannot hook in: {entry_points.in_words(e)}", e) from e
+            raise entry_points.leave_out(
+                point, f"its hooks cannot be registered: {entry_points.in_words(e)}", e
+            ) from e
         self._points[point] = plugin
 
     def tell(self, hook: str, **facts: object) -> None:
@@ -69,7 +71,7 @@ class Plugins:
         try:
             self._news.put_nowait((hook, facts))
         except queue.Full:
-            log.warning("plugins do not keep up: %s is not told", hook)
+            log.warning("plugins cannot keep up: event %s was dropped", hook)
 
     def _tell(self) -> None:
         while (news := self._news.get()) is not None:
@@ -159,5 +161,5 @@ def routes(client: ChatClient) -> list[tuple[Point, BaseRoute]]:
         if all(isinstance(route, BaseRoute) for route in mine):
             found += [(point, route) for route in mine]
         else:
-            listening.leave_out(point, "hetrun_routes gives something else than a list of Starlette's routes")
+            listening.leave_out(point, "hetrun_routes must return a list of Starlette routes")
     return found

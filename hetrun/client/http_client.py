@@ -223,7 +223,7 @@ class RemoteClient:
                     first = first or monotonic()
                     yield Event("token", piece.text, logprob=piece.logprob)
         if "finish_reason" not in end:
-            raise Broken(f"{self._where.url} broke off in the middle of its answer; ask again")
+            raise Broken(f"{self._where.url} closed the connection in the middle of its answer; try again")
         yield last_of(end, count, begun, first, monotonic(), thinking)
 
     @asynccontextmanager
@@ -284,14 +284,17 @@ class RemoteClient:
     async def _machine(self, part: str, kind: Any) -> object:  # noqa: ANN401 - a type of ours
         said = (await self._asked("GET", self._of_model("/machine"))).get(part)
         if said is None:
-            raise UserError(f"{self._where.url} sleeps until the next request")
+            raise UserError(f"{self._where.url} is asleep until the next request")
         return self._read(kind, said)
 
     def _read(self, kind: Any, said: object) -> object:  # noqa: ANN401 - the same
         try:
             return read(kind, said)
         except ValueError as error:
-            raise Broken(f"{self._where.url} sends what is not understood: {error}; is it as new?") from None
+            raise Broken(
+                f"{self._where.url} sent an answer that this hetrun cannot read: {error}; is it the "
+                "same version?"
+            ) from None
 
     async def close(self) -> None:
         """Does nothing: no connection stays open."""
@@ -301,7 +304,7 @@ class RemoteClient:
     async def _asked(self, method: str, path: str, body: Json | None = None) -> Json:
         status, said = await self._json(method, path, body)
         if status == 404:
-            raise UserError(f"{self._where.url} does not offer {path}: it may be no hetrun")
+            raise UserError(f"{self._where.url} does not offer {path}: it may not be a hetrun server")
         if status != 200:
             raise failure(self._where.url, status, said)
         return said
@@ -344,7 +347,7 @@ class RemoteClient:
                 elif isinstance(event, h11.Data):
                     *lines, rest = (rest + bytes(event.data)).split(b"\n")
                     if len(rest) > MOST_LINE:
-                        raise Broken(f"{self._where.url} sends a line without an end")
+                        raise Broken(f"{self._where.url} sent an endless line")
                     for line in lines:
                         yield line.decode("utf-8", "replace").rstrip("\r")
         if status != 200:
@@ -358,7 +361,7 @@ class RemoteClient:
         except (ValueError, RecursionError):
             said = otherwise
         if not isinstance(said, dict):
-            raise Broken(f"{self._where.url} sends what is no JSON object: {text[:60]!r}")
+            raise Broken(f"{self._where.url} sent something that is not a JSON object: {text[:60]!r}")
         return said
 
     @asynccontextmanager
@@ -372,7 +375,9 @@ class RemoteClient:
         try:
             yield _events(reader, writer, where, _request(where, method, path, body, self._key))
         except (OSError, EOFError, h11.ProtocolError) as error:
-            raise Broken(f"{where.url} broke off: {str(error) or 'it hung up'}; ask again") from None
+            raise Broken(
+                f"{where.url} closed the connection{f': {error}' if str(error) else ''}; try again"
+            ) from None
         finally:
             writer.close()
 

@@ -111,7 +111,7 @@ def _folder(create: bool = False) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise UserError(f"{folder} must be a folder that you own and nobody else can open (chmod 700)")
+        raise UserError(f"{folder} must be a folder that only you own and can open (chmod 700)")
     return folder
 
 
@@ -130,7 +130,7 @@ class PrivateClient(RemoteClient):
         try:
             facts: ServerFacts = read(ServerFacts, said)
         except ValueError as error:
-            raise Broken(f"it says what is not understood: {error}; its version may be another one") from None
+            raise Broken(f"its answer cannot be read: {error}; it may be another version of hetrun") from None
         return facts
 
     async def stop(self) -> None:
@@ -147,7 +147,7 @@ class PrivateClient(RemoteClient):
                     yield event
                     if event.last:
                         return
-            raise Broken("the server broke off in the middle of its answer; ask again")
+            raise Broken("the server closed the connection in the middle of its answer; try again")
         except (HetrunError, ValueError) as error:
             yield Event("error", error=error if isinstance(error, HetrunError) else EngineStopped(str(error)))
 
@@ -234,4 +234,4 @@ async def _stopped(server: RunningServer) -> None:
         except OSError:
             continue  # busy with stopping
         await asyncio.sleep(LOOK_S)
-    raise UserError(f"the server with pid {server.pid} was asked to stop and is still there")
+    raise UserError(f"the server with pid {server.pid} was asked to stop but is still running")

@@ -37,11 +37,15 @@ def find_models(places: Iterable[str]) -> Mapping[str, Found]:
             raise UserError(f"--models {place} does not exist; give model files, or folders of them")
         paths = [path] if _is_model(path) else _within(path) if path.is_dir() else []
         if not paths:
-            raise UserError(f"--models {place} holds no model: no .gguf file, no folder with safetensors")
+            raise UserError(
+                f"--models {place} does not contain a model: no .gguf file, no folder with safetensors"
+            )
         for model in paths:
             name = name_of(model)
             if name in found and not os.path.samefile(found[name].path, model):
-                raise UserError(f"--models: {found[name].path} and {model} have one name; rename one of them")
+                raise UserError(
+                    f"--models: {found[name].path} and {model} have the same name; rename one of them"
+                )
             found[name] = Found(name, model, _size(model))
     if len(found) > MOST_MODELS:
         raise UserError(f"--models: {len(found)} models are more than the {MOST_MODELS} that can be offered")

@@ -103,7 +103,7 @@ class OnDemand:
         """Status queries neither load a model nor keep it loaded."""
         if question.lane == "now":
             if self.client is None:
-                raise EngineStopped(f"{self.found.name} sleeps until it is asked for")
+                raise EngineStopped(f"{self.found.name} is asleep until the next request for it")
             return await self.client.ask(question)
         client = await self._shelf.lend(self)
         try:
@@ -243,7 +243,8 @@ class Shelf:
                 await self._unload(model)
             if sum(kept.values()) > nbytes:
                 raise BudgetError(
-                    f"{', '.join(kept)} answer now and have more; ask again when they have ended"
+                    f"{', '.join(kept)} are answering and use more than that; try again when they have "
+                    "finished"
                 )
             for model in sorted(self.loaded, key=_who_goes, reverse=True):  # first those that may refuse
                 await self._restrict(model, kept)
@@ -299,7 +300,7 @@ class Shelf:
 
     def _sleep(self, model: OnDemand, since: float) -> None:
         if model.client and not model.users and model.used_at == since:
-            log.info("%s sleeps: nobody asked for %.0f s", model.found.name, self._idle_s)
+            log.info("%s was unloaded: no request for %.0f s", model.found.name, self._idle_s)
             self._in_background(self._forget(model))
 
     async def _forget(self, model: OnDemand) -> None:

@@ -68,7 +68,7 @@ def link(name: str) -> Link | None:
 
 def _fault(found: object) -> str:
     if not isinstance(found, Link):
-        return f"it is no hetrun.client.sampler_plugins.Link, but {short(found)}"
+        return f"it must be a hetrun.client.sampler_plugins.Link, not {short(found)}"
     parameters: Sequence[object] = found.parameters
     for p in parameters:
         if not isinstance(p, Parameter) or not p.name.isidentifier():

@@ -84,7 +84,8 @@ class Watchdog:
         if not self._busy:
             self._busy = True
             log.debug(
-                "the machine is busy: a step is in %s for %.1f s, %s expected; its threads wait for cores",
+                "the machine is busy: a step has been in %s for %.1f s, %s expected; its threads are "
+                "waiting for cores",
                 *(doing.what or "no segment", seconds, _expected(doing.expected_s)),
             )
 
@@ -92,7 +93,7 @@ class Watchdog:
         if not self._stuck:
             self._stuck = True
             log.warning(
-                "a step does not get on: it is in %s for %.1f s, %s expected. Where all threads are:",
+                "a step is stuck: it has been in %s for %.1f s, %s expected. Stacks of all threads:",
                 *(stuck.what or "no segment", stuck.seconds, _expected(stuck.expected_s)),
             )
             faulthandler.dump_traceback(all_threads=True)
@@ -101,7 +102,7 @@ class Watchdog:
     def _well(self) -> None:
         if self._stuck:
             self._stuck = False
-            log.warning("the step gets on, or has ended after all")
+            log.warning("the step is no longer stuck")
             self._tell(Unstuck())
 
 

@@ -131,8 +131,8 @@ class Life:
             if self._over:
                 return None
             if len(self._asked) >= MOST_ASKED:
-                waiting = f"the engine is asked {MOST_ASKED} things already"
-                raise Overloaded(f"{waiting}; ask again in {RETRY_S:g} s", RETRY_S)
+                waiting = f"the engine already has {MOST_ASKED} queries"
+                raise Overloaded(f"{waiting}; try again in {RETRY_S:g} s", RETRY_S)
             self._asked[key] = question, answer
         self._channel.send(Ask(key, question))
         return cast("Future[A]", answer)
@@ -152,7 +152,7 @@ class Life:
         except (EOFError, OSError):
             pass  # it hung up
         except Exception:
-            log.exception("the engine's process said what cannot be understood")
+            log.exception("a message from the engine's process cannot be read")
         self._reap()
         self._channel.close()
 
@@ -180,7 +180,7 @@ class Life:
         if self._end is not None:
             return self._end
         if self.error is not None:
-            return f"the engine ended by itself ({self.error})"
+            return f"the engine stopped unexpectedly ({self.error})"
         return _obituary(self._process.returncode, self._last_words())
 
     def stop(self) -> None:
@@ -210,10 +210,12 @@ class Life:
         seconds, stretched = self._silence.seconds, limit * self._silence.stretch
         if seconds > stretched:
             if not self._silent:
-                log.warning("the engine's process gives no sign of life for %.0f s", seconds)
+                log.warning("the engine's process has given no sign of life for %.0f s", seconds)
             self._silent = Stuck("", seconds, None, stretched)
         elif before <= limit < seconds:
-            log.debug("the machine is busy: the engine's process waits for cores, silent for %.0f s", seconds)
+            log.debug(
+                "the machine is busy: the engine's process has waited for cores, silent, for %.0f s", seconds
+            )
 
     def _kill(self, stuck: Stuck) -> None:
         where = f"was stuck in {stuck.what}" if stuck.what else "gave no sign of life"
@@ -300,5 +302,5 @@ def _obituary(code: int, last_words: str) -> str:
         how += ": a smaller --ctx or --ram helps"
     elif code < 0:
         how += "; please report what you asked it"
-    said = f". Its last words: {last_words}" if last_words else ""
+    said = f". Its last output: {last_words}" if last_words else ""
     return f"the engine's process {how}{said}"

@@ -149,7 +149,7 @@ class Supervisor:
             return None
         self._reason = life.obituary
         delay = delay_s(self._failures)
-        log.warning("%s. It starts again%s", self._reason, f" in {delay:.0f} s" if delay else "")
+        log.warning("%s. It is being restarted%s", self._reason, f" in {delay:.0f} s" if delay else "")
         if self._ready.done():
             self._ready = Future()  # first: requests that learn of the death ask for the next life
         life.bury()
@@ -168,10 +168,10 @@ class Supervisor:
         if self._closing.is_set():
             return EngineStopped("the engine was closed")
         if self._info is None:  # the first load
-            return life.error or EngineStopped(f"{life.obituary}. Start hetrun again to go on")
+            return life.error or EngineStopped(f"{life.obituary}. Start hetrun again to continue")
         if self._failed_loads == MOST_FAILED:
             why = life.error or life.obituary
-            return EngineStopped(f"the model could not be loaded again {MOST_FAILED} times, the last: {why}")
+            return EngineStopped(f"reloading the model failed {MOST_FAILED} times; the last error: {why}")
         return None
 
     @property

@@ -127,7 +127,7 @@ class Admission:
         many = held - self.places
         waits = f"{counted(many, 'request')} {'waits' if many == 1 else 'wait'}"
         return Overloaded(
-            f"the queue is full: {waits} already (--queue); ask again in {in_words(retry_s)}", retry_s
+            f"the queue is full: {waits} already (--queue); try again in {in_words(retry_s)}", retry_s
         )
 
     def refuse(
@@ -150,9 +150,9 @@ class Admission:
             return None
         retry_s = min(max(late_s, LEAST_RETRY_S), MOST_RETRY_S)
         return Overloaded(
-            f"the answer's {what} is expected in {in_words(seconds)}, and wanted within "
-            f"{in_words(max(deadline_left_s, 0))} (deadline_s); ask again in {in_words(retry_s)}, "
-            "or give it more time",
+            f"the answer's {what} is expected in {in_words(seconds)}, but wanted within "
+            f"{in_words(max(deadline_left_s, 0))} (deadline_s); try again in {in_words(retry_s)}, "
+            "or allow more time",
             retry_s,
         )
 

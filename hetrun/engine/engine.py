@@ -195,7 +195,7 @@ class Engine:
             try:
                 loaded.ending()
             except Exception:
-                log.exception("the model's last duties failed")
+                log.exception("closing the model failed")
             # A reference to the engine must not keep the model's memory.
             self._loaded = self._loop = self._gate.model = None
             loaded.model.close()

@@ -200,7 +200,9 @@ def renderer(templates: TemplateWorker, tokenizer: Tokenizer | None) -> Renderer
 
     def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
         if "messages" in options:
-            raise OptionError("messages is no variable that can be given to a template beside the messages")
+            raise OptionError(
+                "messages cannot be a template option: the template gets the messages of the request"
+            )
         variables: dict[str, Any] = {"bos_token": bos, "eos_token": eos, **options}
         if needs_telling(templates.template, variables.get("tools")):
             tools = checked_objects("tools", variables.pop("tools", None))

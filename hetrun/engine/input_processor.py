@@ -101,7 +101,7 @@ def grammars_of(tokenizer: Tokenizer | None) -> Grammars:
     from hetrun.sampling.grammar.token_mask import Grammars  # on use: most requests have no grammar
 
     if tokenizer is None:
-        raise OptionError("an answer of a given form needs a tokenizer, and this model has none")
+        raise OptionError("structured output needs a tokenizer, and this model has none")
     return Grammars(tokenizer.pieces(), tokenizer.control, tokenizer.ends)
 
 
@@ -122,6 +122,6 @@ def _text(request: GenerateRequest, render: Renderer | None) -> str | None:
     if request.messages is None:
         return None
     if render is None:
-        raise OptionError("this model takes no messages; give it a text or tokens")
+        raise OptionError("this model does not accept messages; give it a text or tokens")
     tools = {"tools": request.tools} if request.tools else {}
     return render(request.messages, {**request.template_options, **tools})

@@ -84,7 +84,7 @@ def prompt_tokens(
             )
         tokens = present(tokenizer).encode(text)
     if not tokens and messages is not None:
-        raise TemplateError("the chat template writes nothing for these messages; use --chat-template FILE")
+        raise TemplateError("the chat template produces no text for these messages; use --chat-template FILE")
     if not tokens:
         raise OptionError("the prompt is empty; give at least one token")
     return tokens

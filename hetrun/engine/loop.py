@@ -108,7 +108,7 @@ class Loop:
             try:
                 self._places.end(r)
             except Exception:
-                log.exception("what request %d has computed is not kept", r.id)
+                log.exception("the tokens of request %d could not be added to the prefix cache", r.id)
 
     def end(self, reason: EngineStopped) -> None:
         """Tell all waiting requests that nothing comes any more."""
@@ -221,7 +221,7 @@ class Loop:
             finally:
                 self._gate.leave()
         else:
-            job.error = EngineStopped("the model was closed before it came to this")
+            job.error = EngineStopped("the model was closed before this request was processed")
         job.done.set()
 
     def _cancel(self, request_id: int) -> None:
@@ -302,7 +302,7 @@ class Loop:
         self._admit()
         self._run(self._mixing.beside(self._running, self._standing))
         if self._gate.must_end:
-            raise Cancelled("one of those in this step was cancelled")
+            raise Cancelled("a request in this step was cancelled")
         self._due = perf_counter() + self._mixing.patience(self._running, self._standing)
 
     def _run(self, chosen: Chosen, stands_aside: bool = False) -> None:

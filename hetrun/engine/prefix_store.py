@@ -99,5 +99,6 @@ def check_place(path: Path) -> None:
     folder = path.parent
     if not folder.is_dir():
         raise OptionError(
-            f"--prompt-cache {printable(str(path))}: there is no folder {printable(str(folder))}; make it"
+            f"--prompt-cache {printable(str(path))}: the folder {printable(str(folder))} does not "
+            "exist; create it"
         )

@@ -86,7 +86,7 @@ def answered(llm: Asked, question: Question[Any]) -> object:
             return llm.aside(lambda loaded: _facts(tokenizer_of(loaded), llm.template))
         case Render(messages, options):
             if llm.render is None:
-                raise OptionError("this model takes no messages; give it a text or tokens")
+                raise OptionError("this model does not accept messages; give it a text or tokens")
             return llm.render(messages, options)
         case WhatIf(changes):
             return llm.foresee(changes)

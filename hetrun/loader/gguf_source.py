@@ -123,7 +123,8 @@ def _weight(info: TensorInfo) -> Weight:
     if not isinstance(info.quant, QuantType):
         raise ModelFileError(
             info.path,
-            f"the tensor {info.name} holds {info.quant}, which no weights are; get another file of the model",
+            f"the tensor {info.name} holds {info.quant}, which is not a type for weights; get "
+            "another file of the model",
         )
     cols = info.shape[-1]
     row_bytes = info.quant.row_bytes(cols)

@@ -40,4 +40,4 @@ def reason_against(path: Path) -> str | None:
     names = Names(model)
     if model == path and (os.path.exists(path) or not os.path.exists(names.source)):
         return None
-    return f"is half repacked: `hetrun repack --in-place {model}` finishes it"
+    return f"is only partly repacked: `hetrun repack --in-place {model}` finishes it"

@@ -66,7 +66,7 @@ class FileReader:
             if not got:
                 where = f"inside the tensor {name}, at byte {offset + at}"
                 raise ModelFileError(
-                    part.path, f"the file ends {where}: it was cut while in use; get it again"
+                    part.path, f"the file ends {where}: it was truncated while in use; get it again"
                 )
             at += got
             self.bytes_read += got

@@ -107,8 +107,8 @@ class Granted:
     def below_use(self, needed: int, mend: str) -> BudgetError:
         """Why the limit of a running model cannot become so low, and what to do instead."""
         return BudgetError(
-            f"{-(-needed >> 20)} MiB are in use, with room for one answer as long as the context, so the "
-            f"limit cannot go down to {size_in_words(self.nbytes)} while the model runs. {mend}"
+            f"the memory limit cannot be lowered to {size_in_words(self.nbytes)} while the model runs: "
+            f"{-(-needed >> 20)} MiB are in use, including room for one answer as long as the context. {mend}"
         )
 
     @property
@@ -177,9 +177,9 @@ class Books:
         """Take so much more; BudgetError, and nothing is booked, where there is less."""
         if nbytes > max(0, self.free):
             raise BudgetError(
-                f"{self.granted.words} is too little: {account} would take {_mib(nbytes)} more and "
+                f"{self.granted.words} is too little: {account} needs {_mib(nbytes)} more, but only "
                 f"{_mib(max(0, self.free))} are left beside {self._in_words()}; "
-                f"it would take {_least(self.total + nbytes)}"
+                f"at least {_least(self.total + nbytes)} are needed in all"
             )
         self.found(account, kind, nbytes)
 

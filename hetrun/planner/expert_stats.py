@@ -79,7 +79,7 @@ class Choices:
                 if not good or counts.min() < 0 or counts.max() > MOST_COUNTED:
                     raise ValueError(f"what it says of {router} cannot be")
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as e:
-            log.warning("%s is ignored, and choices are counted from the start: %s", path, e)
+            log.warning("%s is ignored, and the choices of experts are counted from zero: %s", path, e)
             return
         self._counts = found
 

@@ -287,7 +287,7 @@ def place(op: Op, placements: Sequence[Placement]) -> Placement:
     for placement in reversed(placements):
         if in_scope(op.scope, placement.scope):
             return placement
-    raise OptionError(f"the plan places {op.scope} nowhere; add a placement for it or for the empty scope")
+    raise OptionError(f"the plan has no placement for {op.scope}; add one for it or for the empty scope")
 
 
 def cut(graph: Graph, placements: Sequence[Placement], alone: Collection[str] = ()) -> Stages:

@@ -49,11 +49,11 @@ def load_plan(path: Path, graph: Graph) -> SavedPlan:
         raise OptionError(f"{path} has no plan for steps of {', '.join(missing)} {tokens}")
     if unknown := [b for b in buckets if b not in BUCKETS]:
         raise OptionError(
-            f"{path}: steps of {unknown[0]} tokens are no bucket; those are {', '.join(BUCKETS)}"
+            f"{path}: steps of {unknown[0]} tokens are not a bucket; the buckets are {', '.join(BUCKETS)}"
         )
     for placement in dict.fromkeys(p for _, placements in buckets.values() for p in placements):
         if not any(in_scope(op.scope, placement.scope) for op in graph.ops):
-            raise OptionError(f"{path} places {placement.scope}, and the model has nothing of that name")
+            raise OptionError(f"{path} places {placement.scope}, which the model does not have")
     for _, placements in buckets.values():
         share_out(graph, placements)  # which refuses shares that the model cannot be cut into
     return saved

@@ -54,8 +54,8 @@ def _checked(said: Mapping[str, tuple[int, Sequence[Placement]]]) -> Buckets:
     found = {bucket: (said[bucket][0], tuple(said[bucket][1])) for bucket in BUCKETS}
     for threads, placements in found.values():
         if type(threads) is not int or threads < 1:
-            raise ValueError(f"{threads!r} is no number of threads")
+            raise ValueError(f"{threads!r} is not a number of threads")
         for p in placements:
             if not isinstance(p, Placement):
-                raise TypeError(f"{p!r:.80} is no Placement")
+                raise TypeError(f"{p!r:.80} is not a Placement")
     return found

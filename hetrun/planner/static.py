@@ -116,7 +116,7 @@ class StaticPlanner:
         limit = LONGEST_PRODUCT * FLOPS_PER_CORE * threads / largest
         ubatch = next(n for n in (LARGEST_UBATCH, 256, 128, 64, 32) if n <= limit or n == 32)
         if ubatch == LARGEST_UBATCH:
-            return ubatch, "more at once are no faster"
+            return ubatch, "larger passes are no faster"
         return (
             ubatch,
             f"so that a single product stays below {LONGEST_PRODUCT * 1000:.0f} ms and a cancel is heard",

@@ -208,14 +208,14 @@ class FromExperts:
     def set_limit(self, granted: Granted) -> None:
         """Another budget from now on."""
         if granted.nbytes < (least := self.least):
-            raise BudgetError(f"{granted.words} is too little: it would take {-(-least >> 20)} MiB at least")
+            raise BudgetError(f"{granted.words} is too little: at least {-(-least >> 20)} MiB are needed")
         before, self._books.granted = self.granted, granted
         self._widen(self._part.buffers)
         room = self._room()
         if room < least_bytes(self._part.records):
             self._books.granted = before
             needed = granted.nbytes - room + least_bytes(self._part.records)
-            mend = f"Ask again when fewer answers run, or start again with {granted.as_option}"
+            mend = f"Try again when fewer answers are running, or restart with {granted.as_option}"
             raise granted.below_use(needed, mend)
         self._resize(room)
         self._kv.limit_bytes = granted.nbytes - self._part.fixed - least_bytes(self._part.records)

@@ -52,7 +52,7 @@ class OpenFiles:
         name = name_at(path, at)
         if fault.error == ENDED:
             where = f"inside the tensor {name}, at byte {at}"
-            return ModelFileError(path, f"the file ends {where}: it was cut while in use; get it again")
+            return ModelFileError(path, f"the file ends {where}: it was truncated while in use; get it again")
         return ModelFileError(path, f"reading {name} at byte {at} failed: {os.strerror(fault.error)}")
 
     def close(self) -> None:

@@ -164,7 +164,7 @@ class Ring:
 
     def _check(self, error: int) -> None:
         if error == errno.EBUSY:
-            raise BackendError(f"{self.counts().missing} pieces of the pass before were not taken")
+            raise BackendError(f"{self.counts().missing} pieces of the previous pass were not used")
         if error:
             raise OSError(error, os.strerror(error))
 

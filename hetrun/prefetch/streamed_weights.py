@@ -199,16 +199,16 @@ class FromDisk:
                 self._hold(resize(self._kept, self._kept.locked_bytes + slack - GROWTH))
             except ModelFileError as e:
                 # No request asked for this. If it concerns the next pass, that pass reports it.
-                log.warning("weights that there is room for were not read: %s", e)
+                log.warning("weights that would fit into memory could not be read: %s", e)
 
     def set_limit(self, granted: Granted) -> None:
         """Another budget from now on."""
         if granted.nbytes < (least := self.least):
-            raise BudgetError(f"{granted.words} is too little: it would take {-(-least >> 20)} MiB at least")
+            raise BudgetError(f"{granted.words} is too little: at least {-(-least >> 20)} MiB are needed")
         before, self._books.granted = self.granted, granted
         try:
             if (room := self._room()) < 0:
-                mend = f"Ask again when fewer answers run, or start again with {granted.as_option}"
+                mend = f"Try again when fewer answers are running, or restart with {granted.as_option}"
                 raise granted.below_use(granted.nbytes - room, mend)
             self._hold(choose(self._cut, room - GROWTH, self._policy))
         except BaseException:

@@ -22,9 +22,9 @@ def brought(name: str, setting: Setting) -> Sequence[Rule]:
     """The rules of a link that a package brought."""
     link, point = sampler_plugins.link(name), entry_points.find(sampler_plugins.GROUP, name)
     if link is None or point is None:
-        raise OptionError(f"there is no sampler {name!r} any more")
+        raise OptionError(f"the sampler {name!r} is no longer available")
     with entry_points.blamed(
-        lambda e: entry_points.leave_out(point, f"it makes no rules: {entry_points.in_words(e)}", e)
+        lambda e: entry_points.leave_out(point, f"it cannot make its rules: {entry_points.in_words(e)}", e)
     ):
         return [Watched(rule, point) for rule in link.rules(setting)]
 
@@ -44,5 +44,5 @@ class Watched:
         if not isinstance(left, Candidates) or not len(left.logits):
             raise entry_points.leave_out(self.point, "its rule leaves no candidates")
         if not np.isfinite(left.peak):
-            raise entry_points.leave_out(self.point, "its rule leaves nothing that is possible")
+            raise entry_points.leave_out(self.point, "its rule leaves only impossible tokens")
         return left

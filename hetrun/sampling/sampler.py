@@ -183,4 +183,4 @@ class ChainSampler:
         if np.isfinite(logits.max()):
             what = "the grammar" if self._constraint else "logit_bias"
             also = " with logit_bias" if self._constraint and self._bias else ""
-            raise OptionError(f"{what}{also} forbids every token, so the answer cannot go on")
+            raise OptionError(f"{what}{also} forbids every token, so the answer cannot continue")

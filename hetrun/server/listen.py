@@ -94,7 +94,7 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
         )[0]
     except socket.gaierror as error:
         raise OptionError(
-            f"--host {host} --port {port} is no address to listen on: {error.strerror}"
+            f"--host {host} --port {port} is not an address to listen on: {error.strerror}"
         ) from None
     listener = socket.socket(family, kind, protocol)
     try:

@@ -111,7 +111,7 @@ def order(
 def bounded(order: Order, *, field: str = "n") -> Order:
     """The order, checked against the limits."""
     if order.params.max_tokens == 0 and order.tried > 1:
-        message = f"{field} must be 1 where max_tokens is 0: there is nothing that could differ"
+        message = f"{field} must be 1 where max_tokens is 0: the answers could not differ"
         raise ApiError(message, field, "invalid_value")
     if order.choices > MOST_TOGETHER:
         raise ApiError(

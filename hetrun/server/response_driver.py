@@ -152,7 +152,7 @@ async def _first(events: Events, order: Order) -> Numbered:
         async with asyncio.timeout(None if deadline_s is None else deadline_s + LATE_S):
             index, event = await anext(events)
     except TimeoutError:
-        late = DeadlineExceeded(f"the engine gave no sign within {deadline_s:g} s (deadline_s)")
+        late = DeadlineExceeded(f"the engine did not respond within {deadline_s:g} s (deadline_s)")
         raise order.failure(late) from None
     if event.kind == "error":
         raise order.failure(event.error)

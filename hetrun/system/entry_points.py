@@ -58,13 +58,13 @@ class Point:
             return ""
         if not self.apis:
             return (
-                f"it does not say for which version of hetrun's interface it was written; here is {API}: "
+                f"it does not say which version of hetrun's interface it was written for (this is {API}): "
                 f'its pyproject.toml needs [project.entry-points."hetrun.{SAYS_API}"]'
             )
         older = all(said.isdecimal() and int(said) < API for said in self.apis)
         mend = f"get a newer {self.package}" if older else "get a newer hetrun"
         versions = ", ".join(self.apis)
-        return f"it was written for version {versions} of hetrun's interface, and here is {API}: {mend}"
+        return f"it was written for version {versions} of hetrun's interface, but this is {API}: {mend}"
 
 
 # What one of a group is, for people.
@@ -89,7 +89,7 @@ def _points() -> Mapping[tuple[str, str], Point]:
     for point in sorted(_all(), key=lambda p: (not p.is_ours, p.package)):
         first = found.setdefault((point.group, point.name), point)
         if first.package != point.package:
-            leave_out(point, f"{first.whose} has that name already")
+            leave_out(point, f"{first.whose} already has that name")
     return found
 
 

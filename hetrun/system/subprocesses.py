@@ -66,9 +66,9 @@ def begin(
 def ending(code: int) -> str:
     """How a process ended, by its exit code."""
     if code >= 0:
-        return f"ended by itself with exit code {code}"
+        return f"exited with code {code}"
     if code == -signal.SIGKILL:
-        return "was killed (SIGKILL), mostly for want of memory"
+        return "was killed (SIGKILL), usually because memory ran out"
     names = {int(known): known.name for known in signal.Signals}
     return f"crashed ({names.get(-code, f'signal {-code}')})"
 
@@ -112,9 +112,9 @@ def _for_a_child(path: str) -> str:
 
 def _reason(code: int, log: IO[bytes], who: str) -> str:
     if code == -signal.SIGKILL:
-        return f"{who} {ending(code)}, when it opened it: free some, or take a smaller model"
+        return f"{who} {ending(code)} while opening the file: free some memory, or use a smaller model"
     quoted = _last_words(log, (*TROUBLE, "")) or "it said nothing"
-    return f"{who} {ending(code)} when it opened it: {quoted}; {AGAIN}"
+    return f"{who} {ending(code)} while opening the file: {quoted}; {AGAIN}"
 
 
 def _last_words(log: IO[bytes], signs: tuple[str, ...]) -> str:

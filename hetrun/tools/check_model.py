@@ -131,7 +131,7 @@ def main() -> NoReturn:
 def _read_vocabulary(path: str) -> str:
     vocabulary = open_vocabulary(open_model(Path(path)))
     if vocabulary is None:
-        raise BackendUnavailable("nothing is registered that reads it; reinstall hetrun")
+        raise BackendUnavailable("no reader for it is registered; reinstall hetrun")
     tokenizer = Tokenizer(vocabulary)
     tokenizer.decode(tokenizer.encode(HELLO))
     return json.dumps(asdict(Vocabulary(tokenizer.n_tokens, tokenizer.bos_text, tokenizer.eos_text)))

@@ -126,7 +126,7 @@ def main(settings: Settings, options: EvalOptions) -> None:
     if options.tokens < 2:
         raise OptionError(f"--tokens must be 2 or more, not {options.tokens}")
     if options.vs is not None and options.against != REFERENCE:
-        raise OptionError("--vs holds both against the float32 model: leave --against out")
+        raise OptionError("--vs compares both with the float32 model: leave out --against")
     try:
         text = read_text(options.file, MOST_TEXT)
     except ValueError as error:

@@ -126,7 +126,7 @@ def test_wrong_tools_are_named(llm: LLM, field: str, options: dict[str, Any]) ->
 
 
 def test_arguments_that_are_no_json_are_an_error_when_they_are_read() -> None:
-    with pytest.raises(UserError, match="call of weather are not JSON"):
+    with pytest.raises(UserError, match="call to weather are not JSON"):
         ToolCall("1", "weather", '{"city": ').parsed()
 
 
@@ -249,7 +249,7 @@ def test_one_text_is_one_row_of_vectors(tiny_llm: LLM) -> None:
         ("--kv-type q8_0 needs heads", 'kv_type="q8_0" needs heads'),
         ("--spec draft:MODEL takes a file", 'spec="draft:MODEL" takes a file'),
         ("use another with --chat-template FILE", "use another with chat_template FILE"),
-        ("--deterministic cannot be had here", "deterministic=True cannot be had here"),
+        ("--deterministic is not available here", "deterministic=True is not available here"),
         ("no: --backend llamacpp", 'no: backends=["llamacpp"]'),
         ("--ctx-size is none of them", "--ctx-size is none of them"),
     ],

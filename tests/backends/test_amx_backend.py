@@ -61,9 +61,9 @@ def test_without_vnni_int8_says_that_it_is_slow(
             "avx2",
             "IPEX is not installed: pip install 'torch<2.9' 'intel-extension-for-pytorch<2.9' in an",
         ),
-        ("2.13.0", "2.8.0", "avx2", "IPEX 2.8 and torch 2.8 are wanted, not 2.8.0 and 2.13.0: pip install"),
+        ("2.13.0", "2.8.0", "avx2", "IPEX 2.8 and torch 2.8 are needed, not 2.8.0 and 2.13.0: pip install"),
         ("2.7.1", "2.7.0", "avx2", "not 2.7.0 and 2.7.1"),
-        ("2.8.0", "2.8.0", "", "IPEX wants a CPU with AVX2"),
+        ("2.8.0", "2.8.0", "", "IPEX needs a CPU with AVX2"),
         ("2.5.0", "2.8.0", "avx2", "torch 2.5.0 is older"),
     ],
 )

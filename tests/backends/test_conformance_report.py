@@ -135,7 +135,7 @@ def test_a_backend_that_writes_into_its_inputs_is_found() -> None:
         return np.maximum(x[0], 0, out=x[0])
 
     (fault,) = faults(Tried({**TABLE, "relu": relu}), [Kind("relu", ())])
-    assert "it changes its inputs" in str(fault)
+    assert "it overwrites its inputs" in str(fault)
 
 
 def test_a_backend_that_leaves_other_keys_and_values_is_found() -> None:
@@ -408,5 +408,5 @@ def test_the_command_refuses_what_it_cannot_try(run: Run) -> None:
     assert [r.code for r in (away, unknown, alone, both)] == [2, 2, 2, 2]
     assert "the backend mine cannot be tried: no such chip" in away.sentence
     assert "there is no backend 'yours'; there are " in unknown.sentence
-    assert "--backend goes with --conformance" in alone.sentence
-    assert "take one of them" in both.sentence
+    assert "--backend needs --conformance" in alone.sentence
+    assert "use only one of them" in both.sentence

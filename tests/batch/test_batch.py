@@ -120,7 +120,7 @@ def test_what_has_no_result_in_between_gets_it_at_the_end(files: tuple[Path, Pat
 def test_other_options_are_refused_before_anything_is_written(files: tuple[Path, Path]) -> None:
     run(*files)
     before = files[1].read_bytes()
-    with pytest.raises(UserError, match="line 1 is not what"):
+    with pytest.raises(UserError, match="line 1 is not the request whose result is in"):
         run(*files, resume=True, for_all=ForAll(ALL.known, digest=b"another"))
     assert files[1].read_bytes() == before
 
@@ -131,7 +131,9 @@ def test_what_keeps_a_run_from_going_on_is_named(files: tuple[Path, Path]) -> No
     with pytest.raises(UserError, match="needs the lines, the model and the options of that run"):
         run(*files, resume=True, for_all=ForAll(ALL.known, digest=b"another"))
     files[0].write_text("a\nB\n")
-    with pytest.raises(UserError, match=r"line 2 is not what .*: it was changed since"):
+    with pytest.raises(
+        UserError, match=r"line 2 is not the request whose result is in .*: it was changed since"
+    ):
         run(*files, resume=True)
     files[0].write_text("a\nb\nc\n")
     assert run(*files, resume=True).answered == 1
@@ -175,7 +177,9 @@ def test_a_request_that_kills_every_place_is_given_up(tmp_path: Path) -> None:
     (source := tmp_path / "in.txt").write_text("a\nkill\nb\n")
     tally = run(source, tmp_path / "o", Dies(2), Dies(2))
     assert tally.failed == 1
-    assert tally.first_failure == "line 2: 3 times there was no answer to it; the last: it broke off"
+    assert (
+        tally.first_failure == "line 2: it was sent 3 times without an answer; the last error: it broke off"
+    )
     assert [row.get("text") for row in results(tmp_path / "o")] == ["answer to a", None, "answer to b"]
 
 
@@ -183,7 +187,7 @@ def test_without_any_place_that_answers_it_ends(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.05)
-    with pytest.raises(EngineStopped, match=r"no answer for 0.05 s: it went away. .* --resume goes on"):
+    with pytest.raises(EngineStopped, match=r"no answer for 0.05 s: it went away. .* continue with --resume"):
         run(*files, Weak(1, 1.0), Weak(2, 1.0))
     assert results(files[1]) == []
 
@@ -239,7 +243,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_whole_lines(
 
     with monkeypatch.context() as patch:
         patch.setattr(Output, "_write", write)
-        with pytest.raises(UserError, match="make room, and go on with --resume"):
+        with pytest.raises(UserError, match="free some space, and continue with --resume"):
             run(*files)
     assert 0 < len(results(files[1])) < 1500
     run(*files, resume=True)

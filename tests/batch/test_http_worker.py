@@ -139,7 +139,7 @@ async def _says_nothing(talk: Talk) -> None:
 @pytest.mark.parametrize("script", [_breaks_off, _is_no_http, _says_nothing])
 def test_who_breaks_off_is_away_and_the_request_may_be_to_blame(tmp_path: Path, script: Script) -> None:
     async def work(worker: Worker) -> None:
-        with pytest.raises(Away, match="broke off: ") as caught:
+        with pytest.raises(Away, match="closed the connection: ") as caught:
             await worker.answer(ASK)
         assert not caught.value.blameless
 
@@ -205,7 +205,7 @@ def test_what_a_server_says_of_itself(tmp_path: Path) -> None:
         assert (await worker.look(), worker.lanes) == ("m", 50)
         worker.lanes = 16
         assert (await worker.look(), worker.lanes) == ("", 16)
-        with pytest.raises(OptionError, match="wants another key: give it with --api-key"):
+        with pytest.raises(OptionError, match="needs a different key: give it with --api-key"):
             await worker.look()
 
     talk(tmp_path, work, script)

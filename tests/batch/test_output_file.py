@@ -141,24 +141,24 @@ def test_files_that_cannot_be_results(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=why):
             OutputFile(at, resume, source)
 
-    refuses("is there already: --resume goes on", path)
-    refuses("is the file of the requests", path, True, path)
+    refuses("exists already: continue it with --resume", path)
+    refuses("is the file with the requests", path, True, path)
     refuses("cannot be opened for writing: No such file", tmp_path / "no" / "o")
     refuses("cannot be opened for writing: Is a directory", tmp_path)
     with OutputFile(path, resume=True, source=None):
-        refuses("another process writes to", path, True)
+        refuses("another process is writing to", path, True)
     refuses("--resume needs a file", Path("/dev/null"), True)
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"hello\n", "line 1 of .* is no result of a batch"),
-        (b"[" * 100_000 + b"\n", "line 1 of .* is no result"),
-        (b'{"index": -1, "request": "0123456789ab"}\n', "line 1 of .* is no result"),
-        (b'{"index": 0, "request": "zz"}\n', "line 1 of .* is no result"),
+        (b"hello\n", "line 1 of .* is not a result of a batch"),
+        (b"[" * 100_000 + b"\n", "line 1 of .* is not a result"),
+        (b'{"index": -1, "request": "0123456789ab"}\n', "line 1 of .* is not a result"),
+        (b'{"index": 0, "request": "zz"}\n', "line 1 of .* is not a result"),
         (b'{"index": 0, "request": "0123456789ab"}\n' * 2, "has two results of request 0"),
-        (b'{"index": %d, "request": "0123456789ab"}\n' % FAR, "which there cannot be yet"),
+        (b'{"index": %d, "request": "0123456789ab"}\n' % FAR, "which cannot have been answered yet"),
     ],
 )
 def test_results_that_nobody_can_go_on_with(content: bytes, why: str, tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_results_of_other_requests_are_not_gone_on_with(tmp_path: Path) -> None:
     (path := tmp_path / "o").write_bytes(refused(ask(), "no").line)
     with OutputFile(path, resume=True, source=None) as output:
         done = Done(output)
-        with pytest.raises(UserError, match=r"line 1 is not what .* has the result of"):
+        with pytest.raises(UserError, match=r"line 1 is not the request whose result is in "):
             done.has(ask(digest="ffffffffffff"))
-        with pytest.raises(UserError, match="1 result of requests that the file has no more"):
+        with pytest.raises(UserError, match="1 result of requests that are no longer in the file"):
             done.check_all_met()
 
 

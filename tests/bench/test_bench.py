@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_refused(path: Path) -> None:
     with LocalModel(path, backends=["reference"], ctx=64) as llm:
         ours = Ours(llm)
         ours.check(Case("decode", 31, 32))
-        with pytest.raises(OptionError, match="pp64 needs a context of 65 tokens and the model has 64"):
+        with pytest.raises(OptionError, match="pp64 needs a context of 65 tokens, but the model has 64"):
             ours.check(Case("prefill", 64))
         with pytest.raises(OptionError, match="-b 99 is more than"):
             ours.check(Case("prefill", 8, 0, 99))

@@ -90,7 +90,7 @@ def test_an_empty_body_ends_with_its_head() -> None:
 
 
 def test_what_is_no_http_is_said() -> None:
-    with pytest.raises(HetrunError, match=r"no HTTP server: it answered 'SSH-2\.0'"):
+    with pytest.raises(HetrunError, match=r"not an HTTP server: it answered 'SSH-2\.0'"):
         read([b"SSH-2.0\r\n\r\n"])
 
 
@@ -220,7 +220,7 @@ def test_the_room_holds_the_longest_conversation() -> None:
 def test_another_peer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"llama\.cpp, its library, is for runs without"):
         find_llama_server("llama.cpp", tmp_path)
-    with pytest.raises(UserError, match="nowhere is no program here"):
+    with pytest.raises(UserError, match="nowhere is not a program here"):
         find_llama_server(f"llama-server={tmp_path}/nowhere", tmp_path)
 
 
@@ -336,7 +336,7 @@ def test_running_answers_that_end_too_early_are_said(
     monkeypatch.setattr(Scripted, "text", lambda self, tokens, seed: "say one two three")
     with (
         served(engine, tmp_path / "s") as server,
-        pytest.raises(HetrunError, match="ended before the newcomer"),
+        pytest.raises(HetrunError, match="ended before the arriving prompt"),
     ):
         measure(server, ArrivalCase(1, 7, quiet=10, arrival=100), Scripted(), 1)
 

@@ -210,7 +210,7 @@ def test_what_cannot_be_evaluated_is_refused(path: Path, tmp_path: Path) -> None
         evaluate.main(settings, EvalOptions(file))
     with pytest.raises(OptionError, match="--tokens must be 2 or more, not -5"):
         evaluate.main(settings, EvalOptions(file, tokens=-5))
-    with pytest.raises(OptionError, match="--vs holds both against the float32 model"):
+    with pytest.raises(OptionError, match="--vs compares both with the float32 model"):
         evaluate.main(settings, EvalOptions(file, against="llama.cpp", vs="llama.cpp"))
     with pytest.raises(OptionError, match=r"no 'vllm' to compare with"):
         evaluate.evaluate(path, TEXT, vs="vllm")

@@ -246,19 +246,22 @@ def test_a_path_is_short_where_it_can_be(
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("import os; os.abort()", "the library crashed (SIGABRT) when it opened it: it said nothing; get or"),
+        (
+            "import os; os.abort()",
+            "the library crashed (SIGABRT) while opening the file: it said nothing; get or",
+        ),
         (
             "import sys; sys.exit('GGML_ASSERT(n > 0) failed')",
-            "ended by itself with exit code 1 when it opened it: GGML_ASSERT",
+            "exited with code 1 while opening the file: GGML_ASSERT",
         ),
         ("import time; time.sleep(60)", "the library did not open it within 1 s"),
         (
             "import os; os.kill(os.getpid(), 9)",
-            "want of memory, when it opened it: free",
+            "memory ran out while opening the file: free",
         ),
         (
             "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); bytearray(2 << 30)",
-            "the library ended by itself with exit code 1 when it opened it: MemoryError",
+            "the library exited with code 1 while opening the file: MemoryError",
         ),
         (
             "from hetrun import errors; from hetrun.system import subprocesses\n"
@@ -303,7 +306,7 @@ def test_a_vocabulary_that_would_end_the_process_does_not(
     status, out, err = run(good)
     assert (status, out) == (2, "")
     assert err.startswith(
-        f"hetrun: {good}: the library that reads vocabularies crashed (SIGABRT) when it opened"
+        f"hetrun: {good}: the library that reads vocabularies crashed (SIGABRT) while opening"
     )
 
 

@@ -83,7 +83,7 @@ def test_the_words_are_the_first_message(talk: Run) -> None:
 
 
 def test_going_on_with_the_last_one(talk: Run, run: Run, answer: Run) -> None:
-    assert "hetrun run -i begins one" in talk(options=("--continue", "hi")).sentence
+    assert "start one with hetrun run -i" in talk(options=("--continue", "hi")).sentence
     talk("first")
     talk("other")
     # The model is remembered as well.
@@ -105,7 +105,7 @@ def test_an_error_keeps_nothing_that_was_not_answered(talk: Run) -> None:
 
 @pytest.mark.parametrize("option", ["--raw", "--json"])
 def test_what_makes_no_conversation_is_refused(talk: Run, option: str) -> None:
-    assert f"{option} does not go with -i" in talk("hi", options=("-i", option)).sentence
+    assert f"{option} cannot be combined with -i" in talk("hi", options=("-i", option)).sentence
 
 
 def test_a_store_that_cannot_be_used_is_no_reason_not_to_talk(talk: Run) -> None:
@@ -113,7 +113,7 @@ def test_a_store_that_cannot_be_used_is_no_reason_not_to_talk(talk: Run) -> None
     Path(dirs().data).touch()
     result = talk("hello")
     assert result.code == 0
-    assert "nothing is kept this time" in result.sentence
+    assert "this conversation will not be saved" in result.sentence
     assert result.out.strip()
 
 
@@ -183,7 +183,7 @@ def test_a_conversation_that_is_typed(tiny: str) -> None:
         screen.wait_for(b"hello\r\n")
         screen.wait_for_text(30)
         screen.write(b"\x03")
-        screen.wait_for(b"Ctrl-C again ends")
+        screen.wait_for(b"press Ctrl-C again or Ctrl-D to end")
         screen.wait_for(b"> ")
         assert screen.stop() == 130
     ((_, turns),) = kept()

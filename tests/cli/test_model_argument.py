@@ -108,10 +108,10 @@ def test_files_that_are_no_models(somewhere: Path) -> None:
     for word in ("tests", "hello"):  # words, too
         assert model_and_prompt([word]) == (None, word)
     with pytest.raises(
-        UserError, match=r'notes\.txt is no model\. To ask about a file: hetrun run ".*" < notes'
+        UserError, match=r'notes\.txt is not a model\. To ask about a file: hetrun run ".*" < notes'
     ):
         model_and_prompt(["notes.txt", "sum it up"])
-    with pytest.raises(UserError, match="tests/ holds no model"):
+    with pytest.raises(UserError, match="tests/ does not contain a model"):
         model_and_prompt(["tests/"])
 
 
@@ -132,7 +132,9 @@ def test_a_model_that_is_a_plain_word_is_named(
     (own_folder() / "mistral.gguf").write_bytes(Path(tiny).read_bytes())
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     options = ("-n", "1", "--temp", "0", "--backend", "reference", "--json")
-    said = "hetrun: mistral is the model; if it belongs to the prompt, put all of that in quotes"
+    said = (
+        "hetrun: mistral is taken as the model; if it is part of the prompt, put the whole prompt in quotes"
+    )
     assert run("run", "mistral", "is", "a", "wind", *options).err.splitlines()[0] == said
     assert said not in run("run", "mistral", "a wind", *options).err
 
@@ -147,7 +149,8 @@ def test_a_model_that_is_not_here_is_an_error_that_helps(run: Run) -> None:
     assert said.endswith("if it is your prompt, name a model before it: hetrun run smollm2 llama3.2")
     said = run("run", "mistral", "Why is the sky blue?").sentence
     assert said.endswith(
-        'if it is part of the prompt, put all of that in quotes: hetrun run "mistral Why is the sky blue?"'
+        'if it is part of the prompt, put the whole prompt in quotes: hetrun run "mistral Why '
+        'is the sky blue?"'
     )
     assert "from Hugging Face's hub: hf:user/repo; if it is" in run("run", "user/repo").sentence
     assert "your prompt" not in run("run", "tiny.gguf").sentence
@@ -159,11 +162,11 @@ def test_a_word_before_a_prompt_in_quotes_is_a_model_or_refused(run: Run, somewh
     assert (result.code, result.out) == (2, "")
     assert result.sentence == (
         "hetrun: there is no model pet; hetrun list shows those that are here; if it is part of the prompt, "
-        'put all of that in quotes: hetrun run "pet Say hello."'
+        'put the whole prompt in quotes: hetrun run "pet Say hello."'
     )
     said = run("run", "smol", "Say hello.").sentence
     assert "did you mean smollm2? If it is part of the prompt, " in said
-    assert "folder holds no model" in run("run", "folder", "Say hello.").sentence
+    assert "folder does not contain a model" in run("run", "folder", "Say hello.").sentence
     said = run("run", "--url", "http://127.0.0.1:9", "pet", "Say hello.").sentence
     assert said.startswith("hetrun: with --url, -m names the model: -m pet; if it is part of the prompt")
 
@@ -180,7 +183,7 @@ def test_the_command_that_is_suggested_is_the_whole_prompt_for_a_shell(words: li
 
 @pytest.mark.parametrize("prompt", ["two\nlines of it", "long " * 50])
 def test_a_prompt_that_does_not_fit_on_a_line_is_not_repeated(prompt: str) -> None:
-    assert as_prompt(["pet", prompt]) == "if it is part of the prompt, put all of that in quotes"
+    assert as_prompt(["pet", prompt]) == "if it is part of the prompt, put the whole prompt in quotes"
 
 
 def test_a_batch_takes_the_model_as_a_word(run: Run, somewhere: Path, tiny: str) -> None:
@@ -209,7 +212,9 @@ def test_two_models_are_one_too_many(run: Run, tiny: str, command: str) -> None:
     more = ("-q", "q8_0") if command == "convert" else ()
     result = run(command, tiny, "-m", "other.gguf", *more)
     assert (result.code, result.out) == (2, "")
-    assert result.sentence == f"hetrun: the models {tiny} and -m other.gguf are both given: take one of them"
+    assert (
+        result.sentence == f"hetrun: the models {tiny} and -m other.gguf are both given: use only one of them"
+    )
 
 
 def test_eval_and_bench_look_for_the_model_that_the_word_names(run: Run) -> None:

@@ -160,7 +160,7 @@ def convert_to(path: Path, force: bool = False, quant: str = "q8_0") -> None:
 def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_text("mine")
-    with pytest.raises(OptionError, match="is there already; --force replaces it"):
+    with pytest.raises(OptionError, match="exists already; --force replaces it"):
         convert_to(path)
     assert path.read_text() == "mine"
     convert_to(path, force=True)
@@ -175,7 +175,7 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
         path.write_text("somebody else's")
         yield 0, np.zeros(8, np.uint8)
 
-    with pytest.raises(OptionError, match="is there already"):
+    with pytest.raises(OptionError, match="exists already"):
         write_model(path, {}, [Tensor("v", (2,), F32)], pieces())
     assert path.read_text() == "somebody else's"
     assert os.listdir(tmp_path) == ["x.gguf"]
@@ -217,7 +217,7 @@ def test_a_file_of_another_that_writes_the_same_is_left_alone(tmp_path: Path) ->
 
 def test_a_disk_without_room_is_found_before_the_work(tmp_path: Path) -> None:
     huge = Tensor("v", (1 << 20, 1 << 30), F32)
-    with pytest.raises(OptionError, match=r"x\.gguf: needs 4,503,\d+,\d+,\d+,\d+ bytes, and only"):
+    with pytest.raises(OptionError, match=r"x\.gguf: needs 4,503,\d+,\d+,\d+,\d+ bytes, but only"):
         write_model(tmp_path / "x.gguf", {}, [huge], [])
     assert not os.listdir(tmp_path)
 
@@ -240,7 +240,7 @@ def test_a_disk_that_fills_up_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no is not a folder: make it, or write elsewhere with -o"):
+    with pytest.raises(OptionError, match="no is not a folder: create it, or write elsewhere with -o"):
         convert_to(tmp_path / "no" / "x.gguf")
 
 

@@ -154,7 +154,7 @@ def test_killed_at_any_moment_nothing_is_lost(kind: str, step: int, tmp_path: Pa
             assert path.read_bytes() in (before(kind), after(kind))
         else:
             refused += 1
-            with pytest.raises(ModelFileError, match="is half repacked: `hetrun repack --in-place "):
+            with pytest.raises(ModelFileError, match="is only partly repacked: `hetrun repack --in-place "):
                 open_model(path)
         repack(path, kind)
         assert path.read_bytes() == after(kind)
@@ -177,7 +177,7 @@ def test_what_a_later_call_asks_for_comes_too_late(tmp_path: Path) -> None:
     path = model(tmp_path, "records")
     assert killed_at(40, path, "records")
     report = repack(path, "merged")
-    assert report.notes == ("it was finished as it had been begun", RECORDS)
+    assert report.notes == ("it was finished with the options it was started with", RECORDS)
     assert path.read_bytes() == after("records")
 
 
@@ -187,7 +187,7 @@ def test_half_a_file_is_not_opened_by_any_of_its_names(tmp_path: Path) -> None:
     names = Names(path)
     for name in (path, names.source, names.target):
         with pytest.raises(
-            ModelFileError, match=r"is half repacked: `hetrun repack --in-place .*model\.gguf`"
+            ModelFileError, match=r"is only partly repacked: `hetrun repack --in-place .*model\.gguf`"
         ):
             open_model(name)
     assert read_gguf(names.source).size == len(before("records"))  # its header is whole
@@ -218,7 +218,7 @@ def test_too_little_room_is_found_before_anything_is_touched(
 ) -> None:
     path = model(tmp_path, "records")
     monkeypatch.setattr(in_place, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    refused(path, r"model\.gguf: needs [\d,]+ bytes beside it, and only 1,000 are free there")
+    refused(path, r"model\.gguf: needs [\d,]+ bytes of disk space, but only 1,000 are free there")
 
 
 def test_a_disk_that_is_full_in_the_middle_loses_nothing(
@@ -234,7 +234,9 @@ def test_a_disk_that_is_full_in_the_middle_loses_nothing(
         return pwrite(file, data, at)
 
     monkeypatch.setattr(os, "pwrite", failing)
-    with pytest.raises(OptionError, match=r"No space left on device; run the same again when that is mended"):
+    with pytest.raises(
+        OptionError, match=r"No space left on device; fix that and run the same command again"
+    ):
         repack(path)
     repack(path)
     assert path.read_bytes() == after("records")
@@ -257,7 +259,7 @@ def test_a_file_system_without_holes(number: int, tmp_path: Path, monkeypatch: p
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(holes, "punch", failing)
-    refused(model(tmp_path, "records"), "this file system cannot give back parts of a file")
+    refused(model(tmp_path, "records"), "this file system cannot free parts of a file")
 
 
 def test_links_parts_and_other_places(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_links_parts_and_other_places(tmp_path: Path) -> None:
     refused(path, r"model\.gguf has 2 names, and would be lost under the others")
     (tmp_path / "b").mkdir()
     refused(split_llama(tmp_path / "b")[0], "is one of several parts, which become one file")
-    with pytest.raises(OptionError, match="there is no place for -o"):
+    with pytest.raises(OptionError, match="leave out -o"):
         repack_model(Wish(path, tmp_path / "x.gguf", in_place=True))
 
 
@@ -291,17 +293,17 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     assert killed_at(40, path, "records")
     names = Names(path)
     path.write_bytes(before("records"))  # downloaded again, say
-    refused(path, r"are there both: move one of them away")
+    refused(path, r"both exist: move one of them away")
     path.unlink()
     os.rename(names.journal, tmp_path / "journal")
-    refused(path, r"has no journal: it cannot be told what has moved")
+    refused(path, r"has no journal, so what has been moved is unknown")
     for text in ("{}", "[1]", "no", '{"version": 2}', '{"version": 1, "inode": "x"}'):
         names.journal.write_text(text)
         refused(path, r"repack-journal: cannot be read: another hetrun wrote it")
     os.rename(tmp_path / "journal", names.journal)
     shutil.copy(names.source, tmp_path / "copy")
     os.replace(tmp_path / "copy", names.source)
-    refused(path, r"is not the file that model\.gguf\.repack-journal is of")
+    refused(path, r"is not the file that model\.gguf\.repack-journal belongs to")
 
 
 def test_a_missing_model_is_just_missing(tmp_path: Path) -> None:

@@ -301,7 +301,9 @@ def test_the_model_itself_is_never_replaced(tmp_path: Path, link: object, force:
     if callable(link):
         target = tmp_path / "other.gguf"
         link(model, target)
-    with pytest.raises(OptionError, match=r"\.gguf is the model itself, which is kept; name another file"):
+    with pytest.raises(
+        OptionError, match=r"\.gguf is the model itself, which must be kept; name another file"
+    ):
         repack(model, target, force)
     assert model.read_bytes() == before
 
@@ -317,7 +319,7 @@ def test_no_part_of_the_model_is_replaced(tmp_path: Path) -> None:
 def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_text("mine")
-    with pytest.raises(OptionError, match="is there already; --force replaces it"):
+    with pytest.raises(OptionError, match="exists already; --force replaces it"):
         repack(model_file(GQA), path)
     assert path.read_text() == "mine"
     repack(model_file(GQA), path, force=True)
@@ -327,7 +329,7 @@ def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "config.json", "model.safetensors"])
 def test_a_folder_is_for_convert(tmp_path: Path, name: str) -> None:
-    with pytest.raises(OptionError, match="is no GGUF file; `hetrun convert` writes one"):
+    with pytest.raises(OptionError, match="is not a GGUF file; `hetrun convert` makes one"):
         repack(folder(Row("repack", "llama")) / name, tmp_path / "x.gguf")
     assert not os.listdir(tmp_path)
 
@@ -447,7 +449,7 @@ def test_a_model_that_changes_meanwhile_is_not_copied(
     if how == "another file":  # whose bytes were read to their end from the one that was opened
         assert repack(model, tmp_path / "x.gguf").written
     else:
-        with pytest.raises(ModelFileError, match=f"{how}|was cut while in use"):
+        with pytest.raises(ModelFileError, match=f"{how}|was truncated while in use"):
             repack(model, tmp_path / "x.gguf")
         assert os.listdir(tmp_path) == ["model.gguf"]
     assert changed
@@ -459,7 +461,7 @@ def test_a_disk_without_room_is_found_before_the_work(
     size = model_file(GQA).stat().st_size
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("hetrun.tools.convert.gguf_writer.disk_usage", lambda path: usage._replace(free=size))
-    with pytest.raises(OptionError, match=r"x\.gguf: needs [\d,]+ bytes, and only [\d,]+ are free there"):
+    with pytest.raises(OptionError, match=r"x\.gguf: needs [\d,]+ bytes, but only [\d,]+ are free there"):
         repack(model_file(GQA), tmp_path / "x.gguf")
     assert not os.listdir(tmp_path)
 

@@ -83,7 +83,7 @@ def test_each_gpu_speaks_for_itself(files: Path, monkeypatch: pytest.MonkeyPatch
     for n in range(3):
         (files / f"nvidia{n}").touch()
     assert probes(monkeypatch, FakeDriver(("An old one", 7, 5), ("A new one", 9, 0))) == [
-        Unavailable("An old one has compute capability 7.5, 8.0 is the least"),
+        Unavailable("An old one has compute capability 7.5, but at least 8.0 is needed"),
         Available("A new one, compute capability 9.0"),
         Unavailable("the NVIDIA driver finds no GPU 2, only 2; CUDA_VISIBLE_DEVICES may hide it"),
     ]

@@ -252,7 +252,7 @@ def test_what_a_device_has_and_cannot_give_is_lost(monkeypatch: pytest.MonkeyPat
         list(of(kv).export(seq, 7))
     for lost in (seq, fork):
         assert not kv.keepable(lost, 7)
-        with pytest.raises(BackendError, match="lost with the device"):
+        with pytest.raises(BackendError, match="lost when its device failed"):
             view(kv, lost, 7, 8)
     assert kv.rewind(seq, 7) == 4
     kv.extend(seq, 1)

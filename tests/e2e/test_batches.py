@@ -121,21 +121,21 @@ def test_inputs_that_are_no_good_are_one_sentence(
     for arguments, why in (
         (("-f", str(tmp_path / "none")), "cannot be opened: No such file"),
         (("-f", str(tmp_path)), "is a folder"),
-        ((*source, "-o", str(tmp_path / "out")), "is there already: --resume goes on"),
-        ((*source, "-o", str(tmp_path / "out"), "--resume"), "line 1 of .* is no result of a batch"),
-        ((*source, "-o", str(tmp_path / "in.txt"), "--resume"), "is the file of the requests"),
+        ((*source, "-o", str(tmp_path / "out")), "exists already: continue it with --resume"),
+        ((*source, "-o", str(tmp_path / "out"), "--resume"), "line 1 of .* is not a result of a batch"),
+        ((*source, "-o", str(tmp_path / "in.txt"), "--resume"), "is the file with the requests"),
         ((*source, "--resume"), "name it with -o"),
-        ((*source, "prompt"), "take one of them"),
-        (("-o", "x", "prompt"), "-o goes with -f"),
-        (("--workers", "http://h", "-n", "1"), "--workers goes with -f"),
+        ((*source, "prompt"), "use only one of them"),
+        (("-o", "x", "prompt"), "-o needs -f"),
+        (("--workers", "http://h", "-n", "1"), "--workers needs -f"),
         ((*source, "--workers", "ftp://h"), "must be like http://host:8080"),
-        ((*source, "--workers", "http://127.0.0.1:9"), "none of the workers answers"),
+        ((*source, "--workers", "http://127.0.0.1:9"), "no worker answers"),
         (("-m", str(tmp_path / "in.txt"), "-f", str(tmp_path / "in.txt")), "GGUF"),
     ):
         assert exit_code(["run", *arguments]) == 2, arguments
         out, err = capfd.readouterr()
         assert out == ""
-        (sentence,) = [line for line in err.splitlines() if "it is tried again" not in line]
+        (sentence,) = [line for line in err.splitlines() if "hetrun will try again" not in line]
         assert re.search(why, sentence), sentence
     assert (tmp_path / "out").read_text() == "mine\n"
     assert not (tmp_path / "out.waiting").exists()
@@ -200,7 +200,10 @@ main()
         env=os.environ, capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 3
-    assert b"File too large. The results before are whole: make room, and go on with --resume" in done.stderr
+    assert (
+        b"File too large. The results before that are complete: free some space, and continue with --resume"
+        in done.stderr
+    )
     assert 0 < len(rows(output.read_bytes())) < 60
     assert hetrun(*arguments[1:], output, "--resume").returncode == 0
     assert hetrun(*arguments[1:], tmp_path / "alone").returncode == 0
@@ -237,7 +240,7 @@ def test_servers_that_help_give_the_same_results_also_when_one_dies(
     common = ("-f", tmp_path / "in.txt", "-n", "12", "--temp", "0", "--deterministic")
     assert hetrun("-m", model, *common, "-o", tmp_path / "alone").returncode == 0
     refused = hetrun(*common, "--workers", *servers)
-    assert (refused.returncode, b"wants another key" in refused.stderr) == (2, True)
+    assert (refused.returncode, b"needs a different key" in refused.stderr) == (2, True)
     command = [sys.executable, "-m", "hetrun", "run", *map(str, common), "-o", str(tmp_path / "out")]
     process = subprocess.Popen(
         [*command, "--workers", *servers, "--api-key", "k"], env=os.environ, stderr=subprocess.PIPE

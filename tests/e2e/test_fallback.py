@@ -230,7 +230,7 @@ def test_kv_of_a_wanted_type_or_a_refusal(files: Files, tmp_path: Path) -> None:
         a, b = eight.logits(tokens), half.logits(tokens)
         assert 0 < np.mean((a - b) ** 2) < 1e-2 * np.var(b)
     narrow = foreign.write(foreign.GPT2, tmp_path / "narrow.gguf", {"attention.head_count": 4})
-    with pytest.raises(OptionError, match=r"does not run narrow\.gguf with --kv-type q8_0; leave it away"):
+    with pytest.raises(OptionError, match=r"does not run narrow\.gguf with --kv-type q8_0; leave it out"):
         LocalModel(narrow, kv_type="q8_0")
 
 
@@ -333,7 +333,7 @@ def test_a_missing_tensor_is_one_sentence(tmp_path: Path) -> None:
 def test_a_file_that_ends_llama_cpp_is_one_sentence(tmp_path: Path) -> None:
     bad = foreign.write(foreign.GPT2, tmp_path / "bad.gguf", {"expert_used_count": 3})
     said = refusal(bad)
-    assert "llama.cpp crashed (SIGABRT) when it opened it: llama-model.cpp:" in said
+    assert "llama.cpp crashed (SIGABRT) while opening the file: llama-model.cpp:" in said
     assert "GGML_ASSERT(n_expert_used_max" in said
 
 
@@ -351,13 +351,13 @@ def test_a_model_that_continues_no_text_is_one_sentence(
 
     LocalModel(files(foreign.GPT2)).close()  # it passed, so the next one is opened here
     monkeypatch.setattr(libllama_api.library(), "llama_model_has_encoder", lambda model: True)
-    assert refusal(files(foreign.GPT2)).endswith("it is no model that continues a text, token by token")
+    assert refusal(files(foreign.GPT2)).endswith("it is not a model that generates text token by token")
 
 
 def test_weights_that_are_no_numbers_are_one_sentence(tmp_path: Path) -> None:
     weights = {"output_norm.weight": np.full(foreign.EMBD, np.nan, np.float32)}
     bad = foreign.write(foreign.GPT2, tmp_path / "nan.gguf", weights=weights)
-    assert "its weights give results that are no numbers" in refusal(bad)
+    assert "its weights give results that are not numbers" in refusal(bad)
 
 
 def test_a_file_that_takes_for_ever_is_one_sentence(
@@ -467,9 +467,9 @@ def test_plan_and_devices_name_it(files: Files, hetrun: Command) -> None:
 def test_wishes_that_it_cannot_meet_are_one_sentence(files: Files, hetrun: Command) -> None:
     path = str(files(foreign.GPT2))
     for arguments, says in (
-        (["--deterministic"], "--deterministic cannot be had here"),
-        (["--plan", path], "--plan cannot be followed here"),
-        (["--backend", "libllama", "--backend", "reference"], "runs models as a whole, not together"),
+        (["--deterministic"], "--deterministic is not available here"),
+        (["--plan", path], "--plan is not available here"),
+        (["--backend", "libllama", "--backend", "reference"], "runs whole models and cannot be combined"),
         (["--ram", "1MiB"], "is too little"),
     ):
         code, out, err = hetrun("plan", "-m", path, *arguments)

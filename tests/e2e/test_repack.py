@@ -124,7 +124,7 @@ def test_stopped_in_place_it_says_how_to_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate()
     assert (process.returncode, out) == (130, b"")
-    assert err.decode().strip() == f"hetrun: {path} is half repacked: the same command goes on"
+    assert err.decode().strip() == f"hetrun: {path} is half repacked: run the same command again to finish it"
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_stopped_in_place_it_says_how_to_go_on(tmp_path: Path) -> None:
     [
         ([], "Missing argument 'MODEL'"),
         (["missing.gguf"], "missing.gguf does not exist; give a .gguf file"),
-        (["FOLDER"], "`hetrun convert` writes one"),
-        (["MODEL", "-o", "MODEL"], "is the model itself, which is kept"),
-        (["MODEL", "-o", "MODEL", "--force"], "is the model itself, which is kept"),
-        (["MODEL", "-o", "x.gguf", "--in-place"], "there is no place for -o"),
+        (["FOLDER"], "`hetrun convert` makes one"),
+        (["MODEL", "-o", "MODEL"], "is the model itself, which must be kept"),
+        (["MODEL", "-o", "MODEL", "--force"], "is the model itself, which must be kept"),
+        (["MODEL", "-o", "x.gguf", "--in-place"], "leave out -o"),
         (["missing.gguf", "--in-place"], "missing.gguf does not exist; give a .gguf file"),
         (["MODEL", "-o", "/dev/null", "--force"], "/dev/null is a device or a pipe"),
         (["MODEL", "-o", "/proc/x.gguf"], "/proc/x.gguf"),

@@ -58,7 +58,7 @@ OPTIONS: dict[str, Any] = {
     "ubatch": 32,
 }
 FAILED = r"reading \S+ at byte \d+ failed: Input/output error"
-ENDED = r"the file ends inside the tensor \S+, at byte \d+: it was cut while in use; get it again"
+ENDED = r"the file ends inside the tensor \S+, at byte \d+: it was truncated while in use; get it again"
 
 
 # --- models and requests

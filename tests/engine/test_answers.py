@@ -112,7 +112,10 @@ def test_messages_go_through_the_template(open_engine: Open) -> None:
     [
         (GenerateRequest(SamplingParams(), text=""), "the prompt is empty"),
         (GenerateRequest(SamplingParams(), tokens=()), "the prompt is empty"),
-        (GenerateRequest(SamplingParams(), messages=({"content": ""},)), "the chat template writes nothing"),
+        (
+            GenerateRequest(SamplingParams(), messages=({"content": ""},)),
+            "the chat template produces no text",
+        ),
         (
             GenerateRequest(SamplingParams(), tokens=(1, 257)),
             "token 1 of the prompt is 257; the vocabulary goes",

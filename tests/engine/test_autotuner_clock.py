@@ -97,7 +97,7 @@ def test_what_becomes_fast_is_used_within_five_seconds(
     assert before.turn_s == 0, "measured: on this clock it costs nothing"
     after = fly(model, clock, 15, speed)
     assert after.users("ffn") == {"one"}
-    assert any("on one stays in force" in why and "less time than before" in why for _, why in after.kept)
+    assert any("now run on one" in why and "less time than before" in why for _, why in after.kept)
     assert all(why in caplog.text for _, why in after.changes)
 
 
@@ -108,7 +108,7 @@ def test_what_becomes_slow_is_left(model: Path, clock: Clock) -> None:
     assert fly(model, clock, 19, speed).users("") == {"one"}
     after = fly(model, clock, 25, speed)
     assert after.users("") == {"two"}
-    assert "two stays in force" in after.kept[0][1]
+    assert "two instead of one" in after.kept[0][1]
     assert after.kept[0][0] < 25, "and soon"
 
 

@@ -168,7 +168,7 @@ def test_calls_that_wait_at_a_close_are_answered(open_engine: Open) -> None:
     thread.start()
     engine.call(closing)
     thread.join(30)
-    assert errors == ["the model was closed before it came to this"]
+    assert errors == ["the model was closed before this request was processed"]
 
 
 def test_nothing_is_taken_behind_a_close(open_engine: Open) -> None:

@@ -132,11 +132,11 @@ def test_a_file_of_something_else_stays(
     (tmp_path / "prompts").write_text("a shopping list")
     with opened() as llm:
         llm.generate([PROMPT], ANSWER)
-        with pytest.raises(UserError, match=r"prompts is no file of prompts$"):
+        with pytest.raises(UserError, match=r"prompts is not a prompt cache$"):
             llm.load_prompts(tmp_path / "prompts")
     assert (tmp_path / "prompts").read_text() == "a shopping list"
-    assert "prompts is no file of prompts; prompts are computed again" in caplog.text
-    assert "there is a file of that name which holds something else; give another name" in caplog.text
+    assert "prompts is not a prompt cache; prompts are computed again" in caplog.text
+    assert "a file of that name exists and is not a prompt cache; choose another name" in caplog.text
 
 
 def test_prompts_are_saved_when_somebody_wants_it(opened: Callable[..., LocalModel], tmp_path: Path) -> None:
@@ -155,7 +155,9 @@ def test_prompts_are_saved_when_somebody_wants_it(opened: Callable[..., LocalMod
 
 
 def test_a_file_without_a_folder_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"^--prompt-cache .*none/p: there is no folder .*none; make it$"):
+    with pytest.raises(
+        OptionError, match=r"^--prompt-cache .*none/p: the folder .*none does not exist; create it$"
+    ):
         LocalModel(model_file(GQA), backends=["reference"], prompt_cache=tmp_path / "none" / "p")
 
 

@@ -19,7 +19,7 @@ def reason(*changes: Change) -> str:
 
 def test_the_last_change_is_told_also_one_that_was_taken_back() -> None:
     fewer = Change(1.0, "another program takes a core: 1 thread instead of 2")
-    tried = Change(2.0, "2 threads instead of 1 are taken back", "taken back")
+    tried = Change(2.0, "passes of 1 token use 1 thread again instead of 2", "taken back")
     back = Change(3.0, "cores are free again: 2 threads instead of 1")
     assert reason() == "the fixed order"
     assert reason(fewer) == fewer.reason

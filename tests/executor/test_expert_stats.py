@@ -158,4 +158,4 @@ def test_a_file_that_cannot_be_is_ignored_and_said(
     assert before is not None
     assert after is not None
     assert after.tolist() == before.tolist()
-    assert "is ignored, and choices are counted from the start" in caplog.text
+    assert "is ignored, and the choices of experts are counted from zero" in caplog.text

@@ -262,7 +262,9 @@ def test_with_others_it_is_refused(library: Library, gpt2: Path) -> None:
     try:
         assert registry.choose(None) == ["other"]
         assert registry.choose(["summing"]) == ["summing"]
-        with pytest.raises(OptionError, match=r"^summing runs models as a whole, not together with others"):
+        with pytest.raises(
+            OptionError, match=r"^summing runs whole models and cannot be combined with other backends"
+        ):
             foreseen(open_model(gpt2), options(backends=("other", "summing")))
         with pytest.raises(ModelFileError, match=r"so other cannot run it; only --backend summing can$"):
             foreseen(open_model(gpt2), options(backends=("other",)))

@@ -85,7 +85,7 @@ def indexes() -> Iterator[Case]:
         yield folder(f"index {name}", says, partial(index, value))
     yield folder("index of nothing", "weight_map must be a table", partial(put, INDEX, {"weight_map": {}}))
     yield folder("index without a map", "weight_map must be", partial(put, INDEX, {"weight_map": None}))
-    yield folder("index has a tensor twice", "'a' is there twice", twice)
+    yield folder("index has a tensor twice", "'a' appears twice", twice)
     yield folder("index is nested", "is nested too deeply", partial(write, INDEX, b'{"a":' * 100_000))
     yield folder("index is a pipe", f"{INDEX}: is not a regular file", partial(pipe, INDEX))
     says = f"'{TWO}' is missing: download the rest"

@@ -213,7 +213,7 @@ def places() -> Iterator[Case]:
     yield in_place("empty", "is empty: download it again", Path.touch)
     yield in_place("loop of links", "Too many levels of symbolic links", lambda path: path.symlink_to(path))
     yield in_place("link to nowhere", "there is no such file", lambda path: path.symlink_to("nowhere"))
-    yield in_place("directory", "has no config.json, so it is no model's folder", Path.mkdir)
+    yield in_place("directory", "has no config.json, so it is not a model folder", Path.mkdir)
     yield in_place("pipe", "is not a regular file", os.mkfifo)
     yield in_place("/dev/zero", "is not a regular file", lambda path: path.symlink_to("/dev/zero"))
     says = "it begins with the bytes 00 00 00 00, not 'GGUF'"

@@ -142,7 +142,7 @@ def test_a_word_normalizer_in_the_vocabulary_is_a_word(tmp_path: Path) -> None:
 def test_keys_that_are_there_twice(tmp_path: Path) -> None:
     path = rewritten(tmp_path, lambda state: None)
     path.write_text(path.read_text()[:-1] + ', "normalizer": null}')
-    with pytest.raises(ModelFileError, match="'normalizer' is there twice"):
+    with pytest.raises(ModelFileError, match="'normalizer' appears twice"):
         opened(tmp_path)
 
 

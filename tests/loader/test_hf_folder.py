@@ -106,7 +106,7 @@ def remove(folder: Path, *names: str) -> Path:
 
 NOT_A_NAME = "which is not the name of a .safetensors file in this folder"
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json, so it is no model's folder"),
+    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json, so it is not a model folder"),
     "config is a folder": (
         lambda f: remove(f, "config.json").mkdir(),
         "config.json: is a directory",
@@ -137,7 +137,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "index maps nothing": (lambda f: write_index(f, {}), "weight_map must be a table that says which"),
     "index has a name twice": (
         lambda f: (f / INDEX).write_text(f'{{"weight_map": {{"a": "{ONE}", "a": "{TWO}"}}}}'),
-        "'a' is there twice",
+        "'a' appears twice",
     ),
     "out of the folder": (evil("../../x.safetensors"), f"lies in '../../x.safetensors', {NOT_A_NAME}"),
     "absolute": (evil("/etc/x.safetensors"), NOT_A_NAME),
@@ -155,7 +155,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "tensor not in its shard": (
         lambda f: write_index(f, {"a": ONE, "c": ONE}),
-        f"{ONE}: the tensor 'c' is not in it, but {INDEX} says so",
+        f"{ONE}: the tensor 'c' is not in it, but {INDEX} lists it",
     ),
     "truncated shard": (
         lambda f: (f / TWO).write_bytes((f / TWO).read_bytes()[:-1]),
@@ -181,7 +181,7 @@ def test_a_broken_folder_is_refused_with_a_sentence(shards: Path, name: str) -> 
     ("files", "message"),
     [
         ([], "has no model.safetensors: download the model again"),
-        (["pytorch_model.bin"], "has its weights in pytorch_model.bin, a format that can run anything"),
+        (["pytorch_model.bin"], "has its weights in pytorch_model.bin, which can run arbitrary code"),
     ],
 )
 def test_no_weights(tmp_path: Path, files: list[str], message: str) -> None:

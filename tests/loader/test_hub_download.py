@@ -93,7 +93,7 @@ def test_killed_again_and_again_it_goes_on_where_it_was(hub: Hub, tmp_path: Path
 
 def test_what_has_another_checksum_is_thrown_away(hub: Hub, tmp_path: Path) -> None:
     hub.wrong = True
-    assert "is not what the hub has, by its checksum; it was removed" in sentence("pull", "a/big")
+    assert "does not match the hub's checksum and was removed" in sentence("pull", "a/big")
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > MIB]
     hub.wrong = False
     assert sha256(pulled("a/big").read_bytes()) == sha256(BIG)
@@ -119,14 +119,14 @@ def test_where_nothing_came_nothing_is_said_to_be_kept(hub: Hub, monkeypatch: py
 def test_a_connection_over_which_nothing_comes_is_given_up_and_gone_on_with(hub: Hub) -> None:
     hub.cuts = [9 * MIB, *[0] * 50]
     said = sentence("pull", "a/big")
-    assert said.endswith("the part that has come is kept: pull it again, and it goes on from there")
+    assert said.endswith("the part already downloaded is kept: pull it again to continue")
     hub.cuts = []
     pulled("a/big")
     assert hub.served == len(BIG)
 
 
 def test_tokens_go_to_the_hub_and_nowhere_else(hub: Hub) -> None:
-    assert "its owners let in whom they know: ask at" in sentence("pull", "a/gated")
+    assert "its owners must grant access: request it at" in sentence("pull", "a/gated")
     assert "no such repository, or it is private" in sentence("pull", "a/private")
     pulled("a/private", HF_TOKEN="secret")
     assert hub.tokens == {("127.0.0.1", "Bearer secret")}
@@ -138,7 +138,7 @@ def test_tokens_go_to_the_hub_and_nowhere_else(hub: Hub) -> None:
         ("a/none", "there is no such repository"),
         ("a/big:Q3_K", "there is no Q3_K; it has Q4_K_M, Q8_0"),
         ("a/big@v7", "has no revision v7"),
-        ("a/b/c", "is no name on the hub"),
+        ("a/b/c", "is not a valid name on the hub"),
     ],
 )
 def test_what_is_not_there_is_one_sentence(hub: Hub, name: str, says: str) -> None:
@@ -165,7 +165,7 @@ def test_a_disk_without_room_is_said_before_anything_is_read(hub: Hub) -> None:
             "lfs": {"size": 1 << 50, "sha256": "0" * 64, "pointerSize": 1},
         }
     ]
-    assert "make room, or name another place with HF_HOME" in sentence("pull", "a/big")
+    assert "free some space, or choose another folder with HF_HOME" in sentence("pull", "a/big")
     assert hub.served == 0
 
 
@@ -177,7 +177,7 @@ def test_names_and_numbers_of_a_hub_that_means_harm(hub: Hub, tmp_path: Path) ->
     hetrun("pull", "a/big")
     assert not list(tmp_path.rglob("*evil*"))
     hub.repositories["a/big"].commit = "../../evil"
-    assert "is not like Hugging Face's hub; look at HF_ENDPOINT" in sentence("pull", "a/big")
+    assert "does not answer like Hugging Face's hub; check HF_ENDPOINT" in sentence("pull", "a/big")
 
 
 def test_a_model_is_brought_when_it_is_named_and_used_without_a_net_afterwards(hub: Hub, tiny: bytes) -> None:

@@ -38,7 +38,7 @@ def test_names(name: str, means: Wanted) -> None:
     "name", ["hf:", "hf:a", "hf:a/b/c", "hf:../b", "hf:a/b:", "hf:a/b@", "a b/c", "hf:a/b@../x"]
 )
 def test_what_is_no_name(name: str) -> None:
-    with pytest.raises(OptionError, match="is no name on the hub: it must be like"):
+    with pytest.raises(OptionError, match="is not a valid name on the hub: it must be like"):
         wanted(name)
 
 

@@ -66,7 +66,7 @@ def test_ollama_models_by_the_names_that_ollama_shows(home: Path, tiny: bytes) -
     one = stored()[1]
     assert (one.size, one.kind, one.store) == (len(tiny), "Q4_0", "Ollama")
     assert find("ollama:llama3.2:1b") == find("llama3.2:1b") == one.path
-    with pytest.raises(UserError, match="ollama rm does it"):
+    with pytest.raises(UserError, match="remove it with ollama rm"):
         removal("ollama:llama3.2:1b")
 
 
@@ -191,7 +191,7 @@ def test_our_own_folder_and_names_that_are_not_one_models(tiny: bytes) -> None:
     assert names() == ["a", "b", "deep/b"]
     assert stored()[0].size == 2 * len(tiny)
     assert find("a") == folder / "a-00001-of-00002.gguf"
-    with pytest.raises(UserError, match=r"b\.gguf may be b, deep/b: name one of them"):
+    with pytest.raises(UserError, match=r"b\.gguf could be b, deep/b: choose one of them"):
         find("b.gguf")
     with pytest.raises(UserError, match=r"bb does not exist; did you mean b\?"):
         find("bb")

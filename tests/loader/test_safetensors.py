@@ -106,11 +106,11 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "endless number": (whole(b'{"a":' + b"9" * 5000 + b"}"), "it is not a JSON object: Exceeds the limit"),
     "the same name twice": (
         whole(f'{{"w": {json.dumps(entry())}, "w": {json.dumps(entry())}}}'.encode(), EIGHT),
-        "'w' is there twice",
+        "'w' appears twice",
     ),
     "the same field twice": (
         whole(b'{"w":{"dtype":"F32","dtype":"F16","shape":[2],"data_offsets":[0,8]}}', EIGHT),
-        "'dtype' is there twice",
+        "'dtype' appears twice",
     ),
     "metadata of numbers": (whole({"__metadata__": {"a": 1}}), "__metadata__ must be a table of texts"),
     "metadata as a list": (whole({"__metadata__": []}), "__metadata__ must be a table of texts"),

@@ -143,7 +143,7 @@ def test_a_device_without_room_comes_behind_the_others(vram: int) -> None:
 
 
 def test_alone_it_is_refused_with_what_it_would_take() -> None:
-    said = r"^1 MiB of its own memory are too little for gpu: .* it needs 3 MiB; allow more with --vram, or"
+    said = r"^1 MiB of device memory is too little for gpu: .* it needs 3 MiB; allow more with --vram, or"
     with pytest.raises(BudgetError, match=said), prepared("gpu", vram=BESIDES + 1000):
         pass
 
@@ -174,7 +174,7 @@ def test_none_of_it_leaves_the_devices_out(gpus: list[Gpu]) -> None:
         assert found.plans.devices == {}
     assert gpus == []
     with pytest.raises(
-        OptionError, match=r"^--vram 0 leaves no memory to gpu and gpu-1; allow more, or other"
+        OptionError, match=r"^--vram 0 leaves no memory for gpu and gpu-1; allow more, or other"
     ):
         prepare(SOURCE, Options(Wishes(), ("gpu", "gpu-1"), vram=0))
 

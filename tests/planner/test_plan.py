@@ -91,9 +91,7 @@ def test_later_placements_overrule_earlier_ones() -> None:
 
 
 def test_an_op_that_is_placed_nowhere() -> None:
-    with pytest.raises(
-        OptionError, match=r"^the plan places embed nowhere; add a placement for it or for the"
-    ):
+    with pytest.raises(OptionError, match=r"^the plan has no placement for embed; add one for it or for the"):
         cut(GRAPH, placements({"blk": "a", "output": "a"}))
 
 
@@ -348,7 +346,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (set_first("bucket", "3"), "has no plan for steps of 1 token"),
     (
         lambda d: d["plans"].append(d["plans"][0] | {"bucket": "3"}),
-        "steps of 3 tokens are no bucket; those are 1,",
+        "steps of 3 tokens are not a bucket; the buckets are 1,",
     ),
     (set_first("threads", 0), "threads must be a number from 1 to 4096, not 0"),
     (set_first("threads", 10**6), "threads must be a number from 1 to 4096, not 1000000"),
@@ -361,7 +359,7 @@ WRONG: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (set_first("placements", None), "is not a plan as"),
     (
         set_first("placements", [{"scope": "blk.9.attn", "backend": "a", "why": ""}]),
-        "places blk.9.attn, and the model has nothing of that name",
+        "places blk.9.attn, which the model does not have",
     ),
 ]
 

@@ -90,7 +90,7 @@ def test_threads_and_ubatch_as_asked_for() -> None:
 
 def test_a_small_model_needs_no_small_steps() -> None:
     plans = plan(NullDevice())
-    assert (plans.ubatch, plans.ubatch_why) == (512, "more at once are no faster")
+    assert (plans.ubatch, plans.ubatch_why) == (512, "larger passes are no faster")
 
 
 @pytest.fixture

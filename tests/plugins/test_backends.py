@@ -133,9 +133,9 @@ def expected() -> list[int]:
 @pytest.mark.parametrize(
     ("create", "said"),
     [
-        (Liar, "it does not compute what it says that it does: "),
+        (Liar, "its results differ from the reference: "),
         (Raising, "IndexError: out of range"),
-        (Unwilling, "to ask it about embed fails: RuntimeError: do not ask"),
+        (Unwilling, "asking it about embed fails: RuntimeError: do not ask"),
         (Confused, "a size, an error or a number of rows is too small"),
     ],
 )

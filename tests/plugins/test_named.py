@@ -104,8 +104,8 @@ def raising(task: Task) -> Mapping[str, tuple[int, Sequence[Placement]]]:
     [
         (raising, "it made no plan: IndexError: no plan"),
         (lambda task: {}, "it made no plan: KeyError: '1'"),
-        (lambda task: dict.fromkeys(BUCKETS, (0, [])), "0 is no number of threads"),
-        (lambda task: dict.fromkeys(BUCKETS, (1, ["llamacpp"])), "'llamacpp' is no Placement"),
+        (lambda task: dict.fromkeys(BUCKETS, (0, [])), "0 is not a number of threads"),
+        (lambda task: dict.fromkeys(BUCKETS, (1, ["llamacpp"])), "'llamacpp' is not a Placement"),
         (everything_on("tpu"), "the planner mine: the plan places everything on tpu, which cannot work here"),
     ],
 )

@@ -398,7 +398,9 @@ def test_when_all_nodes_are_gone_the_end_is_clear_and_a_new_cluster_goes_on(
     assert code == 1
     *_, last = said.splitlines()
     assert re.search(
-        "EngineStopped: there was no answer for 4 s: .* What is written stays; --resume goes on", last
+        "EngineStopped: there was no answer for 4 s: .* Results written so far are kept; "
+        "continue with --resume",
+        last,
     )
     assert 30 < lines(output) < LINES
     until(lambda: not bench.engines() and not nodes.actors())

@@ -105,7 +105,7 @@ def impossible(c: Candidates) -> object:
     [
         (divide, "its rule fails: ZeroDivisionError: division by zero"),
         (nothing, "its rule leaves no candidates"),
-        (impossible, "its rule leaves nothing that is possible"),
+        (impossible, "its rule leaves only impossible tokens"),
         (lambda c: None, "its rule leaves no candidates"),
     ],
 )

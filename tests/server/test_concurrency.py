@@ -137,7 +137,7 @@ async def test_requests_beyond_so_many_are_refused_unread(engine: FakeEngine) ->
         await held(engine, 2)
         response = await http.post(CHAT, content=b"not even JSON")
         assert response.status_code == 429
-        assert "2 requests are held already" in error_of(response)["message"]
+        assert "2 requests are in progress already" in error_of(response)["message"]
         assert response.headers["retry-after"] == "5"
         assert (await http.get("/health")).status_code == 200
         assert (await http.get("/v1/models")).status_code == 200
@@ -154,7 +154,7 @@ async def test_bytes_beyond_so_many_are_refused(engine: FakeEngine, monkeypatch:
         await held(engine, 1)
         response = await http.post(CHAT, json=asking("say " + "x" * 600))
         assert response.status_code == 429
-        assert "of requests are held already" in error_of(response)["message"]
+        assert "of requests are in progress already" in error_of(response)["message"]
         assert (await http.post(CHAT, json=asking("say hello"))).status_code == 200  # a small one
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)

@@ -200,7 +200,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
 
 @pytest.mark.parametrize("address", [Address("no such host."), Address(port=70_000), Address(port=-1)])
 def test_an_address_that_is_none(address: Address) -> None:
-    with pytest.raises(OptionError, match=r"is no address to listen on|from 0 to 65535"):
+    with pytest.raises(OptionError, match=r"is not an address to listen on|from 0 to 65535"):
         bind(address)
 
 

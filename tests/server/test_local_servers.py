@@ -169,7 +169,7 @@ def test_a_folder_that_others_may_open_is_not_used(capsys: pytest.CaptureFixture
     runtime_dir().mkdir()
     runtime_dir().chmod(0o755)
     assert run("ps") == 2
-    assert "nobody else can open" in capsys.readouterr().err
+    assert "only you own and can open" in capsys.readouterr().err
     with pytest.raises(UserError, match="chmod 700"), local_servers.private_socket():
         pass
 
@@ -187,7 +187,7 @@ def test_a_server_is_stopped_by_model_address_or_pid(
             for i, m in enumerate(models)
         ]
         assert run("stop") == 2
-        assert "3 servers could be meant: give an address or a pid, or --all" in capsys.readouterr().err
+        assert "3 servers match: give an address, a pid or --all" in capsys.readouterr().err
         assert run("stop", "nobody") == 2
         assert "no server of yours is called nobody. Running: a on" in capsys.readouterr().err
         assert run("stop", "b") == 0
@@ -206,7 +206,9 @@ def test_a_server_is_stopped_by_model_address_or_pid(
 def test_all_are_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(tmp_path / "a.gguf") as one, serving(tmp_path / "b.gguf", tmp_path / "c.gguf") as two:
         assert run("stop", "b") == 2
-        assert f"b is one of 2 models, and all would go: hetrun stop {os.getpid()}" in capsys.readouterr().err
+        assert (
+            f"b is one of 2 models, which stop together: hetrun stop {os.getpid()}" in capsys.readouterr().err
+        )
         assert run("ps") == 0
         assert "2 models" in capsys.readouterr().out
         assert run("stop", "--all") == 0

@@ -114,14 +114,14 @@ async def test_questions_of_a_worker_that_dies_are_asked_again(tmp_path: Path) -
 
 async def test_a_question_that_kills_every_worker_is_given_up() -> None:
     async with opened() as client:
-        with pytest.raises(BackendError, match=r"SIGABRT.*3 processes ended while they had this request"):
+        with pytest.raises(BackendError, match=r"SIGABRT.*3 processes ended while running this request"):
             await client.ask(Tokenize("die"))
         assert await client.ask(Tokenize("a", add_special=False)) == [97]
 
 
 async def test_a_budget_is_not_set_again() -> None:
     async with opened() as client:
-        with pytest.raises(EngineStopped, match="It starts again as it was before"):
+        with pytest.raises(EngineStopped, match="It is being restarted"):
             await client.ask(SetRam(DEADLY_RAM))
         assert (await client.ask(State())).budget is None
 
@@ -132,7 +132,7 @@ async def test_so_many_questions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
         await client.info()
         slow = [asyncio.create_task(client.ask(SLOW)) for _ in range(2)]
         await asyncio.sleep(0.05)
-        with pytest.raises(Overloaded, match="is asked 2 things already"):
+        with pytest.raises(Overloaded, match="already has 2 queries"):
             await client.ask(State())
         for task in slow:
             task.cancel()

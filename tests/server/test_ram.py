@@ -186,7 +186,7 @@ async def test_a_worker_that_dies_of_it_comes_back_with_what_it_had() -> None:
         assert isinstance(client, WorkerClient)
         await client.info()
         first = client.pid
-        with pytest.raises(EngineStopped, match=r"SIGABRT.*It starts again as it was before"):
+        with pytest.raises(EngineStopped, match=r"SIGABRT.*It is being restarted"):
             await client.ask(SetRam(DEADLY_RAM))
         assert await said(client, "options") == f"{{'ram': {3 * MIB}}}"
         assert client.pid != first

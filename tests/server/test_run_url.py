@@ -124,8 +124,8 @@ def test_raw_texts_are_continued(url: str, engine: FakeEngine, capsys: pytest.Ca
         (["--url", "URL", "--api-key", KEY, "--prompt-logprobs", "1", "--json"], "needs --raw and -n 0"),
         (["--url", "unix:/no/such.sock"], "cannot be reached"),
         (["--url", "ftp://x"], "--url ftp://x must be like"),
-        (["--api-key", KEY], "--api-key goes with -f or --url"),
-        (["--url", "URL", "-f", "-"], "--url does not go with -f: use --workers"),
+        (["--api-key", KEY], "--api-key needs -f or --url"),
+        (["--url", "URL", "-f", "-"], "--url cannot be combined with -f: use --workers"),
     ],
     ids=lambda x: " ".join(x)[:40] if isinstance(x, list) else "",
 )

@@ -265,7 +265,8 @@ def test_a_step_that_waits_for_cores_has_more_time_and_nobody_hears_of_it(
     (record,) = caplog.records
     assert record.levelno == logging.DEBUG
     assert (
-        "the machine is busy: a step is in embed..blk.28.ffn.down for 6.0 s, 0.127 s" in record.getMessage()
+        "the machine is busy: a step has been in embed..blk.28.ffn.down for 6.0 s, 0.127 s"
+        in record.getMessage()
     )
     assert capfd.readouterr() == ("", ""), "no stacks"
     assert step.look(doing) == [Stuck(doing.what, 21.0, 0.127, 20.0)]
@@ -346,7 +347,7 @@ async def test_beside_busy_programs_who_computes_is_well_and_who_hangs_is_not(tm
                 assert await health(http) == (200, {"status": "ok"})
                 await asyncio.sleep(0.05)
             assert "".join(event.text for event in asked.result()) == "computed"
-            assert "Where all threads are" not in (tmp_path / "log").read_text()
+            assert "Stacks of all threads" not in (tmp_path / "log").read_text()
             for hang in ("lock /never", "compute inf"):
                 (event,) = await collect(client, hang)
                 assert "was stuck in blk.7.ffn for" in str(event.error)

@@ -176,7 +176,7 @@ async def test_behind_the_server_nobody_notices_but_who_reads_a_stream(tmp_path:
                 post(json=asking(f"once {tmp_path / 'x'} well")),
                 post(json=asking("forever", max_tokens=50)),
             )
-            assert "the rest of this answer is lost: ask again" in cut.text
+            assert "the rest of this answer is lost: send the request again" in cut.text
             assert once.json()["choices"][0]["message"]["content"] == "well"
             assert beside.json()["choices"][0]["message"]["content"] == "ha " * 50
             blamed = await post(json=asking("crash"))

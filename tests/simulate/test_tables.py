@@ -74,9 +74,12 @@ def test_a_batch_that_fits_nowhere_has_a_reason(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--shape", "opt-30b"], "--shape asks about another machine"),
-        (["--batch", "4"], "--batch asks about another machine"),
-        (["--machine", "laptop", "--shape", "opt-30b", "--threads", "2"], "--threads is about this machine"),
+        (["--shape", "opt-30b"], "--shape is for another machine"),
+        (["--batch", "4"], "--batch is for another machine"),
+        (
+            ["--machine", "laptop", "--shape", "opt-30b", "--threads", "2"],
+            "--threads applies to this machine only",
+        ),
         (["--machine", "laptop", "--shape", "opt-30b", "-m", "x.gguf"], "name two models"),
         (["--machine", "laptop", "--shape", "opt-30b", "--batch", "0"], "--batch must be an integer from 1"),
         (["--machine", "laptop", "--shape", "gpt"], "unknown shape gpt"),

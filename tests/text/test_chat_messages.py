@@ -46,7 +46,7 @@ HI = [{"role": "user", "content": "Hi"}]
             [{"role": "user", "content": "a", "x": object()}],
             "messages[0].x holds a object, which is not JSON",
         ),
-        ([{"role": "user", "content": "a", "x": {1: 2}}], "messages[0].x has a key that is no text: 1"),
+        ([{"role": "user", "content": "a", "x": {1: 2}}], "messages[0].x has a key that is not text: 1"),
         ([{"role": "assistant", "tool_calls": ["x"]}], "messages[0].tool_calls must be a list of objects"),
     ],
 )

@@ -313,7 +313,7 @@ def test_a_template_from_a_file(tmp_path: Path, worker_of: WorkerOf) -> None:
 def test_a_template_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert ChatTemplate.named("chatml") == ChatTemplate(
-        CHATML, "--chat-template chatml, which hetrun has built in"
+        CHATML, "--chat-template chatml, which is built into hetrun"
     )
     Path("chatml").write_text("mine")
     assert ChatTemplate.named(Path("chatml")).source == "mine"

@@ -30,7 +30,7 @@ HETRUN = [str(Path(sys.executable).with_name("hetrun"))]
 LOOP = [sys.executable, "-c", "while True: pass"]
 LENGTHS = (240, 240, 500, 240, 500, 500, 240, 500)
 SKIPPED = 2  # prompts
-WATCHDOG = ("Where all threads are", "stuck", "It starts again")
+WATCHDOG = ("Stacks of all threads", "stuck", "It is being restarted")
 
 
 def main() -> int:

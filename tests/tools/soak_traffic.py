@@ -218,7 +218,7 @@ class Traffic:
         while not answer.ended:
             piece = await reader.read(512)
             if not piece:
-                raise Gone("the server hung up in the middle of an answer")
+                raise Gone("the server closed the connection in the middle of an answer")
             answer.feed(piece, 0.0)
             await asyncio.sleep(pause)
         return str(answer.status)

@@ -112,7 +112,7 @@ async def test_clear_begins_a_new_conversation(engine: FakeEngine) -> None:
 async def test_ctrl_c_says_how_to_leave_and_leaves(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.press("ctrl+c")
-        await chat.until(lambda: any("once more leaves" in said for said in chat.said))
+        await chat.until(lambda: any("again to quit" in said for said in chat.said))
         assert not chat.app._exit
         await chat.press("ctrl+c")
         await chat.until(lambda: chat.app._exit)

@@ -325,16 +325,16 @@ async def test_a_text_file_goes_with_the_next_message(engine: FakeEngine, tmp_pa
     [
         ("/nothing", "there is no command /nothing"),
         ("/themes", "did you mean /theme?"),
-        ("/new now", "/new takes nothing after it"),
-        ("/rename", "/rename needs something after it: /rename TITLE"),
-        ("/rename x", "nothing was said yet"),
+        ("/new now", "/new takes no argument"),
+        ("/rename", "/rename needs an argument: /rename TITLE"),
+        ("/rename x", "this conversation is empty"),
         ("/set temprature 1", "did you mean temperature?"),
         ("/set top_p 7", "top_p must be"),
         ("/attach /nowhere", "/nowhere cannot be read"),
         ("/import /nowhere", "/nowhere cannot be read"),
         ("/preset x", "there is no preset x; known: none"),
         ("/theme x", "there is no theme x"),
-        ("/copy", "there is nothing yet to do that with"),
+        ("/copy", "there is no message yet to do that with"),
         ("/model x", "another --url"),
     ],
 )
@@ -401,7 +401,7 @@ async def test_a_file_that_cannot_be_used_is_a_notice(engine: FakeEngine, tmp_pa
     place = tmp_path / "conversations.db"
     place.write_bytes(b"this is no database, and somebody may still want it" * 100)
     async with chatting(engine, place=place) as chat:
-        await chat.until(lambda: any("nothing is kept" in notice for notice in chat.said))
+        await chat.until(lambda: any("Conversations will not be saved" in notice for notice in chat.said))
         await chat.exchange("say hello")
         assert chat.answers == ["hello"]
     assert place.read_bytes().startswith(b"this is no database")

@@ -84,7 +84,7 @@ def test_the_command_ends_with_that_sentence(
     monkeypatch.setattr(ChatApp, "run", run)
     assert command.talk(Settings.resolve(environ={}), {}) == OUR_FAULT
     said = capsys.readouterr().err
-    assert said == "hetrun: something went wrong in the chat. Every conversation is kept\n"
+    assert said == "hetrun: something went wrong in the chat. Every conversation was saved\n"
 
 
 async def test_what_fails_beside_an_answer_ends_nothing(tmp_path: Path) -> None:

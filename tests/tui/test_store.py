@@ -117,7 +117,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, damage: str) -> None:
             "noise": whole[:4096] + random.Random(1).randbytes(len(whole) - 4096),
         }[damage]
         place.write_bytes(spoilt)
-    with pytest.raises(UserError, match="cannot be kept"):
+    with pytest.raises(UserError, match="cannot be saved"):
         _read_all(place)
 
 
@@ -185,14 +185,14 @@ def _with(**changes: object) -> object:
 )
 def test_what_is_no_conversation_is_said(tmp_path: Path, value: object) -> None:
     (tmp_path / "in.json").write_text(json.dumps(value))
-    with pytest.raises(UserError, match="is no conversation"):
+    with pytest.raises(UserError, match="is not a conversation"):
         read(tmp_path / "in.json")
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff\xfe", b"[" * 100_000, b'{"messages": [', b'{"a": NaN}'])
 def test_what_is_no_json_is_said(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "in.json").write_bytes(raw)
-    with pytest.raises(UserError, match="is no conversation"):
+    with pytest.raises(UserError, match="is not a conversation"):
         read(tmp_path / "in.json")
 
 

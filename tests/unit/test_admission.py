@@ -214,7 +214,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     refused = asked.refuse(Work(100, 100), others, 3)
     assert refused is not None
     assert refused.retry_after_s == pytest.approx(7.1, abs=0.3)
-    assert str(refused).startswith("the answer's first token is expected in 10 s, and wanted within 3 s")
+    assert str(refused).startswith("the answer's first token is expected in 10 s, but wanted within 3 s")
     assert asked.refuse(Work(100, 100), others, 11) is None
     refused = asked.refuse(Work(100, 100), others, 11, whole=True)
     assert "the answer's end is expected in 11 s" in str(refused)

@@ -440,7 +440,7 @@ def test_a_folder_that_takes_nothing_is_said_and_no_more(
     forecast = taught(affine(1, 0, 0))
     for _ in range(3):
         forecast.save(tmp_path / "file" / "times.json")
-    assert caplog.text.count("could not be kept") == 1
+    assert caplog.text.count("could not be saved") == 1
     assert "--planner static" in caplog.text
 
 

@@ -33,11 +33,11 @@ def test_everything_of_ours_is_there() -> None:
     [
         (
             ("0",),
-            f"it was written for version 0 of hetrun's interface, and here is {API}: get a newer stranger",
+            f"it was written for version 0 of hetrun's interface, but this is {API}: get a newer stranger",
         ),
         (
             (str(API + 1),),
-            f"for version {API + 1} of hetrun's interface, and here is {API}: get a newer hetrun",
+            f"for version {API + 1} of hetrun's interface, but this is {API}: get a newer hetrun",
         ),
         (("one",), "for version one of hetrun's interface"),
     ],
@@ -97,4 +97,4 @@ def test_a_name_that_is_taken_stays_whose_it_was(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(entry_points, "_all", lambda: [thief, ours])
     found = entry_points._points.__wrapped__()
     assert found["backends", ours.name] is ours
-    assert entry_points.left_out()[thief] == f"{ours.whose} has that name already"
+    assert entry_points.left_out()[thief] == f"{ours.whose} already has that name"

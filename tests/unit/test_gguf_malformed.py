@@ -114,7 +114,7 @@ MALFORMED: dict[str, tuple[File | bytes, str]] = {
     ),
     "empty key": (File([pair("", U32, u32(1))]), "its key is 0 bytes long"),
     "key not utf-8": (File([pair(b"k\xff", U8, b"1")]), "its key is not UTF-8: b'k\\xff'"),
-    "key twice": (File([pair("k", U8, b"1")] * 2), "metadata key 'k', at byte 52: the key is there twice"),
+    "key twice": (File([pair("k", U8, b"1")] * 2), "metadata key 'k', at byte 52: the key appears twice"),
     "unknown type": (File([pair("k", 13, b"1")]), "metadata key 'k', at byte 33: its type is 13"),
     "type absurd": (File([pair("k", 2**32 - 1, b"1")]), "its type is 4294967295, which GGUF does not have"),
     "value missing": (File([pair("k", U64, b"1234567")]), "'k', at byte 37: its value needs 8 bytes"),
@@ -166,7 +166,7 @@ MALFORMED: dict[str, tuple[File | bytes, str]] = {
     "name not utf-8": (File(tensors=[tensor(b"t\xc3", [1])]), "tensor 0, at byte 32: its name is not UTF-8"),
     "name twice": (
         File(tensors=[tensor("t", [1]), tensor("t", [1], offset=32)], data=bytes(64)),
-        "tensor 't', at byte 90: the name is there twice",
+        "tensor 't', at byte 90: the name appears twice",
     ),
     "no dimensions": (
         File(tensors=[tensor("t", [], n_dims=0) + bytes(8)]),

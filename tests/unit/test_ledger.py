@@ -110,8 +110,8 @@ def test_a_refusal_says_what_how_much_what_is_left_and_what_would_do() -> None:
     with pytest.raises(BudgetError) as refused:
         books.book(breakdown.KV, "shared", 30 * MIB + 1)
     assert str(refused.value) == (
-        "--ram 100 MiB is too little: KV would take 30 MiB more and 20 MiB are left beside weights 70 MiB, "
-        "reserve 10.0 MiB; it would take 111 MiB"
+        "--ram 100 MiB is too little: KV needs 30 MiB more, but only 20 MiB are left beside weights 70 MiB, "
+        "reserve 10.0 MiB; at least 111 MiB are needed in all"
     )
 
 
@@ -309,7 +309,7 @@ def test_helpers_are_processes_that_this_one_has_started() -> None:
 
 def test_a_limit_below_what_is_in_use_is_told_with_the_way_out() -> None:
     wanted = Granted(200 << 20, "--ram 200 MiB")
-    assert str(wanted.below_use(416 << 20, f"Start again with {wanted.as_option}")) == (
-        "416 MiB are in use, with room for one answer as long as the context, so the limit cannot go down to "
-        "200 MiB while the model runs. Start again with --ram 200MiB"
+    assert str(wanted.below_use(416 << 20, f"Restart with {wanted.as_option}")) == (
+        "the memory limit cannot be lowered to 200 MiB while the model runs: 416 MiB are in use, including "
+        "room for one answer as long as the context. Restart with --ram 200MiB"
     )

@@ -45,10 +45,10 @@ def test_files_and_folders_in_one_list(tmp_path: Path) -> None:
 def test_what_cannot_be_offered(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         find_models([str(tmp_path / "nowhere")])
-    with pytest.raises(UserError, match="holds no model"):
+    with pytest.raises(UserError, match="does not contain a model"):
         find_models([str(tmp_path)])
-    with pytest.raises(UserError, match="holds no model"):
+    with pytest.raises(UserError, match="does not contain a model"):
         find_models([str(write(tmp_path / "notes.txt"))])
     write(tmp_path / "a.gguf"), write(tmp_path / "x" / "a.gguf")
-    with pytest.raises(UserError, match="have one name"):
+    with pytest.raises(UserError, match="have the same name"):
         find_models([str(tmp_path)])

@@ -250,7 +250,7 @@ async def test_the_budget_changes(started: Started) -> None:
     await task
     several = shelf(started, "a", "b")
     both = [await begun(m) for m in several.models.values()]
-    with pytest.raises(BudgetError, match="a, b answer now"):
+    with pytest.raises(BudgetError, match="a, b are answering"):
         await several.set_ram(500 * MIB)
     for model in several.models.values():
         let_go(model)

@@ -183,7 +183,7 @@ def test_other_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
     path.write_bytes(whole[:8] + b"\2" + whole[9:])
     assert refused(path) == "was written by another version of hetrun: its format is 2, not 1"
     path.write_bytes(b"GGUF" + whole)
-    assert refused(path) == "is no file of prompts"
+    assert refused(path) == "is not a prompt cache"
     path.write_bytes(whole[:-1])
     assert refused(path) == f"is damaged: it has {len(whole) - 1} bytes and should have {len(whole)}"
     assert refused(tmp_path) == "cannot be read: is a directory, not a file"
@@ -235,17 +235,23 @@ def forged(saved: list[tuple[int, int, int]], tokens: list[int], rows: int, n: i
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        (forged([(-1, 0, 2)], [1, 1], 23), "is damaged: what it says of itself does not add up"),
-        (forged([(-1, 0, 3)], [1, 1], 24), "is damaged: what it says of itself does not add up"),
-        (forged([(-1, 0, (1 << 32) - 1)], [1, 1], 24), "is damaged: what it says of itself does not add up"),
-        (forged([(-1, 1, 3)], [1, 1], 24), "is damaged: prompt 0 is impossible"),
-        (forged([(0, 1, 3)], [1, 1], 24), "is damaged: prompt 0 is impossible"),
-        (forged([(-2, 0, 2)], [1, 1], 24), "is damaged: prompt 0 is impossible"),
-        (forged([(-1, 0, 0)], [], 0), "is damaged: prompt 0 is impossible"),
-        (forged([(-1, 0, 1), (0, 2, 3)], [1, 1], 24), "is damaged: prompt 1 is impossible"),
-        (forged([(-1, 0, 1), (0, 1, 1)], [1, 1], 24), "is damaged: prompt 1 is impossible"),
-        (forged([(-1, 0, 2)], [1, N_VOCAB], 24), "is damaged: it has tokens that the model does not have"),
-        (forged([(-1, 0, 2)], [1, -1], 24), "is damaged: it has tokens that the model does not have"),
+        (forged([(-1, 0, 2)], [1, 1], 23), "is damaged: the figures in its header contradict each other"),
+        (forged([(-1, 0, 3)], [1, 1], 24), "is damaged: the figures in its header contradict each other"),
+        (
+            forged([(-1, 0, (1 << 32) - 1)], [1, 1], 24),
+            "is damaged: the figures in its header contradict each other",
+        ),
+        (forged([(-1, 1, 3)], [1, 1], 24), "is damaged: prompt 0 is not valid"),
+        (forged([(0, 1, 3)], [1, 1], 24), "is damaged: prompt 0 is not valid"),
+        (forged([(-2, 0, 2)], [1, 1], 24), "is damaged: prompt 0 is not valid"),
+        (forged([(-1, 0, 0)], [], 0), "is damaged: prompt 0 is not valid"),
+        (forged([(-1, 0, 1), (0, 2, 3)], [1, 1], 24), "is damaged: prompt 1 is not valid"),
+        (forged([(-1, 0, 1), (0, 1, 1)], [1, 1], 24), "is damaged: prompt 1 is not valid"),
+        (
+            forged([(-1, 0, 2)], [1, N_VOCAB], 24),
+            "is damaged: it contains tokens that the model does not have",
+        ),
+        (forged([(-1, 0, 2)], [1, -1], 24), "is damaged: it contains tokens that the model does not have"),
         (forged([], [], 0, n=99), "is damaged: 99 prompts with 0 tokens do not fit into it"),
     ],
 )
@@ -261,7 +267,7 @@ def test_the_forgery_would_be_read_if_it_were_possible(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_be_shared_are_refused(tmp_path: Path) -> None:
     written(tmp_path / "p", [*SYSTEM, 1], [*SYSTEM, 2])
-    with pytest.raises(Unusable, match="prompt 1 is impossible"):
+    with pytest.raises(Unusable, match="prompt 1 is not valid"):
         read(tmp_path / "p", rows=Texts(shares=False))
 
 
@@ -389,7 +395,7 @@ def test_two_processes_do_not_write_the_same_file(tmp_path: Path) -> None:
 
     class Meanwhile(Texts):
         def export(self, seq: int, begin: int, end: int) -> Iterator[memoryview]:
-            with pytest.raises(UserError, match="p was not written: another process writes it"):
+            with pytest.raises(UserError, match="p was not written: another process is writing it"):
                 written(path, SYSTEM)
             return super().export(seq, begin, end)
 
@@ -401,11 +407,11 @@ def test_two_processes_do_not_write_the_same_file(tmp_path: Path) -> None:
 def test_what_is_no_file_of_prompts_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"GGUF")
     with pytest.raises(
-        UserError, match="model was not written: there is a file of that name which holds something else"
+        UserError, match="model was not written: a file of that name exists and is not a prompt cache"
     ):
         written(tmp_path / "model", SYSTEM)
     assert (tmp_path / "model").read_bytes() == b"GGUF"
-    with pytest.raises(UserError, match="something else of that name, which is no regular file"):
+    with pytest.raises(UserError, match="that name is taken by something that is not a regular file"):
         written(tmp_path, SYSTEM)
     with pytest.raises(UserError, match="No such file or directory"):
         written(tmp_path / "none" / "p", SYSTEM)

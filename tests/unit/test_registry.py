@@ -105,11 +105,11 @@ def fails() -> Probe:
 @pytest.mark.parametrize(
     ("thing", "said"),
     [
-        (Descriptor("other", lambda: Available(""), NullDevice), "is no Descriptor of plugin"),
+        (Descriptor("other", lambda: Available(""), NullDevice), "is not a Descriptor of plugin"),
         ("text", "'str' object is not callable"),
-        (lambda: ["text"], "'text' is no Descriptor of plugin"),
-        (Descriptor("plugin", fails, NullDevice), "of stranger 0.1: to ask it fails: ZeroDivisionError"),
-        (Descriptor("plugin", lambda: cast(Probe, True), NullDevice), "it says neither yes nor no"),
+        (lambda: ["text"], "'text' is not a Descriptor of plugin"),
+        (Descriptor("plugin", fails, NullDevice), "of stranger 0.1: its probe fails: ZeroDivisionError"),
+        (Descriptor("plugin", lambda: cast(Probe, True), NullDevice), "its probe returns neither"),
     ],
 )
 def test_one_that_lies_about_itself_is_said_to(register: Register, thing: object, said: str) -> None:

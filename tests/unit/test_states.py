@@ -697,7 +697,7 @@ def test_without_address_space_there_are_fewer_slots(monkeypatch: pytest.MonkeyP
     assert States(SHAPES, SEQUENCES).slots == 18
     assert tried == [72 * 4096, 36 * 4096, 18 * 4096]
     monkeypatch.setattr("hetrun.memory.kv.states.Memory", lambda nbytes: narrow(1 << 40))
-    with pytest.raises(BudgetError, match="no address space for states"):
+    with pytest.raises(BudgetError, match="not have enough address space for states"):
         States(SHAPES, SEQUENCES)
 
 
@@ -709,7 +709,7 @@ def test_all_slots_in_use() -> None:
         extend(kv, seq, MOST, [Mark(p, checkpoint=False) for p in range(1, MOST)])
     assert states.used_bytes == states.slots * states.bytes
     used, rows = kv.used_bytes, kv.groups[0].used_rows
-    with pytest.raises(BudgetError, match=f"all {states.slots} places for states are in use"):
+    with pytest.raises(BudgetError, match=f"all {states.slots} slots for states are in use"):
         kv.extend(seqs[2], 1)
     assert (kv.length(seqs[2]), kv.used_bytes, kv.groups[0].used_rows) == (0, used, rows)
 

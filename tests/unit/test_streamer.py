@@ -387,7 +387,9 @@ def test_a_file_must_be_the_one_whose_header_was_read(tmp_path: Path) -> None:
 
 
 FAILED = r"reading blk\.0\.q at byte (\d+) failed: Input/output error"
-ENDED = r"the file ends inside the tensor blk\.0\.q, at byte (\d+): it was cut while in use; get it again"
+ENDED = (
+    r"the file ends inside the tensor blk\.0\.q, at byte (\d+): it was truncated while in use; get it again"
+)
 
 
 @pytest.mark.parametrize("synchronous", [False, True])

@@ -114,7 +114,7 @@ class Orders(Sights):
             case "system":
                 self.talk.choose(argument, self.talk.sampling)
                 self.show_system()
-                self.say("System prompt set" if argument else "No system prompt any more")
+                self.say("System prompt set" if argument else "System prompt removed")
             case "set":
                 what, _, value = argument.partition(" ")
                 self.talk.choose(self.talk.system, {**self.talk.sampling, what: parsed_value(value)})
@@ -140,7 +140,7 @@ class Orders(Sights):
 
     def _kept(self) -> int:
         if self.talk.number is None:
-            raise UserError("nothing was said yet: a conversation is kept from its first message on")
+            raise UserError("this conversation is empty: it is saved from its first message on")
         return self.talk.number
 
     # --- conversations
@@ -220,7 +220,7 @@ class Orders(Sights):
         """Write a conversation to a file."""
         conversation = self.talk.store.conversation(number)
         if conversation is None:
-            raise UserError("this conversation was deleted meanwhile")
+            raise UserError("this conversation has been deleted")
         path = Path(name).expanduser()
         exchange.write(path, conversation, self.talk.store.tree(conversation))
         self.say(f"Written to {path}")
@@ -274,7 +274,7 @@ class Orders(Sights):
             if any(choice.name == what for choice in turn_choices(entry, self.talk)):
                 self.do(what, entry)
                 return
-        raise UserError("there is nothing yet to do that with")
+        raise UserError("there is no message yet to do that with")
 
     def action_regenerate(self) -> None:
         with self.telling():
@@ -322,7 +322,7 @@ class Orders(Sights):
                 self.talk.fork(turn)
                 self.show_talk()
                 self.set_focus(self.query_one(Prompt))
-                self.say("A new conversation, which begins like the one before")
+                self.say("New conversation with the same beginning")
             case "before" | "after":
                 other = self.talk.tree.beside(turn, -1 if what == "before" else 1)
                 if other is not None:
@@ -333,7 +333,7 @@ class Orders(Sights):
     def _regenerate(self, turn: Turn, beginning: str = "") -> None:
         asked = turn.parent if turn.role == "assistant" else turn.id
         if asked is None:
-            raise UserError("nothing was asked before this answer")
+            raise UserError("there is no message before this answer")
         if self.exchanging:
             raise UserError(EXCHANGING)
         self.talk.lead_back(asked)

@@ -119,7 +119,9 @@ class Sights(Screen[None]):
     def choose_model(self, name: str = "") -> None:
         """Another model: this one, or the one that the user chooses."""
         if self.doors.models is None:
-            raise UserError("the model is the server's: start the chat with another --url for another one")
+            raise UserError(
+                "the server chooses the model: for another model, start the chat with another --url"
+            )
         self._choose_model(name, self.doors.models)
 
     @work(group="dialog", exit_on_error=False)

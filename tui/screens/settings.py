@@ -128,7 +128,7 @@ class SettingsScreen(Dialog[Chosen | None]):
     async def _presets(self) -> None:
         presets = self._talk.store.presets()
         if not presets:
-            self.query_one(".error", Static).update("there are no presets yet: keep one")
+            self.query_one(".error", Static).update("there are no presets yet: save one")
             return
         name = await self.app.push_screen_wait(Choose("Presets", [Choice(n, n) for n in presets]))
         if not name:

@@ -59,7 +59,7 @@ def write(path: Path, conversation: Conversation, tree: Tree) -> None:
         with path.open("x", encoding="utf-8", errors="replace") as file:
             file.write(text)
     except FileExistsError as error:
-        raise UserError(f"{path} is there already; give another name") from error
+        raise UserError(f"{path} exists already; give another name") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be written: {error}") from error
 
@@ -72,11 +72,11 @@ def read(path: Path) -> list[tuple[Conversation, list[Turn]]]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if len(raw) > MOST_BYTES:
-        raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB, and no conversation is")
+        raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB, the limit for a conversation")
     try:
         return list(_conversations(parsed(raw)))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no conversation: {error}") from error
+        raise UserError(f"{path} is not a conversation: {error}") from error
 
 
 def _conversations(value: object) -> Iterator[tuple[Conversation, list[Turn]]]:
@@ -96,7 +96,7 @@ def _conversations(value: object) -> Iterator[tuple[Conversation, list[Turn]]]:
                     raise ValueError("a list within a list has no messages")
                 yield from _conversations(one)
         case _:
-            raise ValueError("it has neither our format nor a list of messages")
+            raise ValueError("it is neither a conversation of hetrun's nor a list of messages")
 
 
 def _ours(value: Mapping[Any, object], rows: list[Any]) -> tuple[Conversation, list[Turn]]:
@@ -156,7 +156,7 @@ def _of_messages(messages: list[Any], title: str) -> tuple[Conversation, list[Tu
 
 def _few(rows: list[Any]) -> list[Any]:
     if len(rows) > MOST_TURNS:
-        raise ValueError(f"it has {len(rows)} turns, and {MOST_TURNS} are the most")
+        raise ValueError(f"it has {len(rows)} turns, but at most {MOST_TURNS} are allowed")
     return rows
 
 

@@ -289,8 +289,8 @@ class Store:
             yield
         except (sqlite3.Error, OSError, ValueError) as error:
             raise UserError(
-                f"conversations cannot be kept in {self.path}: {error}; "
-                "move the file away to begin a new one, or make room for it"
+                f"conversations cannot be saved in {self.path}: {error}; "
+                "move the file away to start a new one, or free some space"
             ) from error
 
 

@@ -87,7 +87,8 @@ class LlamaVocabulary:
         ids = self._limits.guarded(text, raw, lambda: self._tokenize(raw, add_special, parse_special))
         if ids and not (0 <= min(ids) and max(ids) < self.n_tokens):
             raise OptionError(
-                "the text has characters for which the model has no token, nor one for what it does not know"
+                "the text has characters for which the model has no token, and it has no token for "
+                "unknown characters either"
             )
         return ids
 

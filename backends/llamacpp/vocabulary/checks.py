@@ -241,7 +241,7 @@ def _check_merges(file: GGUFFile, tokens: Strings) -> None:
     array = file.get_strings(_P + "merges")
     if array is None:
         if file.get_str(_P + "pre", "") != "kimi-k2":
-            fail(file, "merges", "is missing: such a tokenizer cannot do without")
+            fail(file, "merges", "is missing, but this kind of tokenizer needs it")
         return
     if len(array.blob) > MAX_TEXT:
         fail(file, "merges", f"has {len(array.blob)} bytes; hetrun reads up to {MAX_TEXT}")

@@ -102,7 +102,7 @@ class TextLimits:
             letter = chr(int((begins * there).argmax()))
             raise OptionError(
                 f"the text has {letter!r} {there[ord(letter)]} times, with which {begins[ord(letter)]} "
-                "special tokens begin: to look for them would take too long"
+                "special tokens begin: searching for them would take too long"
             )
         if int(there[begins > 0].sum()) > MAX_FOUND:
             found = sum(map(raw.count, self._special))

@@ -135,8 +135,8 @@ def _faults(report: Report) -> Iterator[str]:
         )
     for name in bad:
         yield printable(
-            f"What to do: do not use {name} (name others with --backend) until that is mended, and tell "
-            f"whoever wrote it; hetrun devices --conformance --backend {name} --json has every number."
+            f"What to do: do not use {name} (name others with --backend) until that is fixed, and report "
+            f"it to its authors; hetrun devices --conformance --backend {name} --json has every number."
         )
 
 

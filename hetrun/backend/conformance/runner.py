@@ -155,11 +155,11 @@ def outcome(case: Case, op: Op, backend: Backend) -> Outcome:
             result = np.empty((0, case.out), np.float32)
             if work.rows(op.out):
                 if op.out.name not in work.values:
-                    raise BackendError("it leaves no result in the pass")
+                    raise BackendError("it returns no result")
                 result = np.array(work.values[op.out.name])
     for name, array in given.items():
         if not np.array_equal(array, work.values[name]):
-            raise BackendError("it changes its inputs, which others read too")
+            raise BackendError("it overwrites its inputs, which other ops read too")
     seen = np.concatenate([part.kv[0].rows for part in work.parts])
     kv.settle()
     stored = [table.read(seen) for table in kv.tables[0]]

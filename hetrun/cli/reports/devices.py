@@ -29,7 +29,7 @@ def of_devices(measure: bool, conformance: bool, chosen: Sequence[str], as_json:
         print_devices(measure, as_json)
         return 0
     if measure:
-        raise OptionError("--measure and --conformance are both given: take one of them")
+        raise OptionError("--measure and --conformance are both given: use only one of them")
     return print_conformance(chosen, as_json)
 
 

@@ -43,7 +43,7 @@ class Question:
 def refuse_what_contradicts(question: Question, given: Mapping[str, object]) -> None:
     """Options that make no sense together; before a model is looked for, which may be a download."""
     if question.machine is None and (alone := question.given()):
-        raise OptionError(f"--{alone[0]} asks about another machine: name one with --machine")
+        raise OptionError(f"--{alone[0]} is for another machine: name one with --machine")
     if question.shape is not None and given.get("model") is not None:
         raise OptionError("--shape and --model name two models; give one of them")
 
@@ -54,7 +54,7 @@ def print_prediction(question: Question, settings: Settings, as_json: bool) -> N
     for name in settings.origins:
         if name != "model" and settings.origin(name) == "explicit":
             flag = OPTIONS[name].flags[-1]
-            raise OptionError(f"{flag} is about this machine, and says nothing about another; leave it out")
+            raise OptionError(f"{flag} applies to this machine only; leave it out, or leave out --machine")
     numbers = [
         option_types.integer(1, MOST)(value or usual, f"--{name}")
         for name, value, usual in (

@@ -163,7 +163,7 @@ class Speculating:
             self._most = min(plans.ubatch, alike if exact or not alike else MOST_CLOSE)
             if before is None and self._most <= 1:
                 log.info(
-                    "no speculation: several tokens at once would not give the same text as one by one"
+                    "no speculation: computing several tokens at once would change the text"
                     if alike
                     else "no speculation: this model runs through libllama"
                 )

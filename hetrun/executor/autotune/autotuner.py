@@ -52,6 +52,12 @@ IDLE_SLICE_S = 0.1  # for comparisons, at each look while the engine is idle
 SPENT_S = 1.0  # in passes, until it is seen once more what would have paid for them
 UNUSED_S = 60.0  # for which copies of weights stay that do not pay now
 SOON_S = 15.0  # since the engine was idle: comparisons wait for the next such moment, which may come soon
+LOGGED: Mapping[Became, str] = {  # how a line of the log begins
+    "proposed": "plan on trial",
+    "in force": "plan in force",
+    "taken back": "plan withdrawn",
+    "given back": "weights dropped",
+}
 EXPLORING_S = 0.1  # that must be left for trying before a comparison begins
 
 
@@ -270,7 +276,7 @@ class Pilot:
             self.replan("something was measured for the first time")
         elif abs(news) > CHANGED:
             self._in_force.refresh()
-            state.news = "a comparison with what is not in use"
+            state.news = "a comparison with backends that are not in use"
 
     def _end_comparison(self) -> None:
         """Before weights come or go: it may have been lent some of them."""
@@ -321,7 +327,9 @@ class Pilot:
             )
         self._state.refused.add(name)
         self._in_force.remove(lambda plan: any(backend == name for _, backend in plan.places))
-        self._note(Change(perf_counter(), f"{name} failed: nothing runs there any more", "taken back"))
+        self._note(
+            Change(perf_counter(), f"the backend {name} failed, so no plan uses it any more", "taken back")
+        )
 
     # --- plans
 
@@ -375,7 +383,7 @@ class Pilot:
             raise
         except Exception as e:  # a plugin may fail in any way, and the plan stays as it is
             if isinstance(e, BudgetError) and not proposal.bring:  # what is free may lie in pieces
-                log.info("there is no room for what would be better (%s): %s", proposal.reason, e)
+                log.info("a better plan does not fit into memory (%s): %s", proposal.reason, e)
                 return False
             for name in {b for _, b in proposal.bring} | {b for b, _ in proposal.parts - now.parts}:
                 if name not in self._setup.home.values():
@@ -426,7 +434,7 @@ class Pilot:
             self._drop(idle)
             self._in_force.usage.clear()
             self._state.hesitation *= 2
-            why = f"{mib:.0f} MiB of weights for {names} do not pay"
+            why = f"{mib:.0f} MiB of weights copied for {names} were unused, or saved almost no time"
             self._note(Change(perf_counter(), why, "given back"))
 
     def _whole(self) -> list[str]:
@@ -437,7 +445,7 @@ class Pilot:
     def _note(self, change: Change) -> None:
         self._state.changes.append(change)
         del self._state.changes[:-MOST_CHANGES]
-        log.info("plan %s: %s", change.became, change.reason)
+        log.info("%s: %s", LOGGED[change.became], change.reason)
 
     # --- what follows
 
@@ -459,4 +467,4 @@ class Pilot:
             if self._choices_at:
                 self.choices.save(self._choices_at)
         except OSError as e:
-            log.debug("times are not kept: %s", e)
+            log.debug("times were not saved: %s", e)

@@ -1,4 +1,4 @@
-"""What was decided, on what grounds, and what became of it: in words."""
+"""Sentences about decisions: what changed, from what to what, and why."""
 
 from __future__ import annotations
 
@@ -13,19 +13,37 @@ TAKEN, SPARE = 0.5, 0.35  # cores of others: so many are in the way; so few are 
 
 
 def in_words(v: Verdict, others: float | None) -> str:
-    """What passes showed of a plan; `others`: cores that other programs keep busy, None: nobody knows."""
-    off = f"{abs(1 - v.ratio):.0%} {'less' if v.ratio < 1 else 'more'} time than before"
-    off += f", spread {v.spread:.0%}, "
-    off += f"by {v.passes} passes in turn" if v.passes > 1 else "by 1 pass"
-    off += f"; {abs(1 - v.expected):.0%} {'less' if v.expected < 1 else 'more'} was predicted"
-    where = passes_of(v.bucket)
+    """What the passes of a trial showed, from what to what the plan changed, and why.
+
+    `others`: cores that other programs keep busy; None: not known.
+    """
+    where, measured = passes_of(v.bucket), f"{_time(v.ratio)} before ({_evidence(v)})"
     if same_places(v.plan, v.before):
-        what = f"{count(v.plan.threads)} instead of {v.before.threads} for {where}"
-        if not v.kept:
-            return f"{what} are taken back: {off}"
-        return f"{_cause(v.plan.threads, v.before.threads, others)}: {what}: {off}"
-    kept = "stays in force" if v.kept else "is taken back"
-    return f"{where}: the plan on {backends(v.plan)} {kept}: {off}"
+        tried, old = count(v.plan.threads), v.before.threads
+        if v.kept:
+            return f"{_cause(v.plan.threads, old, others)}: {tried} instead of {old} for {where}, {measured}"
+        return f"{where} use {count(old)} again instead of {v.plan.threads}, with which they took {measured}"
+    new, old_places = backends(v.plan), backends(v.before)
+    other = f" instead of {old_places}" if new != old_places else ", with other parts on each"
+    if v.kept:
+        return f"{where} now run on {new}{other}: they take {measured}"
+    if new == old_places:
+        return f"{where} run on {new} as before, not with other parts on each: they took {measured}"
+    return f"{where} run on {old_places} again instead of {new}, where they took {measured}"
+
+
+def _time(ratio: float) -> str:
+    """The time of a pass beside the time of another one: "12% less time than", "7.4 times as long as"."""
+    if ratio >= 2:
+        return f"{ratio:.1f} times as long as"
+    return f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'} time than"
+
+
+def _evidence(v: Verdict) -> str:
+    """What a verdict rests on."""
+    passes = "1 pass" if v.passes == 1 else f"{v.passes} passes"
+    predicted = f"{abs(1 - v.expected):.0%} {'less' if v.expected < 1 else 'more'} was predicted"
+    return f"measured in {passes}, spread {v.spread:.0%}; {predicted}"
 
 
 def of_threads(now: int, before: int, ratio: float, others: float | None) -> str:

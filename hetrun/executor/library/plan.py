@@ -152,7 +152,7 @@ def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int
     )
     raise BudgetError(
         f"{granted} is too little: one sequence of {least} tokens of this model needs {_mib(needed)}, "
-        "as far as its file tells"
+        "judging by its file"
     )
 
 
@@ -183,15 +183,16 @@ def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Prepa
         raise ModelFileError(source.path, f"{backend.name} reads GGUF files only; {how}")
     if options.wishes.deterministic:
         raise OptionError(
-            f"--deterministic cannot be had here: {backend.name} runs the whole model in its own way"
+            f"--deterministic is not available here: {backend.name} runs the whole model in its own way"
         )
     if options.wishes.plan:
         raise OptionError(
-            f"--plan cannot be followed here: {backend.name} runs the whole model, and there are no parts"
+            f"--plan is not available here: {backend.name} runs the whole model, not parts of it"
         )
     if options.streaming not in ("balanced", "off"):
         raise OptionError(
-            f"--streaming {options.streaming} cannot be had here: {backend.name} reads the whole model itself"
+            f"--streaming {options.streaming} is not available here: {backend.name} reads the whole "
+            "model itself"
         )
     ubatch = options.wishes.ubatch or LARGEST_UBATCH
     need = needs(source, options.kv_type, ubatch)
@@ -218,7 +219,7 @@ def _plans(
     return PlanSet(
         {bucket: Plan(bucket, setup.threads, placed, stages) for bucket in BUCKETS},
         setup.ubatch,
-        "as asked for" if options.wishes.ubatch else "more at once are no faster",
+        "as asked for" if options.wishes.ubatch else "larger passes are no faster",
         complete(
             {
                 "weights, estimated": need.weights,

@@ -29,7 +29,7 @@ def create_backends(options: Options, graph: Graph) -> dict[str, Backend]:
     some = [name for name in names if options.vram != 0 or not known[name].own_memory]
     if not some:
         raise OptionError(
-            f"--vram 0 leaves no memory to {' and '.join(names)}; allow more, or other backends"
+            f"--vram 0 leaves no memory for {' and '.join(names)}; allow more, or other backends"
         )
     made: dict[str, Backend] = {}
     for name in some:
@@ -65,7 +65,7 @@ def refusal(backend: Backend, graph: Graph) -> str:
             if min(numbers) < 0 or backend.alike([op]) < 1:
                 raise ValueError("a size, an error or a number of rows is too small")
         except entry_points.FAILURES as e:
-            return f"to ask it about {op.kind} fails: {entry_points.in_words(e)}"
+            return f"asking it about {op.kind} fails: {entry_points.in_words(e)}"
     return ""
 
 
@@ -88,6 +88,6 @@ def vet(name: str, backend: Backend, graph: Graph) -> None:
     if found := faults(backend, todo):
         more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
         said = "; ".join(map(str, found[:MOST_TOLD]))
-        raise entry_points.leave_out(point, f"it does not compute what it says that it does: {said}{more}")
+        raise entry_points.leave_out(point, f"its results differ from the reference: {said}{more}")
     _passed.update((name, kind) for kind in todo)
-    log.debug("the backend %s of %s computes what the reference does", name, point.whose)
+    log.debug("the backend %s of %s agrees with the reference", name, point.whose)

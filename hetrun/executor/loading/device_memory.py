@@ -99,9 +99,9 @@ def bills(
         weights, memory = backends[name].device_bytes(wanted.get(name, ())), own[name]
         if weights > memory.room:
             raise BudgetError(
-                f"{size_in_words(memory.limit)} of its own memory are too little for {name}: with the "
-                f"weights that are to lie there it needs {-(-(weights + memory.besides) >> 20)} MiB; allow "
-                "more with --vram, or other backends beside it"
+                f"{size_in_words(memory.limit)} of device memory is too little for {name}: with the "
+                f"weights placed there it needs {-(-(weights + memory.besides) >> 20)} MiB; allow "
+                "more with --vram, or more backends"
             )
         lines = {breakdown.WEIGHTS: weights, breakdown.BESIDES: memory.besides}
         found[name] = breakdown.complete({line: n for line, n in lines.items() if n}, memory.limit)

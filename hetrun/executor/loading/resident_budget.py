@@ -62,7 +62,7 @@ class InMemory:
         self.look()
         others = self._books.total - self._limit
         if (needed := others + self._kv.least_bytes) > granted.nbytes:
-            mend = f"Start again with {granted.as_option}: then part of the weights is read from disk"
+            mend = f"Restart with {granted.as_option}: then part of the weights is read from disk"
             raise granted.below_use(needed, mend)
         self._books.granted = granted
         self._most = max(self._kv.least_bytes, self._kv_of_all(granted.nbytes - others))

@@ -91,7 +91,7 @@ def _read_header(cursor: Cursor) -> GGUFFile:
         begin = cursor.pos + 8  # behind the length of its key
         key, kind, value = _read_pair(cursor, index)
         if key in metadata:
-            cursor.fail("the key is there twice")
+            cursor.fail("the key appears twice")
         if key == "general.alignment":
             alignment = _check_alignment(cursor, kind, value)
         metadata[key] = value
@@ -204,7 +204,7 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
         cursor.where = f"tensor {index}"
         tensor = _read_tensor(cursor, alignment)
         if tensor.name in tensors:
-            cursor.fail("the name is there twice")
+            cursor.fail("the name appears twice")
         tensors[tensor.name] = tensor
     return tensors
 

@@ -87,7 +87,7 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
     named = Path(path)
     folder = named if os.path.isdir(named) else named.parent
     if not os.path.exists(folder / "config.json"):
-        raise ModelFileError(str(folder), f"has no config.json, so it is no model's folder; {_hint(folder)}")
+        raise ModelFileError(str(folder), f"has no config.json, so it is not a model folder; {_hint(folder)}")
     config = Config(str(folder / "config.json"), read_object(folder / "config.json"))
     wanted = named.name if folder != named and named.suffix == ".safetensors" else None
     index = _read_index(folder) if (folder / INDEX).exists() else {}
@@ -129,7 +129,7 @@ def _only_file(folder: Path) -> str:
     if pickles := sorted(p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt*"))):
         raise ModelFileError(
             str(folder),
-            f"has its weights in {pickles[0]}, a format that can run anything, so hetrun does not open it: "
+            f"has its weights in {pickles[0]}, which can run arbitrary code, so hetrun does not open it: "
             "get the model as safetensors or GGUF",
         )
     raise ModelFileError(str(folder), f"has no {SINGLE}: download the model again")
@@ -171,7 +171,7 @@ def _read_shards(folder: Path, index: Mapping[str, str]) -> dict[str, Safetensor
     for tensor, name in index.items():
         if tensor not in shards[name].tensors:
             raise ModelFileError(
-                str(folder / name), f"the tensor {shown(tensor)} is not in it, but {INDEX} says so"
+                str(folder / name), f"the tensor {shown(tensor)} is not in it, but {INDEX} lists it"
             )
     return shards
 

@@ -71,5 +71,5 @@ def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"{shown(twice)} is there twice")
+        raise ValueError(f"{shown(twice)} appears twice")
     return found

@@ -56,7 +56,7 @@ def objection(expression: str) -> str | None:
             least, most = _times(text)
             if last.varies and most > FEW:
                 return (
-                    f"repeats what varies, near {expression[max(pos - 24, 0) : pos]!r}, and may take for ever"
+                    f"repeats what varies, near {expression[max(pos - 24, 0) : pos]!r}, and may run forever"
                 )
             if expression[pos : pos + 1] in ("?", "+") and text[0] != "{":
                 pos += 1  # lazy, or possessive

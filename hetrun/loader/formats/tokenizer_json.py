@@ -73,7 +73,7 @@ def check_pre_tokenizer(path: str, pre_tokenizer: object) -> None:
     for place, step in _steps(path, "pre_tokenizer", pre_tokenizer):
         _pattern(path, place, step)
         if step.get("type") == "FixedLength" and step.get("length") == 0:
-            _fail(path, place, "cuts a text into pieces of no length")
+            _fail(path, place, "cuts a text into pieces of zero length")
 
 
 def check_post_processor(path: str, post_processor: object) -> None:

@@ -96,7 +96,7 @@ def _commit(api: HfApi, wanted: Wanted) -> tuple[str, list[File]]:
 
 
 def _no_hub(wanted: Wanted) -> UserError:
-    return UserError(f"{wanted.name}: what answers is not like Hugging Face's hub; look at HF_ENDPOINT")
+    return UserError(f"{wanted.name}: the server does not answer like Hugging Face's hub; check HF_ENDPOINT")
 
 
 def _folder(path: Path, file: File) -> Path:
@@ -116,8 +116,9 @@ def _check_room(wanted: Wanted, missing: list[File]) -> None:
     free = shutil.disk_usage(folder).free
     if needed + SPARE > free:
         raise UserError(
-            f"{wanted.name} takes {needed / 1e9:.1f} GB more, and where {folder} lies {free / 1e9:.1f} GB "
-            "are left: make room, or name another place with HF_HOME"
+            f"{wanted.name} needs {needed / 1e9:.1f} GB more, but the disk of {folder} has only "
+            f"{free / 1e9:.1f} GB "
+            "free: free some space, or choose another folder with HF_HOME"
         )
 
 
@@ -151,8 +152,8 @@ def _fetch(api: HfApi, wanted: Wanted, commit: str, file: File, tell: Tell) -> N
         if _sha256(partial) != file.sha256:
             partial.unlink()
             raise UserError(
-                f"{wanted.name}: what came of {printable(file.name)} is not what the hub has, by its "
-                "checksum; it was removed: pull it again"
+                f"{wanted.name}: the download of {printable(file.name)} does not match the hub's "
+                "checksum and was removed: pull it again"
             )
         partial.replace(blob)
 
@@ -183,7 +184,7 @@ def _read(api: HfApi, wanted: Wanted, commit: str, file: File, partial: Path, te
                 left -= size == begun
                 if not left:
                     raise UserError(
-                        f"{wanted.name}: {printable(file.name)} ends before its end: pull it again"
+                        f"{wanted.name}: the download of {printable(file.name)} ended early: pull it again"
                     )
 
 
@@ -253,25 +254,26 @@ def explained(wanted: Wanted) -> Iterator[None]:
         raise
     except errors.GatedRepoError:
         raise UserError(
-            f"{name}: its owners let in whom they know: ask at {page}, then set HF_TOKEN or run hf auth login"
+            f"{name}: its owners must grant access: request it at {page}, then set HF_TOKEN or run "
+            "hf auth login"
         ) from None
     except errors.RevisionNotFoundError:
         raise UserError(f"{name}: the repository has no revision {printable(wanted.revision)}") from None
     except errors.RepositoryNotFoundError:
         raise UserError(
-            f"{name}: there is no such repository, or it is private: look at {page}; for a private one set "
+            f"{name}: there is no such repository, or it is private: see {page}; for a private one set "
             "HF_TOKEN or run hf auth login"
         ) from None
     except errors.OfflineModeIsEnabled:
         raise not_here(wanted) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        why = "too many were asked for; wait a while" if status == 429 else "try again later"
+        why = "there were too many requests; wait a while" if status == 429 else "try again later"
         if status in (401, 403):
-            why = "its token is not accepted: look at HF_TOKEN, or run hf auth login"
+            why = "the token was not accepted: check HF_TOKEN, or run hf auth login"
         raise UserError(f"{name}: the hub answers with status {status}: {why}") from None
     except errors.HFValidationError as error:
-        raise UserError(f"{name} is no name on the hub: {printable(str(error))}") from None
+        raise UserError(f"{name} is not a valid name on the hub: {printable(str(error))}") from None
     except OSError as error:
         raise UserError(f"{name}: {printable(str(error))}{_kept(wanted)}") from None
     except Exception as error:
@@ -286,10 +288,10 @@ def explained(wanted: Wanted) -> Iterator[None]:
 def _kept(wanted: Wanted) -> str:
     """What to do where a part of a file has come."""
     begun = (path.stat().st_size for path in (repository(wanted.repo) / "blobs").glob("*.hetrun-incomplete"))
-    return "; the part that has come is kept: pull it again, and it goes on from there" if any(begun) else ""
+    return "; the part already downloaded is kept: pull it again to continue" if any(begun) else ""
 
 
 def not_here(wanted: Wanted) -> UserError:
     """A model is not on this machine, and may not be brought."""
     what = "is not complete here" if snapshot(wanted) else "is not here"
-    return UserError(f"{wanted.name} {what}, and HF_HUB_OFFLINE or --offline forbids to download it")
+    return UserError(f"{wanted.name} {what}, and HF_HUB_OFFLINE or --offline forbids downloading it")

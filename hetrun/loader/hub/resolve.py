@@ -42,7 +42,7 @@ def find(name: str, allowed: bool = True, progress: Progress = lambda done, whol
     if len(found) == 1:
         return found[0].path
     if found:
-        raise UserError(f"{printable(name)} may be {_listed(found)}: name one of them")
+        raise UserError(f"{printable(name)} could be {_listed(found)}: choose one of them")
     raise UserError(f"{printable(str(path))} does not exist; {_hint(name, models)}")
 
 

@@ -287,7 +287,10 @@ class KvCache:
     def extend(self, seq: int, n: int) -> tuple[RowIndex, ...]:
         """Rows for the next n tokens in each group, `most_at_once` at most; nothing changes without room."""
         if seq in self._lost:
-            raise BackendError("the device that had a text's keys and values has failed: it begins anew")
+            raise BackendError(
+                "the device that held the keys and values of a sequence failed; the sequence is "
+                "computed again"
+            )
         if n > self.most_at_once:
             raise ValueError(f"{n} tokens are more than the {self.most_at_once} that may come at once")
         length = self._lengths[seq]

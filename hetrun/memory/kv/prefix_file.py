@@ -184,21 +184,21 @@ def _lock(fd: int, path: Path) -> None:
     except (BlockingIOError, FileNotFoundError):
         alone = False
     if not alone:
-        raise OSError(0, "another process writes it")
+        raise OSError(0, "another process is writing it")
 
 
 def _check_ours(path: Path) -> None:
-    """What is no file of prompts keeps its place: somebody has given the wrong name."""
+    """What is not a prompt cache keeps its place: somebody has given the wrong name."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
         return
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(0, "there is something else of that name, which is no regular file")
+        raise OSError(0, "that name is taken by something that is not a regular file")
     if status.st_size:
         with open(open_regular(path), "rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
-                raise OSError(0, "there is a file of that name which holds something else; give another name")
+                raise OSError(0, "a file of that name exists and is not a prompt cache; choose another name")
 
 
 def _sync_folder(path: Path) -> None:
@@ -271,19 +271,19 @@ class _Reading:
         for i, s in enumerate(saved):
             most = saved[s.parent].end if 0 <= s.parent < i and self._rows.shares else 0
             if not -1 <= s.parent < i or not s.shared <= most or not s.shared < s.end:
-                raise Unusable(f"is damaged: prompt {i} is impossible")
+                raise Unusable(f"is damaged: prompt {i} is not valid")
         own = [s.end - s.shared for s in saved]
         rest = self._size - self._file.tell() - DIGEST
         if sum(own) != n_tokens or _row_bytes(saved, self._rows) != rest:
-            raise Unusable("is damaged: what it says of itself does not add up")
+            raise Unusable("is damaged: the figures in its header contradict each other")
         if n_tokens and not (0 <= text.min() and text.max() < n_vocab):
-            raise Unusable("is damaged: it has tokens that the model does not have")
+            raise Unusable("is damaged: it contains tokens that the model does not have")
         return saved, np.split(text, np.cumsum(own)[:-1]) if n else []
 
     def _header(self, identity: bytes) -> tuple[int, int]:
         """How many entries and tokens follow."""
         if self._file.peek(len(MAGIC))[: len(MAGIC)] != MAGIC:
-            raise Unusable("is no file of prompts")
+            raise Unusable("is not a prompt cache")
         _, version, n, n_tokens, size, whose = HEADER.unpack(self._read(HEADER.size))
         if version != VERSION:
             raise Unusable(
@@ -319,7 +319,7 @@ class _Reading:
     def _read(self, n: int) -> bytes:
         found = self._file.read(n)
         if len(found) != n:
-            raise Unusable("was cut while it was read")
+            raise Unusable("was truncated while it was read")
         self._digest.update(found)
         return found
 
@@ -328,7 +328,7 @@ class _Reading:
         while at < len(block):
             got = self._file.readinto(block[at:])
             if not got:
-                raise Unusable("was cut while it was read")
+                raise Unusable("was truncated while it was read")
             at += got
         self._digest.update(block)
 

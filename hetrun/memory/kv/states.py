@@ -228,7 +228,7 @@ class States:
         # Between two passes of a step the state lies in its last slot.
         between = bool(states) and held.began < a < states[-1].position
         if a and not between and a not in at:
-            raise BackendError("what a sequence knew is lost with the device that had it")
+            raise BackendError("the state of a sequence was lost when its device failed")
         read = (at.get(a, states[-1].slot) if between else at[a]) if a else NONE
         write = np.array([at.get(p, NONE) for p in range(a + 1, b + 1)], np.int64)
         if b > a and write[-1] == NONE:
@@ -311,7 +311,7 @@ class States:
         """Checkpoints go for what is wanted; BudgetError if that is not enough."""
         while wanted > len(self._free):
             if not self.thin():
-                raise BudgetError(f"all {self.slots} places for states are in use; ask for fewer sequences")
+                raise BudgetError(f"all {self.slots} slots for states are in use; ask for fewer sequences")
 
     def _take(self) -> int:
         self._make_room(1)
@@ -337,5 +337,7 @@ def _reserved(size: int, slots: int) -> tuple[Memory, int]:
             return Memory(slots * size), slots
         except (OSError, OverflowError, ValueError) as e:
             if slots <= 4:
-                raise BudgetError(f"the system has no address space for states of {size >> 20} MiB") from e
+                raise BudgetError(
+                    f"the system does not have enough address space for states of {size >> 20} MiB"
+                ) from e
             slots //= 2

@@ -87,7 +87,7 @@ def reserve(each: Iterable[int], sequences: int) -> tuple[Memory, int]:
         except (OSError, OverflowError, ValueError) as e:
             if sequences == 1:
                 raise BudgetError(
-                    f"the system has no address space for {sum(each) * 2 / 2**30:.1f} GiB "
+                    f"the system does not have enough address space for {sum(each) * 2 / 2**30:.1f} GiB "
                     "of keys and values; use a smaller --ctx"
                 ) from e
             sequences = -(-sequences // 2)

@@ -175,7 +175,7 @@ class Forecast:
         problem = store.write(path, [*mine.items(), *rest.items()], others | self._facts)
         if problem and problem != self._unkept:
             log.warning(
-                "what was measured could not be kept in %s, so the next start measures again "
+                "measurements could not be saved in %s, so the next start measures again "
                 "(--planner static never does): %s",
                 path,
                 problem,

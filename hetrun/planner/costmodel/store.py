@@ -64,11 +64,11 @@ def read(path: Path, level: int = logging.WARNING) -> tuple[dict[Work, Cells], F
             return {}, {}
         data = json.loads(read_text(path, MOST_BYTES))
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
+            raise ValueError(f"its format is not {FORMAT}")
         works = [_work(w) for w in _short_list(data, "works", MOST_WORKS)]
         return dict(works), dict(_fact(f) for f in _short_list(data, "facts", MOST_FACTS))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        log.log(level, "%s is ignored, and what it held is measured again: %s", path, error)
+        log.log(level, "%s is ignored, and its measurements are made again: %s", path, error)
         return {}, {}
 
 

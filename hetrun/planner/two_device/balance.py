@@ -145,7 +145,7 @@ def operations(graph: Graph, layer: int) -> tuple[Operation, ...]:
         waiting = []
     if waiting or not any(members.values()):
         what = waiting[0].scope if waiting else f"blk.{layer}"
-        raise OptionError(f"{what} is no part of the seven operations of a layer; place it by itself")
+        raise OptionError(f"{what} is not one of the seven operations of a layer; place it separately")
     return tuple(
         Operation(name, tuple(dict.fromkeys(op.scope for op in ops)), tuple(ops), form_of(ops))
         for name, ops in members.items()

@@ -135,7 +135,7 @@ class _Parser:
 
     def _repetition(self, before: list[Node], space: re.Pattern[str]) -> Node:
         if not before:
-            self._fail("nothing stands before it that could be repeated")
+            self._fail("there is nothing before it to repeat")
         start, c = self._at, self._text[self._at]
         self._at += 1
         if c != "{":
@@ -152,7 +152,7 @@ class _Parser:
         self._expect("}")
         if max(least, most) > MOST_TIMES or -1 < most < least:
             self._at = start
-            self._fail(f"a repetition goes from a number to one that is no less, up to {MOST_TIMES}")
+            self._fail(f"the end of a repetition must not be less than its start, nor more than {MOST_TIMES}")
         return Repeat(before.pop(), least, None if most < 0 else most)
 
     def _literal(self) -> Node:
@@ -160,9 +160,9 @@ class _Parser:
         self._at += 1
         parts: list[Node] = []
         while not self._text.startswith('"', self._at):
-            c = self._char(start, "this text has no end")
+            c = self._char(start, "this text is not closed")
             if not (char := chars([(c, c)])).ranges:
-                self._fail(f"before this stands U+{c:04X}, which is no character")
+                self._fail(f"the character before this, U+{c:04X}, is not a character")
             parts.append(char)
         self._at += 1
         return parts[0] if len(parts) == 1 else Seq(tuple(parts))
@@ -173,10 +173,10 @@ class _Parser:
         self._at += 2 if negated else 1
         ranges: list[tuple[int, int]] = []
         while not self._text.startswith("]", self._at):
-            low = high = self._char(start, "this class has no end")
+            low = high = self._char(start, "this class is not closed")
             if self._text.startswith("-", self._at) and not self._text.startswith("]", self._at + 1):
                 self._at += 1
-                high = self._char(start, "this class has no end")
+                high = self._char(start, "this class is not closed")
             if low > high:
                 self._fail("the range before this goes from a character to an earlier one")
             ranges.append((low, high))
@@ -184,7 +184,7 @@ class _Parser:
         found = chars(ranges, negated)
         if not ranges or not found.ranges:
             self._at = start
-            self._fail("no character is in this class")
+            self._fail("this class contains no characters")
         return found
 
     def _group(self) -> Node:
@@ -198,8 +198,8 @@ class _Parser:
         if not self._text.startswith(")", self._at):
             if self._at == len(self._text):
                 self._at = start
-                self._fail("this group has no end")
-            self._fail("here should be ) or another part of the group")
+                self._fail("this group is not closed")
+            self._fail("expected ) or another part of the group here")
         self._at += 1
         self._depth -= 1
         return node
@@ -241,7 +241,7 @@ class _Parser:
             self._fail(f"{n_digits} hexadecimal digits should follow")
         code = int(digits, 16)
         if code > LAST:
-            self._fail(f"{digits} is no character")
+            self._fail(f"{digits} is not a character")
         self._at += 2 + n_digits
         return code
 
@@ -253,13 +253,13 @@ class _Parser:
     def _match(self, pattern: re.Pattern[str], what: str) -> str:
         found = pattern.match(self._text, self._at)
         if not found:
-            self._fail(f"here should be {what}")
+            self._fail(f"expected {what} here")
         self._at = found.end()
         return found[0]
 
     def _expect(self, sign: str) -> None:
         if not self._text.startswith(sign, self._at):
-            self._fail(f"here should be {sign}")
+            self._fail(f"expected {sign} here")
         self._at += len(sign)
 
     def _fail(self, reason: str) -> NoReturn:

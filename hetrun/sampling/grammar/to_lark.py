@@ -60,7 +60,9 @@ def spell(structure: Structure, token_of: TokenOf) -> Spelled:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        refuse(kind, Fault(f"character {error.start + 1} is half of a surrogate pair, which is no character"))
+        refuse(
+            kind, Fault(f"character {error.start + 1} is half of a surrogate pair, which is not a character")
+        )
     if kind == "json_schema":
         schema = _read_schema(text)
         return Spelled(kind, lark_of_schema(schema), schema)

@@ -27,7 +27,9 @@ class Crowd:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._requests >= self._most_requests:
-            await _refusal(f"{self._requests} requests are held already").response()(scope, receive, send)
+            await _refusal(f"{self._requests} requests are in progress already").response()(
+                scope, receive, send
+            )
             return
         mine = 0
 
@@ -36,7 +38,7 @@ class Crowd:
             message = await receive()
             size = len(message.get("body", b""))
             if self._bytes + size > self._most_bytes:
-                raise _refusal(f"{self._bytes >> 20} MiB of requests are held already")
+                raise _refusal(f"{self._bytes >> 20} MiB of requests are in progress already")
             mine += size
             self._bytes += size
             return message
@@ -51,4 +53,4 @@ class Crowd:
 
 def _refusal(held: str) -> ApiError:
     # Unread data makes the connection useless.
-    return overloaded(f"{held}; ask again in {RETRY_S:g} s", RETRY_S, {"connection": "close"})
+    return overloaded(f"{held}; try again in {RETRY_S:g} s", RETRY_S, {"connection": "close"})

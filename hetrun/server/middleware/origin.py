@@ -63,7 +63,8 @@ class Guard:
             host = host_name(said)
             if host not in self._hosts and not is_loopback(host):
                 message = (
-                    f"This server is not {host[:80]!r}: use its address, or start it with --allowed-host"
+                    f"This server does not answer to the name {host[:80]!r}: use its address, or start it "
+                    "with --allowed-host"
                 )
                 return ApiError(message, code="wrong_host", status=421, headers=FINAL)
         return None

@@ -24,7 +24,7 @@ STATUSES = {
     429: ("Busy", "More than can be done now: Retry-After says when to come again."),
     500: ("Failed", "A mistake of the server."),
     501: ("NotHere", "Others have this, and this server has not; the message says what to use instead."),
-    503: ("NoEngine", "There is no engine that could answer."),
+    503: ("NoEngine", "No engine is available."),
     504: ("TooLate", "The deadline has passed."),
 }
 MODEL: tuple[Json, ...] = (

@@ -190,17 +190,21 @@ def response_order(
 def _refuse(body: Body) -> None:
     for name, ours in MOVED.items():
         if body.get(name) is not None:
-            raise ApiError(f"{name} is not known here: it is {ours}", name, "unsupported_parameter")
+            raise ApiError(
+                f"{name} is not a parameter of responses; use {ours}", name, "unsupported_parameter"
+            )
     for name, why in NEVER.items():
         if body.get(name):
             raise ApiError(f"{name}: {why}", name, "unsupported_parameter")
     if body.get("n") not in (None, 1):
-        raise ApiError("n: a response has one answer; ask several times", "n", "unsupported_parameter")
+        raise ApiError(
+            "n must be 1: a response has one answer; send several requests", "n", "unsupported_parameter"
+        )
     match body.get("truncation"):
         case None | "disabled":
             pass
         case "auto":
-            message = "truncation must be disabled: this server drops nothing of what it is sent"
+            message = "truncation must be disabled: this server never drops input"
             raise ApiError(message, "truncation", "unsupported_parameter")
         case _:
             raise ApiError("truncation must be disabled", "truncation", "invalid_value")

@@ -95,10 +95,10 @@ def _tried(body: Mapping[str, object], order: Order, strict: bool) -> Order:
     if best_of is None:
         return orders.bounded(order)
     if best_of < order.n:
-        message = f"best_of must be at least n: of {best_of} answers nobody can choose the best {order.n}"
+        message = f"best_of ({best_of}) must not be less than n ({order.n})"
         raise ApiError(message, "best_of", "invalid_value")
     if best_of > order.n and order.stream:
-        message = "best_of above n needs stream: false: which answer is best shows when all are complete"
+        message = "best_of above n needs stream: false: the best answer is known only when all are complete"
         raise ApiError(message, "best_of", "invalid_value")
     return orders.bounded(replace(order, tried=best_of), field="best_of")
 

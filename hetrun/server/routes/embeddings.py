@@ -103,7 +103,7 @@ async def _in_time(client: ChatClient, asked: Order) -> list[Event]:
         async with asyncio.timeout(None if deadline_s is None else deadline_s + LATE_S):
             return await _all(client, asked)
     except TimeoutError:
-        late = DeadlineExceeded(f"the engine gave no sign within {deadline_s:g} s (deadline_s)")
+        late = DeadlineExceeded(f"the engine did not respond within {deadline_s:g} s (deadline_s)")
         raise api_error(late) from None
 
 

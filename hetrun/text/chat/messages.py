@@ -177,7 +177,7 @@ def plain(where: str, value: object, depth: int = 0) -> Any:  # noqa: ANN401
         copy = {}
         for key, item in value.items():
             if not isinstance(key, str):
-                raise OptionError(f"{where} has a key that is no text: {key!r}")
+                raise OptionError(f"{where} has a key that is not text: {key!r}")
             copy[_text(where, key)] = plain(f"{where}.{key[:40]}", item, depth + 1)
         return copy
     if isinstance(value, list | tuple):

@@ -135,7 +135,7 @@ class TemplateWorker:
                     self._end()
                 raise self._failed(number, reason, line)
         self._end()
-        raise self._failed(number, "what its process sent is no answer")
+        raise self._failed(number, "its process sent an unreadable answer")
 
     def _failed(self, number: int, reason: str, line: int | None = None) -> TemplateError:
         where = f", line {line}" if line and 0 < line < MOST_LINE else ""

@@ -68,7 +68,7 @@ class Process:
         except (EOFError, OSError):
             raise Gone(_obituary(self._exit_code())) from None
         except (ValueError, RecursionError):
-            raise Gone("what its process sent is no answer") from None
+            raise Gone("its process sent an unreadable answer") from None
 
     def _wait_until_ready(self) -> None:
         # What it said long ago may have been waiting since then.

@@ -80,7 +80,7 @@ class ChatTemplate:
         """What --chat-template names: a file, or a template that hetrun has."""
         name = str(given)
         if name in BUILT_IN and not Path(given).is_file():
-            return cls(BUILT_IN[name], f"--chat-template {name}, which hetrun has built in")
+            return cls(BUILT_IN[name], f"--chat-template {name}, which is built into hetrun")
         return cls.from_file(given)
 
     @classmethod

@@ -63,7 +63,7 @@ class Worker(Place):
         except TimeoutError:
             raise Away(f"{self.name} does not answer within {LOOK_S:g} s", blameless=True) from None
         if reply.status in (401, 403):
-            raise OptionError(f"--workers {self.name} wants another key: give it with --api-key")
+            raise OptionError(f"--workers {self.name} needs a different key: give it with --api-key")
         try:
             found = json.loads(reply.body)
         except (ValueError, RecursionError):
@@ -81,8 +81,8 @@ class Worker(Place):
                 connection.close()
                 if old and not connection.answering:
                     continue
-                why = str(error) or "it hung up"
-                raise Away(f"{self.name} broke off: {why}") from None
+                why = str(error) or "the connection ended"
+                raise Away(f"{self.name} closed the connection: {why}") from None
             except BaseException:
                 connection.close()
                 raise

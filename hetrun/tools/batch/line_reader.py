@@ -70,7 +70,7 @@ class Lines:
         try:
             part = os.read(self._fd, CHUNK)
         except OSError as error:
-            raise UserError(f"{self._name} cannot be read any further: {error.strerror}") from None
+            raise UserError(f"{self._name} cannot be read to its end: {error.strerror}") from None
         self._ended, self._waits = not part, len(part) < CHUNK
         self._buffer += part
 

@@ -106,14 +106,16 @@ class OutputFile(Output):
 
     def _check(self, resume: bool, source: Path | None) -> None:
         if source and source.exists() and os.path.samestat(os.fstat(self._fd), source.stat()):
-            raise UserError(f"-o {self.name} is the file of the requests: name another one")
+            raise UserError(f"-o {self.name} is the file with the requests: choose another one")
         with suppress(OSError):  # where there are no locks
             if not _is_alone(self._fd):
-                raise UserError(f"another process writes to {self.name}: wait for it, or name another file")
+                raise UserError(
+                    f"another process is writing to {self.name}: wait for it, or choose another file"
+                )
         if resume and not self.is_file:
-            raise UserError(f"--resume needs a file that can be read again, and {self.name} is none")
+            raise UserError(f"--resume needs a file that can be read again, which {self.name} is not")
         if self.size and not resume:
-            raise UserError(f"{self.name} is there already: --resume goes on with it; or name another file")
+            raise UserError(f"{self.name} exists already: continue it with --resume, or choose another file")
 
     def __enter__(self) -> OutputFile:
         return self

@@ -112,7 +112,7 @@ class Reader:
             url, asked = self._asked(given)
             _refuse_unknown(given, (*OWN, *self._for_all.known[url]))
             if given.get("n") not in (None, 1):
-                raise Fault("n: a line has one answer; repeat the line, or use OpenAI's format")
+                raise Fault("n must be 1: a line has one answer; repeat the line, or use OpenAI's format")
             rest = {name: value for name, value in given.items() if name not in OWN and value is not None}
             if fault := fault_in_words(rest.get("json_schema")):
                 raise Fault(f"json_schema: {fault}")
@@ -135,7 +135,7 @@ class Reader:
             return CHAT, {"messages": self._with_system(given, messages)}
         if isinstance(prompt, list) or self._for_all.raw:
             if given.get("system") is not None:
-                raise Fault("system: a prompt that is continued as it stands has none")
+                raise Fault("system cannot be given with --raw, or with a prompt of tokens")
             return COMPLETIONS, {"prompt": prompt}
         if not isinstance(prompt, str):
             raise Fault(f"prompt must be a text or a list of tokens, not {type(prompt).__name__}")
@@ -151,7 +151,7 @@ class Reader:
         if isinstance(first, dict) and first.get("role") in ("system", "developer"):
             if given.get("system") is None:
                 return messages  # what the line says itself counts
-            raise Fault("system: there is one among the messages already")
+            raise Fault("system is given twice: the messages have one already")
         return [{"role": "system", "content": system}, *messages]
 
     def _openai(self, ask: Ask, given: Json) -> Ask:
@@ -172,7 +172,7 @@ class Reader:
     def _completed(self, ask: Ask, url: str, body: Json) -> Json:
         """The request with what it leaves to the command line."""
         if body.get("stream"):
-            raise Fault("stream: the answers of a batch come whole")
+            raise Fault("stream: answers of a batch cannot be streamed")
         if url not in (CHAT, COMPLETIONS):
             return body
         said = {name for name, value in body.items() if value is not None}

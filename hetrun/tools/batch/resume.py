@@ -29,16 +29,18 @@ class Done:
         for number, line in enumerate(output.lines() if output else (), 1):
             if (found := request_of(line)) is None:
                 raise UserError(
-                    f"line {number} of {self._where} is no result of a batch: name another file with -o"
+                    f"line {number} of {self._where} is not a result of a batch: choose another file with -o"
                 )
             self._add(*found)
 
     def _add(self, index: int, digest: str) -> None:
         if index >= self.count + FAR:
-            raise UserError(f"{self._where} has a result of request {index}, which there cannot be yet")
+            raise UserError(
+                f"{self._where} has a result of request {index}, which cannot have been answered yet"
+            )
         self._digests.extend([0] * (index + 1 - len(self._digests)))
         if self._digests[index]:
-            raise UserError(f"{self._where} has two results of request {index}: take one of them out")
+            raise UserError(f"{self._where} has two results of request {index}: remove one of them")
         self._digests[index] = ANSWERED | int(digest, 16)
         self.count += 1
 
@@ -58,7 +60,7 @@ class Done:
         kept = self._digests[ask.index] if self.is_written(ask.index) else self._waiting.get(ask.index)
         if kept and kept != ANSWERED | int(ask.digest, 16):
             raise UserError(
-                f"line {ask.line} is not what {self._where} has the result of: {self._what_differs}"
+                f"line {ask.line} is not the request whose result is in {self._where}: {self._what_differs}"
             )
         self._met += bool(kept)
         self._same_options |= bool(kept) and not ask.fault  # what is wrong with a line follows from it alone
@@ -83,5 +85,5 @@ class Done:
         if self._met < self.count + len(self._waiting):
             left = self.count + len(self._waiting) - self._met
             raise UserError(
-                f"{self._where} has {counted(left, 'result')} of requests that the file has no more"
+                f"{self._where} has {counted(left, 'result')} of requests that are no longer in the file"
             )

@@ -186,11 +186,14 @@ class Batch:
         state.rest_s = min(MOST_REST_S, 2 * state.rest_s)
         self._tries[ask.index] += not away.blameless
         if self._tries[ask.index] >= MOST_TRIES:
-            self._ended(ask, refused(ask, f"{MOST_TRIES} times there was no answer to it; the last: {away}"))
+            self._ended(
+                ask, refused(ask, f"it was sent {MOST_TRIES} times without an answer; the last error: {away}")
+            )
             return
         if all(s.failing_since and now - s.failing_since > PATIENCE_S for s in self._places.values()):
             raise EngineStopped(
-                f"there was no answer for {PATIENCE_S:g} s: {away}. What is written stays; --resume goes on"
+                f"there was no answer for {PATIENCE_S:g} s: {away}. Results written so far are kept; "
+                "continue with --resume"
             )
         self._todo.appendleft(ask)
         self._changed()
@@ -245,7 +248,8 @@ class Batch:
                 self.tally.waits_for = str(full)
                 if monotonic() - since > FULL_S:
                     raise StaysFull(
-                        f"{full}. The results before are whole: make room, and go on with --resume"
+                        f"{full}. The results before that are complete: free some space, and continue with "
+                        "--resume"
                     ) from None
             await asyncio.sleep(LOOK_S)
 

@@ -62,9 +62,7 @@ class Brought(Place):
         self._place, self._fault = place, fault
         lanes: object = place.lanes
         if not isinstance(lanes, int) or lanes < 1:
-            raise fault(
-                f"its place {self.name!r:.80} has {self.lanes!r:.20} lanes, which is no number from 1 on"
-            )
+            raise fault(f"its place {self.name!r:.80} has {self.lanes!r:.20} lanes, which must be 1 or more")
 
     async def answer(self, ask: Ask) -> Reply:
         try:

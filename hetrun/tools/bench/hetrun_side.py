@@ -91,7 +91,7 @@ class Ours:
         """Refuse what the model has no room for."""
         if case.context > self._llm.info.context:
             raise OptionError(
-                f"{case.name} needs a context of {case.context} tokens and the model has "
+                f"{case.name} needs a context of {case.context} tokens, but the model has "
                 f"{self._llm.info.context}; measure less, or ask for more with --ctx"
             )
         most = self._llm.call(lambda loaded: loaded.model.max_sequences)

@@ -107,7 +107,7 @@ class LlamaCpp:
         params.load_mode = getattr(self._c, f"LLAMA_LOAD_MODE_{load.upper()}")
         self._model = self._c.llama_model_load_from_file(path.encode(), params)
         if not self._model:
-            raise UserError(f"llama.cpp cannot load {path}, so it cannot be compared with")
+            raise UserError(f"llama.cpp cannot load {path}, so there is no comparison with it")
         self.n_vocab: int = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(self._model))
         self.version = f"llama-cpp-python {import_module(PACKAGE).__version__}"
         self._kv_type: int = getattr(self._c, f"GGML_TYPE_{kv_type.upper()}")

@@ -220,11 +220,13 @@ def check_target(path: Path, force: bool) -> None:
     if os.path.isdir(path):
         raise OptionError(f"{path} is a folder; name a file with -o")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise OptionError(f"{path} is a device or a pipe, which no file may replace; name a file with -o")
+        raise OptionError(
+            f"{path} is a device or a pipe, which cannot be replaced by a file; name a file with -o"
+        )
     if os.path.lexists(path) and not force:
-        raise OptionError(f"{path} is there already; --force replaces it, -o writes to another file")
+        raise OptionError(f"{path} exists already; --force replaces it, -o writes to another file")
     if not os.path.isdir(path.parent):
-        raise OptionError(f"{path.parent} is not a folder: make it, or write elsewhere with -o")
+        raise OptionError(f"{path.parent} is not a folder: create it, or write elsewhere with -o")
 
 
 def write_model(
@@ -243,7 +245,7 @@ def write_model(
     total = size_of(start, tensors, alignment)
     free = disk_usage(path.parent).free
     if total > free:
-        raise OptionError(f"{path}: needs {total:,} bytes, and only {free:,} are free there; choose with -o")
+        raise OptionError(f"{path}: needs {total:,} bytes, but only {free:,} are free there; choose with -o")
     try:
         with _new_file(path, total, force) as output:
             for part in start:

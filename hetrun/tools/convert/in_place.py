@@ -81,7 +81,7 @@ def finish(model: Path, progress: Progress | None) -> tuple[int, int] | None:
     names = Names(model)
     if not names.journal.exists():
         if names.source.exists():
-            raise ModelFileError(str(names.source), "has no journal: it cannot be told what has moved")
+            raise ModelFileError(str(names.source), "has no journal, so what has been moved is unknown")
         return None
     journal = _read(names)
     with _said(names):
@@ -112,7 +112,7 @@ def _check(file: GGUFFile, names: Names) -> None:
     if (links := names.model.stat().st_nlink) > 1:
         raise OptionError(f"{names.model} has {links} names, and would be lost under the others: use -o")
     if names.source.exists():
-        raise OptionError(f"{names.source} is there already, and is not of this model: move it away")
+        raise OptionError(f"{names.source} exists already and does not belong to this model: move it away")
 
 
 def _check_unused(source: int, names: Names) -> None:
@@ -136,7 +136,7 @@ def _check_holes(names: Names) -> None:
         if e.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
             raise
         raise OptionError(
-            f"{names.model.parent}: this file system cannot give back parts of a file, so nothing can be "
+            f"{names.model.parent}: this file system cannot free parts of a file, so nothing can be "
             "repacked in place there; write another file with -o"
         ) from e
     finally:
@@ -146,17 +146,21 @@ def _check_holes(names: Names) -> None:
 def _check_room(names: Names, more: int, header: int) -> None:
     need, free = max(0, more) + header + WINDOW, disk_usage(names.model.parent).free
     if need > free:
-        raise OptionError(f"{names.model}: needs {need:,} bytes beside it, and only {free:,} are free there")
+        raise OptionError(
+            f"{names.model}: needs {need:,} bytes of disk space, but only {free:,} are free there"
+        )
 
 
 def _check_both(names: Names, journal: Journal) -> None:
     """Whether the files are those of the journal, and no other has taken the model's name."""
     if names.source.exists() and names.model.exists():
-        raise OptionError(f"{names.model} and {names.source} are there both: move one of them away")
+        raise OptionError(f"{names.model} and {names.source} both exist: move one of them away")
     old = names.source if names.source.exists() else names.model
     status = old.stat()
     if (status.st_ino, status.st_size) != (journal.inode, journal.before):
-        raise ModelFileError(str(old), f"is not the file that {names.journal.name} is of: move that away")
+        raise ModelFileError(
+            str(old), f"is not the file that {names.journal.name} belongs to: move the journal away"
+        )
     if names.target.stat().st_size != journal.after:
         raise ModelFileError(str(names.target), f"is not {journal.after} bytes long, as it was when it began")
 
@@ -164,7 +168,7 @@ def _check_both(names: Names, journal: Journal) -> None:
 def _check_done(names: Names, journal: Journal) -> None:
     """Whether only tidying up is left."""
     if not names.model.exists() or names.model.stat().st_size != journal.after:
-        what = "there is no such file, and what was copied of the model is lost"
+        what = "there is no such file, and the part of the model that was copied is lost"
         raise ModelFileError(str(names.target), what)
 
 
@@ -183,7 +187,7 @@ def _moves(tensors: Mapping[str, TensorInfo], names: Names) -> list[Move]:
         if at != t.offset + t.nbytes:
             raise ModelFileError(new.path, f"its tensor {t.name} is not what it was before")
     if sum(m.nbytes for m in found) != sum(t.nbytes for t in tensors.values()):
-        raise ModelFileError(new.path, "has not all tensors of the model")
+        raise ModelFileError(new.path, "does not have all tensors of the model")
     return found
 
 
@@ -289,7 +293,7 @@ def _said(names: Names) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        more = "; run the same again when that is mended: it goes on there" if is_begun(names.model) else ""
+        more = "; fix that and run the same command again to continue" if is_begun(names.model) else ""
         raise OptionError(f"{names.model} cannot be repacked: {e.strerror}{more}") from e
 
 

@@ -94,7 +94,7 @@ def repack_model(wish: Wish, progress: Callable[[float], None] | None = None) ->
     begin = perf_counter()
     if wish.in_place:
         if wish.output is not None:
-            raise OptionError("--in-place leaves the file where it is: there is no place for -o")
+            raise OptionError("--in-place rewrites the file itself: leave out -o")
         if (done := in_place.finish(wish.source, progress)) is not None:
             return _report(wish.source, _finished(wish.source), True, done, begin)
     source = _open(wish.source)
@@ -124,15 +124,15 @@ def _report(path: Path, found: Layout, written: bool, sizes: tuple[int, int], be
 def _finished(path: Path) -> Layout:
     """What lies in a file whose repacking an earlier call began."""
     tensors = _open(path).file.tensors.values()
-    note = "it was finished as it had been begun"
+    note = "it was finished with the options it was started with"
     return Layout([Placed.of(t.name, t.shape, [t]) for t in tensors], (note,))
 
 
 def _open(path: Path) -> GGUFModel:
     if is_folder(path):
         raise OptionError(
-            f"{path} is no GGUF file; `hetrun convert` writes one of a folder of safetensors, "
-            "which can be repacked then"
+            f"{path} is not a GGUF file; `hetrun convert` makes one from a folder of safetensors, "
+            "which can then be repacked"
         )
     source = open_model(path)
     assert isinstance(source, GGUFModel)
@@ -161,7 +161,7 @@ def _check_other(path: Path, file: GGUFFile) -> None:
     except OSError:
         return  # nothing is there
     if any((s.device, s.inode) == (status.st_dev, status.st_ino) for s in file.stamps.values()):
-        raise OptionError(f"{path} is the model itself, which is kept; name another file with -o")
+        raise OptionError(f"{path} is the model itself, which must be kept; name another file with -o")
 
 
 def is_repacked(file: GGUFFile, tensors: Sequence[Placed]) -> bool:

@@ -20,7 +20,7 @@ NOT_THEIRS = (
 def for_engines(where: str, wanted: Wanted) -> Begin:
     """The same for all nodes. What a node's own environment and configuration say does not count."""
     if wanted.settings.get("prompt_cache") is not None:
-        raise OptionError("--prompt-cache is a file of one engine: it does not go with --workers ray:")
+        raise OptionError("--prompt-cache is a file of one engine: it cannot be combined with --workers ray:")
     chosen = {name: value for name, value in wanted.settings.items() if name not in NOT_THEIRS}
     if wanted.model is not None:
         chosen["model"] = wanted.model

@@ -362,7 +362,7 @@ async def _until(tasks: Sequence[asyncio.Task[Answer]], reached: Callable[[], bo
                 task.result()
                 if not reached():
                     raise HetrunError(
-                        "an answer ended before the newcomer had its first token; try a larger --ctx"
+                        "an answer ended before the arriving prompt had its first token; try a larger --ctx"
                     )
         await asyncio.sleep(LOOK_S)
 

@@ -93,7 +93,7 @@ class Connection:
 
 
 def _unexpected(event: bytes, at: float) -> None:
-    raise HetrunError(f"the server sent a stream nobody asked for: {event[:MOST_QUOTED]!r}")
+    raise HetrunError(f"the server sent an unexpected stream: {event[:MOST_QUOTED]!r}")
 
 
 class _Protocol(asyncio.Protocol):
@@ -131,7 +131,9 @@ class _Protocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._over is not None and not self._over.done():
-            self._over.set_exception(Gone(f"the server hung up in the middle of an answer ({exc})"))
+            self._over.set_exception(
+                Gone(f"the server closed the connection in the middle of an answer ({exc})")
+            )
 
     def hang_up(self) -> None:
         if isinstance(self._transport, asyncio.WriteTransport):
@@ -174,7 +176,7 @@ class Reader:
             self.status = int(first.split(" ")[1])
             self._left = int(headers.get("content-length", 0))
         except (IndexError, ValueError):
-            raise HetrunError(f"this is no HTTP server: it answered {first[:MOST_QUOTED]!r}") from None
+            raise HetrunError(f"this is not an HTTP server: it answered {first[:MOST_QUOTED]!r}") from None
         self._is_chunked = "chunked" in headers.get("transfer-encoding", "")
         self._is_stream = self.status == 200 and "event-stream" in headers.get("content-type", "")
         return True

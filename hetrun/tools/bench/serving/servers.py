@@ -174,7 +174,7 @@ def find_llama_server(wanted: str, model: Path) -> LlamaServer:
     found = shutil.which(path or LLAMA_SERVER)
     if found is None:
         raise UserError(
-            f"{path or LLAMA_SERVER} is no program here: build llama.cpp's server (cmake -B build && "
+            f"{path or LLAMA_SERVER} is not a program here: build llama.cpp's server (cmake -B build && "
             f"cmake --build build -t {LLAMA_SERVER}) and say --vs {LLAMA_SERVER}=PATH"
         )
     if is_folder(model):

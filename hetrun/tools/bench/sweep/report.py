@@ -167,7 +167,7 @@ def _gb(nbytes: float | None) -> str:
 def _footer(sweep: Sweep, peers: list[str]) -> list[str]:
     case = sweep.case
     lines = [
-        f"{sweep.model}, {size_in_words(sweep.model_bytes)}: answers behind {case.prompt} tokens"
+        f"{sweep.model}, {size_in_words(sweep.model_bytes)}: answers after {case.prompt} tokens"
         + (f", {case.batch} at once" if case.batch > 1 else "")
         + f", keys and values in {sweep.kv_type.upper()}; numbers: median ± half the range"
     ]

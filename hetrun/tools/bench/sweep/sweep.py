@@ -196,7 +196,7 @@ class _Ours:
 
     def prepare(self) -> float | None:
         """Steps per second."""
-        self._bench.progress.say(f"{NAME} warms up")
+        self._bench.progress.say(f"{NAME} is warming up")
         case = self._bench.options.case
         order = worker.Begin(case, passage_of(self._bench.text, case, 0))
         return self._side.attempt(lambda: self._process.ask(order, float))
@@ -264,7 +264,7 @@ class _Theirs:
         self._peer = peer
         if peer is None:
             return None
-        self._bench.progress.say(f"{peer.name} warms up")
+        self._bench.progress.say(f"{peer.name} is warming up")
         self._side.attempt(lambda: peer.prepare(case))
         self._threads = self._side.attempt(lambda: peer.threads(case)) or 0
         rate = self._side.attempt(lambda: peer.sample(case, 0, worker.TRIAL))
