@@ -369,7 +369,7 @@ def test_llama_cpp_is_measured_and_says_what_we_say(path: Path) -> None:
         with LocalModel(path, backends=["reference"]) as llm:
             assert peer.n_vocab == llm.n_vocab
             assert np.abs(theirs - llm.logits(tokens)).max() < 0.05
-    with pytest.raises(HetrunError, match=r"the process of llama\.cpp ended"):
+    with pytest.raises(HetrunError, match=r"the process of llama\.cpp exited"):
         peer.sample(case, 1)
 
 

@@ -193,7 +193,7 @@ async def test_kill_in_the_middle_ends_every_request_with_one_error_and_later_on
             assert [event.kind for event in events if event.kind != "token"] == ["error"]
             assert isinstance(events[-1].error, EngineStopped)
             assert "SIGKILL" in str(events[-1].error)
-            assert "try again" in str(events[-1].error)
+            assert "send the request again" in str(events[-1].error)
         assert [event.text for event in await collect(client, "say hello")] == ["hello", ""]
         assert client.pid != first
         assert await client.info() == INFO

@@ -353,7 +353,7 @@ async def test_a_model_is_brought_and_may_be_given_up(engine: FakeEngine) -> Non
             await chat.exchange("say hello")  # the one before answers meanwhile
             if end == "escape":
                 await chat.press("escape")
-                await chat.until(lambda: any("given up" in notice for notice in chat.said))
+                await chat.until(lambda: any("was cancelled" in notice for notice in chat.said))
                 assert chat.status[0] == "fake"
                 chat.app.clear_notifications()
             else:
