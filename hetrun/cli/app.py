@@ -219,9 +219,11 @@ def list_servers(as_json: bool) -> None:
 @click.argument("name", required=False)
 @click.option("--all", "all_of_them", is_flag=True, help="stop all of your servers")
 def stop(name: str | None, all_of_them: bool) -> None:
-    """Stop one of your running servers. NAME is its model, its address or its process id.
+    """Stop one of your running servers.
 
-    If only one is running, NAME may be left out. Answers that are running get two seconds to finish.
+    NAME is its model, by any name that hetrun run takes (smollm2, model.gguf); its address, of which the port
+    is enough (8080); or its process id. If only one is running, NAME may be left out. Answers that are
+    running get two seconds to finish.
     """
     from hetrun.cli import servers
 

@@ -19,6 +19,7 @@ from hetrun.loader.hub.stores import DEMO, LATEST, OLLAMA, Stored, available, is
 from hetrun.system import entry_points
 
 MOST_NAMED = 5
+SAME, BEGUN, ALIKE = 3, 2, 1  # how close two names are
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:/{1,2}", re.IGNORECASE)
 
 
@@ -137,9 +138,6 @@ def _near(name: str, models: Sequence[Stored]) -> list[str]:
         found += _closest(os.path.basename(name.rstrip("/")), models_beside(name))
     best = max((how for how, _ in found), default=0)
     return sorted({model for how, model in found if how == best})[:2]
-
-
-SAME, BEGUN, ALIKE = 3, 2, 1
 
 
 def _closest(word: str, known: Mapping[str, str]) -> list[tuple[int, str]]:
