@@ -16,6 +16,7 @@ from pathlib import Path
 from reprlib import repr as short
 
 from hetrun.errors import OptionError
+from hetrun.system.units import counted
 
 LARGEST = 2**63 - 1
 UNITS = {"": 1, "b": 1} | {
@@ -110,7 +111,12 @@ def memory(value: object, where: str) -> int:
     """A size, or a share of the machine's memory: 50%."""
     match = SHARE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        return size(1)(value, where)
+        found = size(1)(value, where)
+        # A number that is no text may have been read from one with a unit, as in a worker's options.
+        if found < 1 << 20 and isinstance(value, str) and value.strip().isdecimal():
+            meant = f"did you mean {found}MiB?" if found < 100_000 else "give a unit, as in 500MiB or 2GiB"
+            raise OptionError(f"{where}: {found} is {counted(found, 'byte')}; {meant}")
+        return found
     if not 0 < float(match[1]) <= 100:
         raise refused(where, value, "a size such as 2GiB, or a share of the machine's memory up to 100%")
     from hetrun.system.memory_info import machine_memory

@@ -11,7 +11,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
 
-from hetrun.api.conversation import ChatReader, ToolOptions, chat_messages, read_chat
+from hetrun.api.conversation import Chat, ChatReader, Chats, ToolOptions, chat_messages
 from hetrun.api.keywords import ModelOptions, SamplingKeywords
 from hetrun.api.llm import (
     NOT_PICKLED,
@@ -19,6 +19,7 @@ from hetrun.api.llm import (
     described,
     loading_bar,
     model_settings,
+    read_chats,
     render_options,
     sampling_params,
     with_options,
@@ -112,7 +113,7 @@ class AsyncLLM:
     @overload
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: Chat,
         params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
@@ -126,7 +127,7 @@ class AsyncLLM:
     @overload
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: Chat,
         params: SamplingParams | None = None,
         *,
         stream: Literal[True],
@@ -137,9 +138,23 @@ class AsyncLLM:
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncGenerator[ChatChunk, None]: ...
 
+    @overload
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: Chats,
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, object] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Coroutine[Any, Any, list[Completion]]: ...
+
+    def chat(
+        self,
+        messages: Chat | Chats,
         params: SamplingParams | None = None,
         *,
         stream: bool = False,
@@ -148,10 +163,11 @@ class AsyncLLM:
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, object] | None = None,
         **sampling: Unpack[SamplingKeywords],
-    ) -> Coroutine[Any, Any, Completion] | AsyncGenerator[ChatChunk, None]:
-        """Answer a conversation; see `LLM.chat`.
+    ) -> Coroutine[Any, Any, Completion | list[Completion]] | AsyncGenerator[ChatChunk, None]:
+        """Answer a conversation, or several together; see `LLM.chat`.
 
-        `await` it for a completion. With stream=True it is an async generator of chunks, for `async for`.
+        `await` it for a completion, or a list of them for several conversations. With
+        stream=True it is an async generator of chunks, for `async for`.
         """
         about_tools = ToolOptions(tools, tool_choice, parallel_tool_calls)
         answer = self._chunks if stream else self._chat
@@ -159,21 +175,22 @@ class AsyncLLM:
 
     async def _chat(
         self,
-        messages: str | Sequence[Message],
+        messages: Chat | Chats,
         params: SamplingParams | None,
         sampling: SamplingKeywords,
         about_tools: ToolOptions,
         template_options: Mapping[str, object] | None,
-    ) -> Completion:
+    ) -> Completion | list[Completion]:
         model = await self._opened()
         with in_python():
             chosen = sampling_params(model, params, sampling)
-            request, how = asked(model, messages, chosen, about_tools, template_options)
-            return read_chat((await _collected(model, [request]))[0], how)
+            asks, several = asked(model, messages, chosen, about_tools, template_options, stream=False)
+            answers = read_chats(await _collected(model, [request for request, _ in asks]), asks)
+            return answers if several else answers[0]
 
     async def _chunks(
         self,
-        messages: str | Sequence[Message],
+        messages: Chat | Chats,
         params: SamplingParams | None,
         sampling: SamplingKeywords,
         about_tools: ToolOptions,
@@ -182,7 +199,8 @@ class AsyncLLM:
         model = await self._opened()
         with in_python():
             chosen = sampling_params(model, params, sampling)
-            request, how = asked(model, messages, chosen, about_tools, template_options)
+            asks, _ = asked(model, messages, chosen, about_tools, template_options, stream=True)
+            request, how = asks[0]
             reader = ChatReader(how)
             async with aclosing(self._events(model, request)) as events:
                 async for event in events:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from hetrun.client.completion import ChatChunk, Completion, EndReason, ToolCall, completion
 from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo
@@ -26,6 +26,26 @@ class ToolOptions:
     parallel: bool = True
 
 
+Chat = str | Sequence[Message]
+# Not Sequence[str], which a single text is, too.
+Chats = list[str] | tuple[str, ...] | Sequence[Sequence[Message]]
+
+
+def conversations(messages: object) -> tuple[list[Chat], bool]:
+    """The conversations, and whether there are several: their list is one of texts, or of lists."""
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+        return [cast(Chat, messages)], False
+    if any(isinstance(item, Mapping) for item in messages):
+        return [cast(Chat, messages)], False
+    texts = [isinstance(item, str) for item in messages]
+    if all(texts) or not any(texts):
+        return [cast(Chat, item) for item in messages], True
+    raise OptionError(
+        "messages is one conversation (a text, or a list of messages), or a list of several: all of them "
+        "texts, or all of them lists of messages"
+    )
+
+
 def chat_messages(messages: str | Sequence[Message]) -> tuple[dict[str, Any], ...]:
     """The checked messages; a string is one message from the user."""
     if isinstance(messages, str):
@@ -41,7 +61,7 @@ def _with_known_role(i: int, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat_request(
-    messages: str | Sequence[Message],
+    messages: tuple[dict[str, Any], ...],
     params: SamplingParams,
     *,
     about_tools: ToolOptions,
@@ -49,7 +69,7 @@ def chat_request(
     info: ModelInfo,
     settings: Settings,
 ) -> tuple[GenerateRequest, Reading]:
-    """The engine's request, and the parser of its answer."""
+    """The engine's request for checked messages, and the parser of its answer."""
     tools = read_tools(about_tools.tools, about_tools.tool_choice, parallel=about_tools.parallel)
     structure = params.structure
     if tools.all and structure and structure.kind != "json_schema":
@@ -63,7 +83,7 @@ def chat_request(
     thinks = options.get("enable_thinking") is not False
     request = GenerateRequest(
         params,
-        messages=chat_messages(messages),
+        messages=messages,
         template_options=options,
         tools=tuple(tool.given for tool in tools.all),
         parts=parts(how, schema, has_form=structure is not None, thinks=thinks),

@@ -7,7 +7,16 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
 
-from hetrun.api.conversation import ChatReader, ToolOptions, chat_messages, chat_request, read_chat
+from hetrun.api.conversation import (
+    Chat,
+    ChatReader,
+    Chats,
+    ToolOptions,
+    chat_messages,
+    chat_request,
+    conversations,
+    read_chat,
+)
 from hetrun.api.keywords import ModelOptions, SamplingKeywords
 from hetrun.api.local_model import LocalModel
 from hetrun.api.notebook import notebook_progress
@@ -114,7 +123,7 @@ class LLM:
     @overload
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: Chat,
         params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
@@ -128,7 +137,7 @@ class LLM:
     @overload
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: Chat,
         params: SamplingParams | None = None,
         *,
         stream: Literal[True],
@@ -139,9 +148,23 @@ class LLM:
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[ChatChunk, None, None]: ...
 
+    @overload
     def chat(
         self,
-        messages: str | Sequence[Message],
+        messages: Chats,
+        params: SamplingParams | None = None,
+        *,
+        stream: Literal[False] = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, object] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[Completion]: ...
+
+    def chat(
+        self,
+        messages: Chat | Chats,
         params: SamplingParams | None = None,
         *,
         stream: bool = False,
@@ -150,14 +173,15 @@ class LLM:
         parallel_tool_calls: bool = True,
         template_options: Mapping[str, object] | None = None,
         **sampling: Unpack[SamplingKeywords],
-    ) -> Completion | Generator[ChatChunk, None, None]:
-        """Answer a conversation, through the model's chat template.
+    ) -> Completion | list[Completion] | Generator[ChatChunk, None, None]:
+        """Answer a conversation, or several together, through the model's chat template.
 
         messages: a list of `{"role": ..., "content": ...}` with the roles system, user, assistant and tool; a
-            string is one message from the user. The `message` of a completion can be appended to them.
+            string is one message from the user. The `message` of a completion can be appended to them. A list
+            of strings, or of such lists, is several conversations: a list of their completions is returned.
         params: the sampling parameters.
         stream: yield chunks as they arrive instead of returning a completion; leaving the loop stops the
-            model.
+            model. For one conversation only.
         tools: functions that the model may call, as OpenAI has them:
             `{"type": "function", "function": {"name": ..., "description": ..., "parameters": SCHEMA}}`.
         tool_choice: "auto" (the model decides), "none", "required", or
@@ -169,9 +193,12 @@ class LLM:
         with in_python():
             about_tools = ToolOptions(tools, tool_choice, parallel_tool_calls)
             chosen = sampling_params(self._model, params, sampling)
-            request, how = asked(self._model, messages, chosen, about_tools, template_options)
+            asks, several = asked(self._model, messages, chosen, about_tools, template_options, stream=stream)
             self._model.check_open()
-            return self._chunks(request, how) if stream else read_chat(self._model.collect([request])[0], how)
+            if stream:
+                return self._chunks(*asks[0])
+            answers = read_chats(self._model.collect([request for request, _ in asks]), asks)
+            return answers if several else answers[0]
 
     def _chunks(self, request: GenerateRequest, how: Reading) -> Generator[ChatChunk, None, None]:
         reader = ChatReader(how)
@@ -322,22 +349,47 @@ def sampling_params(
     return base.changed(keywords) if keywords else base
 
 
+Ask = tuple[GenerateRequest, Reading]  # a chat as a request to a model, and the parser of its answer
+
+
 def asked(
     model: LocalModel,
-    messages: str | Sequence[Message],
+    messages: Chat | Chats,
     params: SamplingParams,
     about_tools: ToolOptions,
     template_options: Mapping[str, object] | None,
-) -> tuple[GenerateRequest, Reading]:
-    """A chat as a request to this model, and the parser of its answer."""
-    return chat_request(
-        messages,
-        params,
-        about_tools=about_tools,
-        template_options=template_options,
-        info=model.info,
-        settings=model.settings,
-    )
+    *,
+    stream: bool,
+) -> tuple[list[Ask], bool]:
+    """The conversations as requests, and whether several were given."""
+    found, several = conversations(messages)
+    if several and stream:
+        raise OptionError(
+            "stream=True is for one conversation: call chat for each of them, or leave stream out to get a "
+            "list of answers"
+        )
+    asks: list[Ask] = []
+    for i, one in enumerate(found):
+        try:
+            checked = chat_messages(one)
+        except OptionError as error:
+            raise OptionError(f"conversation {i}: {error}") if several else error from None
+        asks.append(
+            chat_request(
+                checked,
+                params,
+                about_tools=about_tools,
+                template_options=template_options,
+                info=model.info,
+                settings=model.settings,
+            )
+        )
+    return asks, several
+
+
+def read_chats(answers: Sequence[Sequence[Event]], asks: Sequence[Ask]) -> list[Completion]:
+    """The events of finished answers as objects."""
+    return [read_chat(events, how) for events, (_, how) in zip(answers, asks, strict=True)]
 
 
 def render_options(

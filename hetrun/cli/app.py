@@ -219,9 +219,11 @@ def list_servers(as_json: bool) -> None:
 @click.argument("name", required=False)
 @click.option("--all", "all_of_them", is_flag=True, help="stop all of your servers")
 def stop(name: str | None, all_of_them: bool) -> None:
-    """Stop one of your running servers. NAME is its model, its address or its process id.
+    """Stop one of your running servers.
 
-    If only one is running, NAME may be left out. Answers that are running get two seconds to finish.
+    NAME is its model, by any name that hetrun run takes (smollm2, model.gguf); its address, of which the port
+    is enough (8080); or its process id. If only one is running, NAME may be left out. Answers that are
+    running get two seconds to finish.
     """
     from hetrun.cli import servers
 
@@ -230,13 +232,20 @@ def stop(name: str | None, all_of_them: bool) -> None:
 
 @hetrun.command(short_help="Measure speed, also in comparison with llama.cpp.")
 @options.model
-@click.option("-p", "prompt", help="tokens in the prompt; 512,2048 measures both  [default: 512]")
-@click.option("-n", "generate", default="64", show_default=True, help="tokens to generate")
 @click.option(
-    "-d", "depth", help="tokens in the context before those  [default: 512; 32 with several --ram limits]"
+    "-p", "prompt", metavar="N", help="tokens in the prompt; 512,2048 measures both  [default: 512]"
 )
-@click.option("-b", "batch", help="sequences at the same time  [default: 1]")
-@click.option("-r", "rounds", default=5, show_default=True, help="samples of each measurement")
+@click.option(
+    "-n", "generate", metavar="N", default="64", show_default=True, help="tokens to generate; 16,64: both"
+)
+@click.option(
+    "-d",
+    "depth",
+    metavar="N",
+    help="tokens in the context before those  [default: 512; 32 with several --ram limits]",
+)
+@click.option("-b", "batch", metavar="N", help="sequences at the same time  [default: 1]")
+@click.option("-r", "rounds", metavar="N", default=5, show_default=True, help="samples of each measurement")
 @click.option(
     "--vs", metavar="PEER", help="also measure llama.cpp, in turn; of a server: llama-server[=PATH]"
 )
@@ -298,6 +307,9 @@ def bench(
     **given: object,
 ) -> None:
     """Measure speed, alone or in turn with llama.cpp.
+
+    A quick look: hetrun bench -r 1 -p 64 -n 16. With -r 1 only the precision in force is measured; without
+    it, both are.
 
     It measures the engine in this process, from the request to the token. With --clients, --shared-prefix or
     --arrival it measures a server with streamed answers, and llama-server in turn. With several limits in

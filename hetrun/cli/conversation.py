@@ -192,9 +192,10 @@ class PlainConversation:
             else:
                 talk.ended(turn, _note(last, request.params.max_tokens), last if last and last.last else None)
                 self._remember()
+        closed = self._verbose or (sys.stderr.isatty() and not self._at_a_terminal)
         if last is not None and turn is not None:
-            say_if_cut(turn.text, last, request.params)
-        if last is not None and (self._verbose or (sys.stderr.isatty() and not self._at_a_terminal)):
+            say_if_cut(turn.text, last, request.params, closed=closed)
+        if last is not None and closed:
             print(summary(last, request.params), file=sys.stderr)
 
     def _remember(self) -> None:

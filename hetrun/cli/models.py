@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,10 +14,13 @@ from hetrun.config import Settings
 from hetrun.errors import UserError, printable
 from hetrun.loader.hub.download import Progress, fetch, not_here, offline
 from hetrun.loader.hub.names import wanted
+from hetrun.loader.hub.nearby import gguf_files
 from hetrun.loader.hub.remove import removal, remove
 from hetrun.loader.hub.resolve import find
-from hetrun.loader.hub.stores import DEMO, available
+from hetrun.loader.hub.stores import DEMO, Stored, available
 from hetrun.system.terminal_text import visible
+
+MOST_NAMED = 3  # files of a folder
 
 
 def pull(name: str, forbidden: bool, as_json: bool) -> None:
@@ -52,6 +56,21 @@ def print_list(as_json: bool) -> None:
         say(
             f'hetrun run {visible(models[0].name)} "a prompt" uses one; without a name it is {default_name()}'
         )
+    if sys.stderr.isatty() and (others := files_besides(models)):
+        say(others)
+
+
+def files_besides(models: Sequence[Stored]) -> str:
+    """How to run the files of the current folder that are not among the models; empty if there are none."""
+    listed = {os.path.realpath(model.path) for model in models}
+    found = [visible(name) for name in gguf_files() if os.path.realpath(name) not in listed]
+    if not found:
+        return ""
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return (
+        f"other .gguf files are run by their path; in this folder: {', '.join(found[:MOST_NAMED])}{more} "
+        f'(hetrun run {found[0]} "a prompt")'
+    )
 
 
 def default_name() -> str:

@@ -25,6 +25,8 @@ from hetrun.system.units import counted, size_in_words
 if TYPE_CHECKING:
     from hetrun.cli.run_remote import Answerer
 
+CONTEXT = "the end of the context"  # what cuts an answer that -n does not
+
 
 def answer(
     settings: Settings,
@@ -41,6 +43,7 @@ def answer(
         if name in sampling and not as_json:
             raise OptionError(f"{ROWS[name].flag} is shown with --json only: add it")
     request = make_request(settings, read_prompt(prompt), params, raw)
+    say_if_nothing_is_required(params)
     if as_json != "full" and answered_elsewhere(
         settings, request, as_json=as_json is not None, verbose=verbose
     ):
@@ -49,10 +52,11 @@ def answer(
         if verbose:
             print(described(llm, request), file=sys.stderr)
         events = list(shown(llm.stream_request(request), show=as_json is None))
-        say_if_cut(text_of(events), events[-1], params)
+        closed = not as_json and (verbose or sys.stderr.isatty())
+        say_if_cut(text_of(events), events[-1], params, closed=closed)
         if as_json:
             print(in_json(as_object(llm, events, params, full=as_json == "full")))
-        elif verbose or sys.stderr.isatty():
+        elif closed:
             print(summary(events[-1], params), file=sys.stderr)
             if streaming := llm.stats.streaming:
                 print(from_disk(streaming), file=sys.stderr)
@@ -91,7 +95,7 @@ def show_answer(
 ) -> None:
     """The answer of a server as that of an engine here."""
     seen = list(shown(events, not as_json))
-    say_if_cut(text_of(seen), seen[-1], request.params)
+    say_if_cut(text_of(seen), seen[-1], request.params, closed=told and not as_json)
     if as_json:
         print(in_json(answer_as_object(seen, request.params) | there.as_object()))
     elif told:
@@ -155,9 +159,15 @@ def text_of(events: list[Event]) -> str:
     return "".join(event.text for event in events)
 
 
-def say_if_cut(text: str, last: Event, params: SamplingParams) -> None:
-    """A remark if an answer that must have a form was cut: what reads it may not be able to."""
-    if params.structure is None or not (cut := cut_by(last, params)):
+def say_if_cut(text: str, last: Event, params: SamplingParams, *, closed: bool) -> None:
+    """A remark if an answer that must have a form was cut: what reads it may not be able to. Of another
+    answer, if nobody asked for its end, and no closing line says it (`closed`)."""
+    if not (cut := cut_by(last, params)):
+        return
+    if params.structure is None:
+        if cut == CONTEXT and not closed:
+            held = counted(last.usage.prompt_tokens + last.usage.completion_tokens, "token")
+            say(f"the answer was cut by {cut} ({held} with the prompt); -n sets a limit")
         return
     perhaps = ", perhaps" if params.structure.kind != "json_schema" else ""
     if not perhaps and _is_json(text):
@@ -166,12 +176,24 @@ def say_if_cut(text: str, last: Event, params: SamplingParams) -> None:
     say(f"the answer was cut at {count} ({cut}){perhaps} before it was complete")
 
 
+def say_if_nothing_is_required(params: SamplingParams) -> None:
+    """A remark on a schema whose properties may all be left out, which few people mean."""
+    if params.structure is None or params.structure.kind != "json_schema":
+        return
+    import json  # on use: few answers have a schema
+
+    from hetrun.client.schema_words import remark_in_words
+
+    if remark := remark_in_words(json.loads(params.structure.text)):
+        say(remark)
+
+
 def cut_by(last: Event, params: SamplingParams) -> str:
     """What cut an answer: -n, or the end of the context; nothing if it ended by itself."""
     if last.finish_reason != "length" or params.max_tokens == 0:
         return ""
     limited = params.max_tokens is not None and last.usage.completion_tokens >= params.max_tokens
-    return f"-n {params.max_tokens}" if limited else "the end of the context"
+    return f"-n {params.max_tokens}" if limited else CONTEXT
 
 
 def _is_json(text: str) -> bool:

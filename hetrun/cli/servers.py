@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from hetrun.cli.output import in_json, say
 from hetrun.client import local_servers
 from hetrun.client.local_servers import RunningServer, ServedModel
+from hetrun.client.model_catalog import identity, name_of
 from hetrun.errors import OptionError, UserError
 from hetrun.system.terminal_text import visible
 from hetrun.system.units import size_in_words
@@ -91,17 +94,46 @@ def stop_servers(name: str | None, all_of_them: bool) -> None:
 
 def meant(name: str | None, servers: Sequence[RunningServer]) -> RunningServer:
     """The server that a word on the command line means."""
-    found = list(servers) if name is None else [server for server in servers if called(name, server)]
+    found = list(servers) if name is None else named(name, servers)
     if len(found) == 1:
-        return found[0]
+        only = found[0]
+        if name is None or called(name, only) or not only.facts or len(only.facts.models) == 1:
+            return only
+        mend = f"hetrun stop {only.pid} stops the server"
+        raise UserError(f"{name} is one of {names(only)}, which stop together: {mend}")
     listed = "; ".join(f"{names(server)} on {address_of(server)}, pid {server.pid}" for server in servers)
     if not found:
-        for server in servers:
-            if server.facts and name in [model.name for model in server.facts.models]:
-                mend = f"hetrun stop {server.pid} stops the server"
-                raise UserError(f"{name} is one of {names(server)}, which stop together: {mend}")
         raise UserError(f"no server of yours is called {name}. Running: {listed}")
     raise UserError(f"{len(found)} servers match: give an address, a pid or --all. Running: {listed}")
+
+
+def named(name: str, servers: Sequence[RunningServer]) -> list[RunningServer]:
+    """The servers that may be meant: those that are called so; else those that have the model which is run by
+    this name, and may have it under another one (`smollm2` is served under the name of its file)."""
+    if found := [server for server in servers if called(name, server)]:
+        return found
+    path = path_of(name)
+    if files := identity(path):
+        if found := [server for server in servers if any(files == m.identity for m in models_of(server))]:
+            return found
+    # Files that were changed or removed since they were loaded, and models that are not loaded.
+    known = {name, name_of(path)}
+    return [server for server in servers if any(model.name in known for model in models_of(server))]
+
+
+def path_of(name: str) -> Path:
+    """The file or folder that `hetrun run` takes for a name; what was typed, if there is none."""
+    from hetrun.loader.hub.resolve import find
+
+    try:
+        return Path(os.path.abspath(find(name, allowed=False)))
+    except UserError:
+        return Path(name)
+
+
+def models_of(server: RunningServer) -> tuple[ServedModel, ...]:
+    """The models of a server, as far as it says."""
+    return server.facts.models if server.facts else ()
 
 
 def called(name: str, server: RunningServer) -> bool:

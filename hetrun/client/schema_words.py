@@ -7,7 +7,7 @@ OpenAI's does; somebody who types it, or writes it into a file, is told.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 # What says which values are allowed, in the drafts from 4 on, and OpenAPI's.
 RULES = frozenset(
@@ -30,12 +30,26 @@ TYPES = {
 OF_VALUES = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 MOST_SHOWN = 3  # properties of the example
 LONGEST_SHOWN = 30  # characters of a property's name
+LONGEST_LIST = 120  # characters of the names of properties
+MOST_DEPTH = 50  # of schemas within schemas that are looked at
+# The words under which schemas stand: by name, in a list, alone.
+MAPS = frozenset(("properties", "patternProperties", "dependentSchemas"))
+LISTS = frozenset(("anyOf", "allOf", "oneOf", "prefixItems", "items"))
+SINGLE = frozenset(
+    ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+)
+# With these, properties may be required elsewhere, or the object be another value.
+NO_OTHERS = frozenset(
+    "allOf anyOf oneOf not if dependentRequired dependentSchemas dependencies $ref const enum".split()
+)
 
 
 def fault_in_words(schema: object) -> str | None:
     """What is wrong with a schema that has none of JSON Schema's words, and what was probably meant."""
-    if not isinstance(schema, Mapping) or not RULES.isdisjoint(schema):
+    if not isinstance(schema, Mapping):
         return None
+    if not RULES.isdisjoint(schema):
+        return next(_faults_within(schema, "", MOST_DEPTH), None)
     if all(name in NOTES or name.startswith(("$", "x-")) for name in schema):
         return None  # {} and a title allow everything, and say no more than that
     if isinstance(schema.get("schema"), Mapping):
@@ -44,6 +58,51 @@ def fault_in_words(schema: object) -> str | None:
         "it has none of JSON Schema's words (type, properties, enum, anyOf, $ref, ...) and would allow every "
         f"answer; did you mean {json.dumps(_likely(schema), ensure_ascii=False)}?"
     )
+
+
+def remark_in_words(schema: object) -> str | None:
+    """What to add to a schema with properties of which none is required."""
+    if not isinstance(schema, Mapping) or "minProperties" in schema:
+        return None
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or not properties or schema.get("required"):
+        return None
+    if not NO_OTHERS.isdisjoint(schema):
+        return None  # what is beside the properties may require some
+    names = json.dumps(list(properties), ensure_ascii=False)
+    add = f'"required": {names}' if len(names) <= LONGEST_LIST else "a list of names under required"
+    return (
+        f"no property of the schema is required, so the model may leave all of them out; to have them: {add}"
+    )
+
+
+def _faults_within(schema: Mapping[str, object], where: str, depth: int) -> Iterator[str]:
+    """What stands in the place of a schema and is none: `{"properties": {"name": "string"}}`."""
+    for place, inner in _inner(schema, where):
+        if isinstance(inner, Mapping):
+            if depth:
+                yield from _faults_within(inner, f"{place}.", depth - 1)
+        elif not isinstance(inner, bool):
+            given, meant = (json.dumps(value, ensure_ascii=False) for value in (inner, _meant(inner)))
+            given = given if len(given) <= LONGEST_SHOWN else "what is there"
+            yield f"{place} must be a schema, not {given}; did you mean {meant}?"
+
+
+def _inner(schema: Mapping[str, object], where: str) -> Iterator[tuple[str, object]]:
+    """The schemas within a schema that values are held against, and where each is."""
+    for word, held in schema.items():
+        if word in MAPS and isinstance(held, Mapping):
+            yield from ((f"{where}{word}.{name}", inner) for name, inner in held.items())
+        elif word in LISTS and isinstance(held, list):
+            yield from ((f"{where}{word}[{i}]", inner) for i, inner in enumerate(held))
+        elif word in SINGLE and not isinstance(held, list):
+            yield f"{where}{word}", held
+
+
+def _meant(value: object) -> dict[str, object]:
+    if isinstance(value, list) and 0 < len(value) <= MOST_SHOWN and all(isinstance(v, str) for v in value):
+        return {"enum": value}
+    return {"type": _type_of(value)}
 
 
 def _likely(schema: Mapping[str, object]) -> dict[str, object]:

@@ -38,6 +38,22 @@ async def test_answers_are_those_of_llm(tiny_llm: LLM) -> None:
         await llm.generate("a")
 
 
+async def test_several_conversations_are_answered_together(engine: ScriptedEngine) -> None:
+    async with scripted_async(engine) as llm:
+        assert [answer.text for answer in await llm.chat(["say a", "say b"])] == ["a", "b"]
+        assert (await llm.chat("say c")).text == "c"
+        several: Any = ["say a", "say b"]
+        with pytest.raises(OptionError, match="stream=True is for one conversation"):
+            await anext(llm.chat(several, stream=True))
+        task = asyncio.ensure_future(llm.chat(["forever a", "forever b"]))
+        while len(engine.requests) < 5:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert sorted(engine.cancelled)[-2:] == [4, 5]
+
+
 async def test_a_cancelled_task_cancels_its_requests(engine: ScriptedEngine) -> None:
     async with scripted_async(engine) as llm:
         task = asyncio.create_task(llm.generate(["forever a", "forever b"]))

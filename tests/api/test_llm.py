@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from hetrun import LLM, AsyncLLM, ChatChunk, Event, SamplingParams, ToolCall, UserError
+from hetrun.api.conversation import Chats
 from hetrun.api.keywords import ModelOptions, SamplingKeywords
 from hetrun.api.wording import python_words
 from hetrun.errors import ContextFull, EngineStopped, FieldError, OptionError
@@ -139,6 +140,50 @@ def test_an_unknown_role_is_refused(llm: LLM, engine: ScriptedEngine) -> None:
 def test_a_text_is_a_message_of_the_user(llm: LLM, engine: ScriptedEngine) -> None:
     assert llm.chat("say hi").text == "hi"
     assert engine.requests[0].messages == ({"role": "user", "content": "say hi"},)
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.mark.parametrize("kind", ["texts", "lists"])
+def test_several_conversations_are_answered_together(llm: LLM, engine: ScriptedEngine, kind: str) -> None:
+    texts = ["say one two three", "say <think>a</think>b", "say c"]
+    answers = llm.chat(texts if kind == "texts" else [user(text) for text in texts])
+    assert [(a.text, a.reasoning) for a in answers] == [("one two three", ""), ("b", "a"), ("c", "")]
+    said = [request.messages for request in engine.requests]
+    assert said == [tuple(user(text)) for text in texts]
+    assert [a.text for a in llm.chat(["say alone"])] == ["alone"]
+
+
+def test_several_conversations_run_at_the_same_time(llm: LLM, engine: ScriptedEngine) -> None:
+    with pytest.raises(Exception, match="the fake backend failed"):
+        llm.chat(["forever", "fail"])  # the second one could not end if it waited for the first
+    assert 1 in engine.cancelled
+
+
+@pytest.mark.parametrize(
+    ("messages", "stream", "said"),
+    [
+        (["say a", "say b"], True, "stream=True is for one conversation"),
+        ([user("say a"), user("say b")], True, "stream=True is for one conversation"),
+        (["say a", user("say b")], False, "all of them texts, or all of them lists of messages"),
+        (
+            [*user("say a"), "say b"],
+            False,
+            r"^messages\[1\] must be an object with role and content, not str",
+        ),
+        ([user("say a"), []], False, "^conversation 1: messages is empty"),
+        ([user("say a"), [{"role": "boss", "content": "b"}]], False, r"^conversation 1: messages\[0\]\.role"),
+        ([], False, "^messages is empty"),
+    ],
+)
+def test_what_is_neither_one_nor_several_conversations(
+    llm: LLM, engine: ScriptedEngine, messages: Chats, stream: bool, said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        llm.chat(messages, stream=stream)  # type: ignore[call-overload]
+    assert engine.requests == []
 
 
 def test_render_shows_the_text_for_the_model(tiny_llm: LLM) -> None:

@@ -21,12 +21,15 @@ from hetrun import LLM, AsyncLLM, ChatChunk, Completion
 llm = LLM("model.gguf", ram="3GiB", ctx=4096, backends=["llamacpp"], kv_type="q8_0")
 whole: Completion = llm.chat("hi", temperature=0, tools=[{"type": "function"}])
 parts: list[ChatChunk] = list(llm.chat([whole.message], stream=True, top_k=5))
+several: list[Completion] = llm.chat(["a", "b"], temperature=0)
+several = llm.chat([[{"role": "user", "content": "a"}], [whole.message]])
 llm.generate(["a", "b"], max_tokens=3, stop="END")
 llm.generate([1, 2], max_tokens=3)
 
 async def main() -> None:
     async with AsyncLLM("model.gguf", ram=3 << 30) as llm:
         whole: Completion = await llm.chat("hi", temperature=0)
+        several: list[Completion] = await llm.chat(["a", "b"])
         parts: list[ChatChunk] = [part async for part in llm.chat("hi", stream=True)]
 
 LLM(rma="3GiB")  # wrong: rma
@@ -37,6 +40,7 @@ AsyncLLM(rma="3GiB")  # wrong: rma
 llm.chat("hi", temperatur=0)  # wrong: temperatur
 llm.generate("hi", top_k="many")  # wrong: top_k
 llm.chat("hi", stream=True).text  # wrong: text
+llm.chat(["a", "b"]).text  # wrong: text
 """
 
 

@@ -295,6 +295,38 @@ def test_an_answer_with_a_form_that_is_cut_says_so(answer: Run) -> None:
     assert "/s, cut by -n 2, " in answer("hello", "-v", "-n", "2").err
 
 
+def test_an_answer_that_the_context_cuts_says_so(answer: Run) -> None:
+    cut = answer("hello", "--raw", "-c", "64")
+    assert (cut.code, cut.sentence) == (
+        0,
+        "hetrun: the answer was cut by the end of the context (64 tokens with the prompt); -n sets a limit",
+    )
+    assert answer("hello", "--raw", "-c", "64", "--json").sentence == cut.sentence
+    closing = answer("hello", "--raw", "-c", "64", "-v").err
+    assert "/s, cut by the end of the context, " in closing
+    assert cut.sentence not in closing
+
+
+def test_a_schema_that_requires_nothing_is_remarked_on(answer: Run, tmp_path: Path) -> None:
+    schema = '{"type": "object", "properties": {"a": {"type": "boolean"}}%s}'
+    remark = (
+        "hetrun: no property of the schema is required, so the model may leave all of them out; "
+        'to have them: "required": ["a"]'
+    )
+    assert answer("hello", "-j", schema % "", "-n", "1").err.splitlines()[0] == remark
+    assert remark not in answer("hello", "-j", schema % ', "required": ["a"]', "-n", "1").err
+    (tmp_path / "in.txt").write_text("hello\n")
+    assert remark not in answer("-f", str(tmp_path / "in.txt"), "-j", schema % "", "-n", "1").err
+
+
+def test_benchs_help_has_a_quick_form(run: Run) -> None:
+    said = " ".join(run("bench", "--help").out.split())
+    assert "A quick look: hetrun bench -r 1 -p 64 -n 16" in said
+    assert "without it, both are" in said
+    assert "-p N tokens" in said
+    assert "-n N tokens" in said
+
+
 def test_a_schema_without_a_word_of_json_schema_is_refused(run: Run) -> None:
     said = run("run", "hi", "-m", "nothere.gguf", "-j", '{"name": "string", "age": 5}').sentence
     assert "json_schema (--json-schema): it has none of JSON Schema's words" in said

@@ -233,3 +233,48 @@ def test_a_folder_with_one_gguf_file_is_that_model(run: Run, somewhere: Path, ti
     assert run("run", "folder", "hi", *options).out == run("run", tiny, "hi", *options).out
     (folder / "b.gguf").touch()
     assert "name the GGUF file in it: a.gguf, b.gguf" in run("run", "folder", "hi", *options).sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["tinylama", "Say hello."], "tinyllama-1b.gguf"),
+        (["tinyllama-1b", "Say", "hello"], "tinyllama-1b.gguf"),
+        (["tinylama-1b.gguf"], "tinyllama-1b.gguf"),
+        (["TinyLlama", "Say hello."], "tinyllama-1b.gguf"),
+        (["-m", "tinylama", "hi"], "tinyllama-1b.gguf"),
+        (["./deep/quen-1b.gguf"], "./deep/qwen-1b.gguf"),
+        (["-m", "phi-folde", "hi"], "phi-folder"),
+    ],
+    ids=lambda found: " ".join(found) if isinstance(found, list) else "",
+)
+def test_a_mistyped_name_leads_to_the_file_beside_it(
+    run: Run, somewhere: Path, words: list[str], meant: str
+) -> None:
+    for folder in ("deep", "phi-folder", "photos"):
+        (somewhere / folder).mkdir()
+    for name in ("tinyllama-1b.gguf", "deep/qwen-1b.gguf", "phi-folder/model.gguf", "tinylama-mmproj.gguf"):
+        (somewhere / name).touch()
+    assert f" does not exist; did you mean {meant}?" in run("run", *words).err
+
+
+def test_a_name_that_is_like_no_file_leads_to_none(run: Run, somewhere: Path) -> None:
+    (somewhere / "ab.gguf").touch()
+    (somewhere / "cd.gguf-00002-of-00002.gguf").touch()
+    for name in ("xy.gguf", "cd.gguf"):
+        assert "did you mean" not in run("run", name).err
+
+
+def test_list_says_how_the_files_of_this_folder_are_run(
+    run: Run, somewhere: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "other .gguf files are run by their path; in this folder: "
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert said not in run("list").err
+    for name in "abcd":
+        (somewhere / f"{name}.gguf").touch()
+    assert f'{said}a.gguf, b.gguf, c.gguf and 1 more (hetrun run a.gguf "a prompt")' in run("list").err
+    assert said not in run("list", "--json").err
+    own_folder().parent.mkdir(parents=True)
+    own_folder().symlink_to(somewhere)  # all are in the list
+    assert said not in run("list").err

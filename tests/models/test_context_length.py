@@ -61,7 +61,7 @@ def test_what_is_free_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_context_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BudgetError, match="--ram 0 MiB is too little: this model needs at least"):
+    with pytest.raises(BudgetError, match="--ram 1000 bytes is too little: this model needs at least"):
         choose(ctx=1000, ram=1000)
     monkeypatch.setattr(lengths, "available_memory", lambda: 64 * 150 + 64 * 96)
     with pytest.raises(BudgetError, match="up to 150 tokens would fit"):

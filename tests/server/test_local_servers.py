@@ -27,6 +27,7 @@ from hetrun.client.model_pool import Shelf
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, runtime_dir
 from hetrun.errors import BudgetError, ContextFull, EngineStopped, ModelFileError, Overloaded, UserError
+from hetrun.loader.hub import stores
 from hetrun.server import listen
 from hetrun.server.private_socket import private_app
 from tests.support.fakes import INFO, FakeEngine
@@ -201,6 +202,38 @@ def test_a_server_is_stopped_by_model_address_or_pid(
     capsys.readouterr()
     assert run("stop") == 2
     assert capsys.readouterr().err == "hetrun: no server of yours is running\n"
+
+
+@pytest.mark.parametrize("way", ["smollm2", "demo", "the path", "a link", "the path of a file that is gone"])
+def test_a_server_is_stopped_by_every_name_that_run_takes(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo, other = tmp_path / "SmolLM2-135M.Q4_1.gguf", tmp_path / "other.gguf"
+    demo.write_bytes(b"GGUF of a fake")
+    other.write_bytes(b"GGUF of another")
+    (tmp_path / "link.gguf").symlink_to(demo)
+    monkeypatch.setattr(stores, "demo_model", lambda: demo)
+    name = {"a link": str(tmp_path / "link.gguf")}.get(way, str(demo) if "path" in way else way)
+    with serving(demo) as server, serving(other, address="http://127.0.0.1:8081"):
+        if "gone" in way:
+            demo.unlink()
+            monkeypatch.setattr(stores, "demo_model", lambda: None)
+        assert run("stop", name) == 0
+        assert server.stopped.wait(10)
+        assert f"stopped SmolLM2-135M.Q4_1 on {ADDRESS}" in capsys.readouterr().err
+        assert run("stop", name) == 2
+        assert f"no server of yours is called {name}" in capsys.readouterr().err
+
+
+def test_of_several_models_none_stands_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (demo := tmp_path / "SmolLM2-135M.Q4_1.gguf").write_bytes(b"GGUF of a fake")
+    monkeypatch.setattr(stores, "demo_model", lambda: demo)
+    with serving(demo, tmp_path / "b.gguf") as server:
+        assert run("stop", "smollm2") == 2
+        assert "smollm2 is one of 2 models, and all would go" in capsys.readouterr().err
+        assert not server.stopped.is_set()
 
 
 def test_all_are_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

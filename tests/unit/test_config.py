@@ -72,7 +72,7 @@ def test_sources_in_their_order(write: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_each_source_gives_every_type(write: Path) -> None:
     write.write_text(
-        'model = "x.gguf"\nctx = 4096\nram = 1024\nvram = "2GB"\nbackends = ["amx", "reference"]\n'
+        'model = "x.gguf"\nctx = 4096\nram = 1048576\nvram = "2GB"\nbackends = ["amx", "reference"]\n'
         'deterministic = true\ntemperature = 1\nplan = "~/p.json"\n',
         encoding="utf-8",
     )
@@ -81,7 +81,7 @@ def test_each_source_gives_every_type(write: Path) -> None:
         "HETRUN_CONFIG": "/dev/null",
         "HETRUN_MODEL": "x.gguf",
         "HETRUN_CTX": " 4096 ",
-        "HETRUN_RAM": "1024",
+        "HETRUN_RAM": "1048576",
         "HETRUN_VRAM": "2 gb",
         "HETRUN_BACKENDS": "amx, reference,amx",
         "HETRUN_DETERMINISTIC": "Yes",
@@ -95,7 +95,7 @@ def test_each_source_gives_every_type(write: Path) -> None:
         environ={"HETRUN_CONFIG": "/dev/null"},
         model=Path("x.gguf"),
         ctx=4096,
-        ram="1KiB",
+        ram="1MiB",
         vram=2_000_000_000,
         backends=("amx", "reference"),
         deterministic=True,
@@ -132,6 +132,9 @@ def test_an_empty_list_is_not_given() -> None:
             "ram (--ram) must be a size such as 2GiB, 1.5G, 512MiB, 2GB or a number of bytes",
         ),
         ({"ram": "0"}, "ram (--ram) must be at least 1 byte, not '0'"),
+        ({"ram": "500"}, r"ram (--ram): 500 is 500 bytes; did you mean 500MiB?"),
+        ({"ram": "1"}, "1 is 1 byte; did you mean 1MiB?"),
+        ({"ram": "500000"}, "500000 is 500000 bytes; give a unit, as in 500MiB or 2GiB"),
         ({"ram": -1}, "not -1"),
         ({"ram": 1.5}, "not 1.5"),
         ({"vram": "1.5"}, "not '1.5'"),

@@ -13,6 +13,7 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory.kv.paged_allocator import BLOCK
 from hetrun.planner.options import Options
 from hetrun.system.memory_info import available_memory, free_memory
+from hetrun.system.units import size_in_words
 
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
 # Tokens that have room before weights have, where --ctx is not given: most texts are shorter.
@@ -80,9 +81,9 @@ def _room(options: Options, held: int, kv_bytes: KvBytes) -> int:
         return int(KV_SHARE * max(0, available_memory() - held))
     least = held + kv_bytes(options.ctx or BLOCK)
     if least > options.ram:
+        given = size_in_words(options.ram) if options.ram < 1 << 20 else f"{options.ram / 2**20:.0f} MiB"
         raise TooLittle(
-            f"--ram {options.ram / 2**20:.0f} MiB is too little: "
-            f"this model needs at least {-(-least >> 20)} MiB",
+            f"--ram {given} is too little: this model needs at least {-(-least >> 20)} MiB",
             least - options.ram,
         )
     return options.ram - held

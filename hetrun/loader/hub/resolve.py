@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -13,11 +13,13 @@ from hetrun.errors import UserError, printable
 from hetrun.loader.hub.cache import files_of, snapshot
 from hetrun.loader.hub.download import Progress, fetch, not_here, offline
 from hetrun.loader.hub.names import REPOSITORY, Wanted, is_on_the_hub, wanted
+from hetrun.loader.hub.nearby import models_beside
 from hetrun.loader.hub.select import choose
 from hetrun.loader.hub.stores import DEMO, LATEST, OLLAMA, Stored, available, is_whole
 from hetrun.system import entry_points
 
 MOST_NAMED = 5
+SAME, BEGUN, ALIKE = 3, 2, 1  # how close two names are
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:/{1,2}", re.IGNORECASE)
 
 
@@ -122,13 +124,37 @@ def _hint(name: str, models: Sequence[Stored]) -> str:
 
 
 def _near(name: str, models: Sequence[Stored]) -> list[str]:
-    """The names of models of which this one may be the beginning, or a slip in it."""
+    """The names of models of which this one may be the beginning, or a slip in it; files and folders that lie
+    where this one was looked for are among them."""
+    bare = name.removeprefix(OLLAMA)  # which all of its names have in common
+    known = {model.name: model.name for model in models}  # these go before what else a model is called
+    for model in models:
+        for called in _names(model):
+            known.setdefault(called, model.name)
+    found = _closest(
+        bare, {called: model for called, model in known.items() if not called.startswith(OLLAMA)}
+    )
+    if bare == name:
+        found += _closest(os.path.basename(name.rstrip("/")), models_beside(name))
+    best = max((how for how, _ in found), default=0)
+    return sorted({model for how, model in found if how == best})[:2]
+
+
+def _closest(word: str, known: Mapping[str, str]) -> list[tuple[int, str]]:
+    """What a word may mean of what is called so, and how close it is. Endings and capitals do not count: with
+    them, all names of files would look alike."""
     from difflib import get_close_matches  # on use: 4 ms
 
-    bare = name.removeprefix(OLLAMA)  # which all of its names have in common
-    known = {called: model.name for model in models for called in _names(model)}
-    known |= {model.name: model.name for model in models}
-    known = {called: model for called, model in known.items() if not called.startswith(OLLAMA)}
-    begun = {model for called, model in known.items() if called.startswith((f"{bare}:", f"{bare}-"))}
-    close = sorted(begun) or [known[called] for called in get_close_matches(bare, known, n=1, cutoff=0.65)]
-    return close[:2]
+    bare: dict[str, str] = {}
+    for called, model in known.items():
+        bare.setdefault(_bare(called), model)
+    if (word := _bare(word)) in bare:
+        return [(SAME, bare[word])]
+    begun = {model for called, model in bare.items() if called.startswith((f"{word}:", f"{word}-"))}
+    if word and begun:
+        return [(BEGUN, model) for model in begun]
+    return [(ALIKE, bare[called]) for called in get_close_matches(word, bare, n=1, cutoff=0.65)]
+
+
+def _bare(name: str) -> str:
+    return name.lower().removesuffix(".gguf").removesuffix(".safetensors")
