@@ -39,8 +39,8 @@ class Outlook:
 
     def __str__(self) -> str:
         """In words, for a plan."""
-        how = "while" if self.overlapped else "before"
-        times = f"{1000 * self.disk_s:.0f} ms of reading {how} {1000 * self.compute_s:.0f} ms of computing"
+        how = "meanwhile" if self.overlapped else "afterwards"
+        times = f"reading takes {1000 * self.disk_s:.0f} ms, computing {1000 * self.compute_s:.0f} ms {how}"
         return f"at most {self.tokens_per_s:.3g} tokens/s, bound by {self.bound}: {times}"
 
 

@@ -112,7 +112,7 @@ def test_predictions() -> None:
     assert slow.seconds == pytest.approx(0.5)
     assert slow.tokens_per_s == pytest.approx(16)
     assert slow.bound == "disk"
-    assert str(slow) == "at most 16 tokens/s, bound by disk: 500 ms of reading while 100 ms of computing"
+    assert str(slow) == "at most 16 tokens/s, bound by disk: reading takes 500 ms, computing 100 ms meanwhile"
     assert predict(0.1, 2 * 10**9, 4e9, overlapped=False).seconds == pytest.approx(0.6)
     resident = predict(0.1, 0, 4e9)
     assert (resident.bound, resident.seconds) == ("compute", 0.1)

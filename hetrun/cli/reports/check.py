@@ -71,8 +71,8 @@ def limits(records: Sequence[Record], weights: bool) -> str:
     if all(file["expected_by"] for record in records for file in record["files"]):
         return "The structure is sound, and the weights' files are those that were downloaded, byte by byte."
     return (
-        "Structure and numbers are sound. Changed bytes in weights show in nothing but a checksum: compare "
-        "sha256 with the publisher's."
+        "Structure and numbers are sound. Only a checksum shows whether other bytes of the weights have "
+        "changed: compare sha256 with the publisher's."
     )
 
 
