@@ -93,7 +93,7 @@ class Settings:
             "memory limit, such as 2GiB or 50%",
             option_types.memory,
             "--ram",
-            shows="the free memory, less a margin",
+            shows="the free memory minus a reserve",
         ),
     )
     vram: int | None = field(
@@ -102,7 +102,7 @@ class Settings:
             "memory limit on each GPU, such as 8GiB; 0: use no GPU",
             option_types.size(0),
             "--vram",
-            shows="the free memory, less a margin",
+            shows="the free memory minus a reserve",
         ),
     )
     threads: int | None = field(
@@ -200,7 +200,7 @@ class Settings:
             "sampling temperature; 0: always the likeliest token",
             option_types.number(0),
             "--temp",
-            shows="the model's own, else 0.8 (hetrun serve: 1)",
+            shows="what the model recommends, or 0.8",
         ),
     )
     seed: int | None = field(

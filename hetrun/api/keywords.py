@@ -19,9 +19,9 @@ class ModelOptions(TypedDict, total=False):
     """Context length: the most tokens that prompt and answer can have together (default: the model's own, if
     that fits; hetrun plan shows it)."""
     ram: int | str | None
-    """Memory limit, such as 2GiB or 50% (default: the free memory, less a margin)."""
+    """Memory limit, such as 2GiB or 50% (default: the free memory minus a reserve)."""
     vram: int | str | None
-    """Memory limit on each GPU, such as 8GiB; 0: use no GPU (default: the free memory, less a margin)."""
+    """Memory limit on each GPU, such as 8GiB; 0: use no GPU (default: the free memory minus a reserve)."""
     threads: int | None
     """Number of threads that compute (default: planned)."""
     backends: Sequence[str] | str | None
@@ -63,8 +63,7 @@ class ModelOptions(TypedDict, total=False):
     max_tokens: int | None
     """Most tokens in an answer; -1: no limit (default: until the model stops)."""
     temperature: float | None
-    """Sampling temperature; 0: always the likeliest token (default: the model's own, else 0.8 (hetrun serve:
-    1))."""
+    """Sampling temperature; 0: always the likeliest token (default: what the model recommends, or 0.8)."""
     seed: int | None
     """Random seed (default: random, and shown)."""
     chat_template: str | PathLike[str] | None

@@ -107,16 +107,16 @@ def run(
     """Answer a PROMPT, for example: hetrun run smollm2 "Why is the sky blue?"
 
     MODEL is a .gguf file, a folder, hf:user/repo, or a name that hetrun list shows; with -m, all words are
-    the prompt. Text on standard input comes before the prompt: hetrun run "Sum this up." < report.txt. Alone,
-    it is the prompt.
+    the prompt. Text on standard input comes before the prompt: hetrun run "Sum this up." < report.txt.
+    Without a PROMPT, that text is the prompt.
 
     With -f it answers every line of a file. A line is a prompt, {"prompt": ...} or {"messages": [...]} with
     other fields of a request, or a request in OpenAI's batch format. The results are JSON lines. If some
     lines fail, the others are answered, and the exit code is 3.
 
-    With --url a running server answers. Without it, if one of your servers has already loaded the model (see
-    hetrun ps), that one answers, unless options such as --ram say how the model is to run; --no-server always
-    loads the model here.
+    With --url the server at that address answers. Without --url, hetrun first looks for a server of yours
+    that has loaded the model (hetrun ps lists them) and lets it answer. It loads the model itself if there is
+    none, with --no-server, and with options such as --ram, which a running server cannot change.
     """
     from hetrun.cli.model_argument import Asked
 
@@ -191,7 +191,8 @@ def chat(**given: object) -> None:
 @options.model
 @options.settings("models", "models_max", "sleep_idle")
 @options.settings("host", "port", "uds", "api_key", "allowed_hosts", "cors_origins", "queue", "strict")
-@options.settings("temperature", "chat_template", "tool_parser", "reasoning_format", "prompt_cache")
+@options.settings("temperature", shows={"temperature": "what the model recommends, or 1"})
+@options.settings("chat_template", "tool_parser", "reasoning_format", "prompt_cache")
 @options.settings(*options.RUNNING)
 @options.verbose
 @sampling.options(*sampling.SAMPLING)
@@ -356,7 +357,7 @@ def evaluate(file: Path, against: str, vs: str | None, tokens: int, as_json: boo
     tool.main(settings, tool.EvalOptions(file, against, tokens, as_json, vs))
 
 
-@hetrun.command(short_help="Show what would run where, and why, without loading the model.")
+@hetrun.command(short_help="Show the memory, speed and layout of a run before it starts.")
 @options.model
 @options.settings(*options.RUNNING)
 @click.option(
@@ -378,7 +379,9 @@ def plan(
     generate: str | None,
     **given: object,
 ) -> None:
-    """Show what would run where, how fast, and why, without loading the model."""
+    """Show how much memory a run would take, how fast it would be, what would run where, and why.
+
+    The model is not loaded."""
     from hetrun.cli.reports.plan import print_plan
     from hetrun.cli.reports.simulate import Question, print_prediction, refuse_what_contradicts
 

@@ -48,8 +48,9 @@ KINDS: Mapping[str, Literal["text", "json"]] = {
 }
 POLL_S = 0.1
 RECENT_S = 20.0  # over which the speed is measured
+LOOK_S = 0.5  # between two looks at how far answers are
 ASK_S = 2.0  # between two questions what steps take
-# Before there is a result: what a request may be like.
+# Before there is a result: what a request may be like. More than so many tokens few answers need.
 GUESSED_PROMPT, GUESSED_ANSWER = 64, 256
 
 
@@ -269,46 +270,106 @@ async def _shown(
 
 
 class Outlook:
-    """How fast a batch is, and when it will be over: by what the engine expects of its steps first, then by
-    requests that were answered, whose lengths no engine knows before."""
+    """How fast a batch is, and when it will be over.
+
+    By what the engine expects of its steps first, and by what became of requests once enough are answered.
+    No engine knows how long answers will be: they are taken to be as long as those that have ended, or as
+    most_tokens if that is little. Where neither is known, nothing is said.
+    """
 
     def __init__(self, client: ChatClient | None, most_tokens: int | None, together: int) -> None:
         self._client, self._together = client, together
-        self._answer = min(GUESSED_ANSWER, most_tokens or GUESSED_ANSWER)
-        self._seen: deque[tuple[float, int, int]] = deque([(monotonic(), 0, 0)])
-        self._predicted: float | None = None  # seconds of a request, of which several run at a time
+        short = most_tokens is not None and most_tokens <= GUESSED_ANSWER
+        self._answer: float | None = most_tokens if short else None  # tokens of an answer
+        self._seen: deque[tuple[float, float, int]] = deque([(monotonic(), 0.0, 0)])
+        self._changed_at = monotonic()  # when there was something new to see
+        self._step: float | None = None  # seconds of a step of all that run together
+        self._alone = self._prompt = 0.0  # seconds of a step of one answer, and of a prompt
+        self._each: float | None = None  # seconds of a request, of which several run at a time
+        self._rate = 0.0  # tokens a second
         self._enough = max(1, together // 2)  # answers, by which the time of one is known
-        self._ask_at = float("-inf")
+        self._running: tuple[int, ...] = ()  # tokens of the answers that are being written
+        self._written = 0  # tokens of all answers so far
+        self._left = together  # requests
+        self._ask_at = self._step_at = float("-inf")
 
     async def ask(self) -> None:
-        """Ask the engine, now and then until there are results: it learns what its steps take."""
+        """Ask the engine, now and then: how far answers are and, until there are results, what steps take,
+        which it learns meanwhile."""
         if self._client is None or monotonic() < self._ask_at:
             return
-        self._ask_at = monotonic() + ASK_S
-        answers = tuple([(1, GUESSED_PROMPT + self._answer / 2)] * self._together)
+        self._ask_at = monotonic() + LOOK_S
         with suppress(HetrunError):  # an outlook is no reason to end what it is of
-            step = await self._client.ask(StepSeconds(answers))
-            prompt = await self._client.ask(StepSeconds(((GUESSED_PROMPT, 0.0),)))
-            if step is not None and prompt is not None:
-                self._predicted = self._answer * step / self._together + prompt
+            state = await self._client.ask(State())
+            self._written = state.counts.answer_tokens
+            self._running = tuple(slot.answer_tokens for slot in state.slots)
+            if monotonic() >= self._step_at:
+                self._step_at = monotonic() + ASK_S
+                await self._ask_for_steps(self._client)
+
+    async def _ask_for_steps(self, client: ChatClient) -> None:
+        depth = GUESSED_PROMPT + (self._answer or GUESSED_ANSWER) / 2
+        step = await client.ask(StepSeconds(tuple([(1, depth)] * self._lanes)))
+        alone = await client.ask(StepSeconds(((1, depth),)))
+        prompt = await client.ask(StepSeconds(((GUESSED_PROMPT, 0.0),)))
+        if step is not None and alone is not None and prompt is not None:
+            self._step, self._alone, self._prompt = step, alone, prompt
+
+    @property
+    def _lanes(self) -> int:
+        """How many requests run together: in the end fewer than there are places."""
+        return max(1, min(self._together, self._left))
 
     def row(self, tally: Tally, lines: Lines) -> Row:
         """What the bar shows now."""
         now = monotonic()
-        self._seen.append((now, tally.answered, tally.answer_tokens))
+        if (good := tally.answered - tally.failed) and tally.answer_tokens:
+            self._answer = tally.answer_tokens / good
+        begun = [min(1.0, tokens / self._answer) for tokens in self._running] if self._answer else []
+        total = _total(tally, lines)
+        if total is not None:
+            self._left = max(0, total - tally.before - tally.answered)
+        # Between two looks at the engine, answers may end that still count as running.
+        begun = sorted(begun)[: self._left]
+        self._look(now, tally, tally.answered + sum(begun))
+        left = None if total is None else self._seconds_left(now, tally, self._left - sum(begun))
+        return Row(tally.before + tally.answered, total, _remarks(tally, self._rate), left)
+
+    def _look(self, now: float, tally: Tally, done: float) -> None:
+        """Measure the speed up to the last thing that was seen, so that it does not fall until the next."""
+        _, done_before, tokens_before = self._seen[-1]
+        done = max(done, done_before)
+        tokens = max(tally.answer_tokens, self._written, tokens_before)
+        if (done, tokens) != (done_before, tokens_before):
+            self._changed_at = now
+        self._seen.append((now, done, tokens))
         while len(self._seen) > 2 and now - self._seen[0][0] > RECENT_S:
             self._seen.popleft()
-        then, answered, tokens = self._seen[0]
-        seconds, answered, tokens = now - then, tally.answered - answered, tally.answer_tokens - tokens
-        each = self._predicted
-        if answered >= self._enough:
-            each, self._ask_at = seconds / answered, now + ASK_S
-        if each is None and answered:
-            each = seconds / answered
-        total, left = _total(tally, lines), None
-        if each is not None and total is not None:
-            left = each * max(0, total - tally.before - tally.answered)
-        return Row(tally.before + tally.answered, total, _remarks(tally, tokens / seconds), left)
+        then, done_then, tokens_then = self._seen[0]
+        seconds = self._changed_at - then
+        if seconds > 0 and tokens > tokens_then:
+            self._rate = (tokens - tokens_then) / seconds
+        elif self._client is not None and now - self._changed_at > RECENT_S:
+            self._rate = 0.0  # a server tells of its tokens only with results
+        if seconds > 0 and done > done_then and (tally.answered >= self._enough or self._step is None):
+            self._each = seconds / (done - done_then) if tally.answered else None
+        if tally.answered >= self._enough:
+            self._step_at = now + ASK_S
+
+    def _seconds_left(self, now: float, tally: Tally, requests: float) -> float | None:
+        """Of so many requests; those that are half done are half a one."""
+        if not self._left:
+            return 0.0
+        each, first = self._each, 0.0
+        if each is None and self._step is not None and self._answer is not None:
+            each = self._answer * self._step / self._lanes + self._prompt
+            if not tally.answered and self._left > 1:  # the first one runs alone
+                first = max(0.0, self._answer - max(self._running, default=0)) * self._alone
+                requests = self._left - 1
+        if each is None:
+            return None
+        left = first + each * requests - (now - self._changed_at)
+        return left if left > 0 else None  # it takes longer than was known
 
 
 def _total(tally: Tally, lines: Lines) -> int | None:

@@ -51,12 +51,16 @@ RUNNING = (
 ANSWERING = ("max_tokens", "temperature", "seed", "system", "chat_template")
 
 
-def settings(*names: str, help: Mapping[str, str] | None = None) -> Decorator:
-    """Options that become keywords of `Settings.resolve`; `help` replaces texts that do not fit a command."""
+def settings(
+    *names: str, help: Mapping[str, str] | None = None, shows: Mapping[str, str] | None = None
+) -> Decorator:
+    """Options that become keywords of `Settings.resolve`; `help` and `shows` (the default in words) replace
+    texts that do not fit a command."""
 
     def decorate(command: Command) -> Command:
         for name in reversed(names):
-            command = _option(name, (help or {}).get(name, OPTIONS[name].help))(command)
+            text, default = (help or {}).get(name, OPTIONS[name].help), (shows or {}).get(name)
+            command = _option(name, text, default)(command)
         return command
 
     return decorate
@@ -100,11 +104,11 @@ def one_of(named: str | None, option: str | None) -> str | None:
     return option if named is None else named
 
 
-def _option(name: str, text: str) -> Decorator:
+def _option(name: str, text: str, shows: str | None = None) -> Decorator:
     known = OPTIONS[name]
     if name in FLAGS:
         return click.option(*known.flags, name, is_flag=True, default=None, help=text)
-    default = known.shows or str(getattr(Settings, name))
+    default = shows or known.shows or str(getattr(Settings, name))
     help_text = f"{text}  [default: {default}]"
     return click.option(
         *known.flags,

@@ -298,6 +298,6 @@ def from_disk(s: Streaming) -> str:
             f"{s.slots:,} of {s.experts:,} experts have a slot, where {s.found:.0%} of the chosen ones were"
         )
     return (
-        f"[from disk: {size_in_words(s.bytes_per_token)} a token at {size_in_words(s.disk_bytes_s)}/s, "
+        f"[from disk: {size_in_words(s.bytes_per_token)} a token at {s.disk_bytes_s / 1e9:.2f} GB/s, "
         f"{100 * s.waiting:.0f} % of the time waiting; {kept}]"
     )

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from hetrun.client.sampling_params import SamplingParams, Structure
+from hetrun.system.units import counted
 
 if TYPE_CHECKING:  # numpy comes with it
     from hetrun.graph.pooling import Pooling
@@ -81,8 +82,8 @@ class Timings:
 
 
 def accepted(t: Timings) -> str:
-    """How many guesses were right, in words."""
-    return f"accepted {100 * t.accepted / t.drafted:.0f} % of {t.drafted} guessed" if t.drafted else ""
+    """How many of the drafted tokens were right, in words."""
+    return f"{t.accepted} of {counted(t.drafted, 'drafted token')} accepted" if t.drafted else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,28 @@ FLOATS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Hole:
+    """Zero bytes among the weights of a tensor."""
+
+    tensor: str
+    row: int  # where the first of them are
+    bytes: int  # all of them
+    path: str
+    offset: int  # of the first of them in that file
+
+
+class HoleError(ModelFileError):
+    """Weights have holes; the tensor with the most comes first."""
+
+    def __init__(self, path: str, reason: str, holes: tuple[Hole, ...]) -> None:
+        super().__init__(path, reason)
+        self.holes = holes
+
+    def __reduce__(self) -> tuple[type[ModelFileError], tuple[Any, ...]]:
+        return (type(self), (self.path, self.reason, self.holes))
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What weights show: the first thing that is wrong, or what is worth knowing if nothing is."""
 
@@ -107,18 +129,37 @@ def look_at_weights(source: ModelSource, progress: Progress | None = None) -> Fi
                 progress(done / total)
     finally:
         reader.close()
-    holes = [(weight, found) for weight, found in zeros if found.hole_bytes]
+    holes = [_hole(weight, found) for weight, found in zeros if found.hole_bytes]
     return Finding(_hole_error(holes)) if holes else Finding(remarks=tuple(_remarks(zeros)))
 
 
-def _hole_error(holes: Sequence[tuple[Weight, Zeros]]) -> ModelFileError:
-    (weight, zeros), *more = holes
-    others = f", and {counted(len(more), 'other tensor')} as well" if more else ""
-    return ModelFileError(
-        _place(weight)[0],
-        f"the tensor {shown(weight.name)} has {size_in_words(zeros.hole_bytes)} of zero bytes among its "
-        f"weights, from row {zeros.hole_row} on{others}: an interrupted download or a failing disk "
-        "leaves such holes; download it again",
+def _hole(weight: Weight, zeros: Zeros) -> Hole:
+    """With its place in the file."""
+    path, offset = _byte_of(weight, zeros.hole_begin)
+    return Hole(weight.name, zeros.hole_row, zeros.hole_bytes, path, offset)
+
+
+def _byte_of(weight: Weight, at: int) -> tuple[str, int]:
+    """Where a byte of a tensor lies, of whose bytes so many come before it."""
+    parts = [part for part in weight.parts if isinstance(part, Extent)]
+    for part in parts:
+        if at < part.rows * part.row_bytes:
+            row, behind = divmod(at, part.row_bytes)
+            return part.path, part.offset + row * part.stride + behind
+        at -= part.rows * part.row_bytes
+    raise AssertionError("a hole lies in its tensor")
+
+
+def _hole_error(holes: Sequence[Hole]) -> HoleError:
+    worst, *more = holes = sorted(holes, key=lambda hole: -hole.bytes)
+    total = size_in_words(sum(hole.bytes for hole in holes))
+    in_all = f"; with {counted(len(more), 'other tensor')} it is {total} in all" if more else ""
+    return HoleError(
+        worst.path,
+        f"the tensor {shown(worst.tensor)} has {size_in_words(worst.bytes)} of zero bytes among its weights, "
+        f"from row {worst.row} (byte {worst.offset} of the file) on{in_all}: an interrupted download or a "
+        "failing disk leaves such holes; download it again",
+        tuple(holes),
     )
 
 

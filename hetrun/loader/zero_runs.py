@@ -6,7 +6,7 @@ A hole begins and ends anywhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ class Zeros:
     hole_row: int = 0  # where the first of these begins
     rows: int = 0  # that are zero as a whole
     first_row: int = 0  # the first of these
+    hole_begin: int = field(default=0, compare=False)  # bytes of the tensor before the first hole
 
 
 class ZeroFinder:
@@ -39,7 +40,7 @@ class ZeroFinder:
         # A row may begin or end with columns of zeros; so a hole is longer than a row.
         self._least = min(max(SHORTEST, row_bytes), LONG)
         self._at = self._begin = 0  # bytes taken; the end of the last ones that are not zero
-        self._holes, self._zero_rows = [0, 0], [0, 0]  # how much, and the first row
+        self._holes, self._zero_rows = [0, 0, 0], [0, 0, 0]  # how much; the row and the byte of the first
 
     def take(self, raw: Bytes) -> None:
         """The next bytes."""
@@ -80,7 +81,7 @@ class ZeroFinder:
         else:
             found, much, row = self._holes, end - begin, begin // size
         if not found[0]:
-            found[1] = row
+            found[1:] = row, begin
         found[0] += much
 
     def found(self) -> Zeros:
@@ -88,4 +89,5 @@ class ZeroFinder:
         if not self._begin:
             return Zeros(is_all=True)
         self._end_run(self._at, 0)
-        return Zeros(False, self._holes[0], self._holes[1], self._zero_rows[0], self._zero_rows[1])
+        (much, row, begin), (rows, first_row, _) = self._holes, self._zero_rows
+        return Zeros(False, much, row, rows, first_row, begin)

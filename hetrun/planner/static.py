@@ -119,5 +119,6 @@ class StaticPlanner:
             return ubatch, "larger passes are no faster"
         return (
             ubatch,
-            f"so that a single product stays below {LONGEST_PRODUCT * 1000:.0f} ms and a cancel is heard",
+            f"so that no matrix product takes more than {LONGEST_PRODUCT * 1000:.0f} ms: an answer can be "
+            "cancelled only between two of them",
         )

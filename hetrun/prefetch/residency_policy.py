@@ -273,7 +273,7 @@ def _explain(kept: Kept) -> str:
     parts = [f"{_mib(kept.locked_bytes)} of {_mib(total)} stay in memory"]
     if per_layer:
         sizes = [_bytes(columns) for name, columns in layers.items() if name]
-        parts.append(f"{_range(per_layer)} of {_range(sizes)} in each layer")
+        parts.append(f"{_range(per_layer)} of each layer's {_range(sizes)}")
     said = _whole_layers(kept, layers) if kept.policy == "unbalanced" else _columns(kept, layers)
     return f"{kept.policy}: {', '.join(parts)}: {said}"
 

@@ -19,7 +19,7 @@ from hetrun.cli import batch, progress
 from hetrun.cli.batch import Outlook, stopped_in_words
 from hetrun.cli.progress import OPENING, Row, clock, loading, rows
 from hetrun.client.interface import ChatClient
-from hetrun.client.queries import Question, StepSeconds
+from hetrun.client.queries import Counts, EngineState, Question, Slot, State, StepSeconds
 from hetrun.errors import UserError
 from hetrun.system.progress import Measuring, stretch
 from hetrun.tools.batch.line_reader import Lines
@@ -28,15 +28,20 @@ from tests.models.tiny import TinyLlama, write_gguf
 
 
 class Planner:
-    """Says what steps take."""
+    """Says what steps take, and how far answers are."""
 
     def __init__(self) -> None:
-        self.slower, self.asked = 1.0, 0
+        self.slower, self.asked, self.together = 1.0, 0, 10
+        self.running: tuple[int, ...] = ()
+        self.written = 0
 
-    async def ask(self, question: Question[float | None]) -> float | None:
+    async def ask(self, question: Question[object]) -> object:
+        if isinstance(question, State):
+            slots = tuple(Slot(i, "answer", 1.0, answer_tokens=n) for i, n in enumerate(self.running))
+            return EngineState(Counts(answer_tokens=self.written), slots, 10, 512, None, None)
         assert isinstance(question, StepSeconds)
         self.asked += 1
-        return self.slower * (0.2 if len(question.chunks) == 10 else 0.1)
+        return self.slower * (0.2 if len(question.chunks) == self.together else 0.1)
 
 
 @pytest.fixture
@@ -59,7 +64,8 @@ def test_the_planner_speaks_until_there_are_results(lines: Lines, monkeypatch: p
     asyncio.run(outlook.ask())
     row = outlook.row(tally, lines)
     assert (row.done, row.total) == (0, 1000)  # by sizes: a tenth was read
-    assert row.left_s == pytest.approx(1000 * (50 * 0.2 / 10 + 0.1))
+    # The first one alone, then ten at a time; a second has gone by.
+    assert row.left_s == pytest.approx(50 * 0.1 + 999 * (50 * 0.2 / 10 + 0.1) - 1.0)
     now[0] = 11.0
     tally.answered, tally.answer_tokens, tally.failed = 100, 4000, 3
     row = outlook.row(tally, lines)
@@ -87,11 +93,11 @@ def test_the_engine_is_asked_again_until_there_are_results(
 
     for _ in range(10):
         left()
-    assert planner.asked == 2  # for answers, and for a prompt
+    assert planner.asked == 3  # for answers, for one alone, and for a prompt
     planner.slower = 3.0
     for _ in range(20):
         found = left()
-    assert found == pytest.approx(3 * 1000 * (50 * 0.2 / 10 + 0.1))
+    assert found == pytest.approx(3 * (50 * 0.1 + 999 * (50 * 0.2 / 10 + 0.1)) - now[0])
     asked, tally.answered = planner.asked, 5
     for _ in range(40):
         left()
@@ -107,6 +113,59 @@ def test_only_the_last_while_counts(lines: Lines, monkeypatch: pytest.MonkeyPatc
         tally.answered += 10 if second <= 30 else 1
         row = outlook.row(tally, lines)
     assert row.left_s == pytest.approx((1000 - tally.answered) * 1.0, rel=0.06)
+
+
+def followed(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch, most_tokens: int | None, lengths: int
+) -> list[tuple[float, Row]]:
+    """A resumed batch: five of six requests are left, for which there are forty places. The first runs
+    alone, then four together, ten tokens a second each. Rows and when they were shown."""
+    now, planner, tally = [0.0], Planner(), Tally(read=6, before=1, complete=True)
+    planner.together = 5
+    monkeypatch.setattr(batch, "monotonic", lambda: now[0])
+    outlook = Outlook(cast("ChatClient", planner), most_tokens, together=40)
+    found = []
+    for tick in range(1, 2 * lengths):
+        now[0] = tick / 10
+        first, others = min(tick, lengths), max(0, tick - lengths)
+        tally.answered, tally.answer_tokens = (1, lengths) if others else (0, 0)
+        planner.running = (others,) * 4 if others else (first,)
+        planner.written = first + 4 * others
+        found.append((now[0], outlook.row(tally, lines)))
+        asyncio.run(outlook.ask())
+    return found
+
+
+def test_the_time_left_of_a_few_requests_falls_to_the_end(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though none of them ends between, and though there are far more places than requests."""
+    found = followed(lines, monkeypatch, None, 120)
+    assert all(row.left_s is None for now, row in found if now < 12)  # nobody knows how long answers are
+    # The last four are expected to be as long as the first, and take 0.1 s a token.
+    said = {now: row.left_s for now, row in found if 15 < now < 23.5}
+    assert said == pytest.approx({now: 24 - now for now in said}, abs=1.0)
+
+
+def test_the_speed_counts_tokens_of_answers_that_run(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = followed(lines, monkeypatch, 120, 120)
+    rates = [float(row.remarks.split()[0]) for now, row in found if 3 < now < 12]
+    assert rates == pytest.approx([10] * len(rates), abs=1)
+    assert all(row.left_s is not None for now, row in found if 1 < now < 23)
+
+
+def test_a_server_tells_only_of_results(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, tally = [0.0], Tally(read=10, complete=True)
+    monkeypatch.setattr(batch, "monotonic", lambda: now[0])
+    outlook = Outlook(None, None, together=1)
+    now[0], tally.answered, tally.answer_tokens = 10.0, 2, 200
+    rows = {}
+    for second in range(10, 60):
+        now[0] = float(second)
+        rows[second] = outlook.row(tally, lines)
+    assert {row.remarks for row in rows.values()} == {"20 tokens/s"}
+    assert [rows[second].left_s for second in (10, 20, 49)] == [40.0, 30.0, 1.0]
+    assert rows[55].left_s is None  # it takes longer than was known
 
 
 def test_clocks() -> None:

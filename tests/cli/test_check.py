@@ -54,12 +54,17 @@ def test_every_file_is_looked_at(run: Check, good: Path, tmp_path: Path) -> None
     cut, empty = tmp_path / "cut.gguf", tmp_path / "empty.gguf"
     cut.write_bytes(good.read_bytes()[:-1])
     empty.touch()
-    code, out, err = run(cut, good, empty, good)
+    nowhere = tmp_path / "nowhere.gguf"
+    code, out, err = run(cut, good, empty, good, nowhere)
     assert code == 2
-    assert out == f"{good}: {FACTS}\n" * 2 + SOUND
-    first, second = err.splitlines()
-    assert first.startswith(f"hetrun: {cut}: the file is {cut.stat().st_size} bytes but tensor '")
-    assert second == f"hetrun: {empty}: is empty: download it again"
+    first, *others = out.splitlines(keepends=True)
+    assert first.startswith(f"{cut}: not ok: the file is {cut.stat().st_size} bytes but tensor '")
+    assert "".join(others) == (
+        f"{good}: {FACTS}\n{empty}: not ok: is empty: download it again\n{good}: {FACTS}\n"
+        f"{nowhere}: not ok: there is no such file\n{SOUND}"
+    )
+    assert err == "hetrun: 3 of 5 models cannot be used\n"
+    assert run(empty) == (2, "", f"hetrun: {empty}: is empty: download it again\n")
 
 
 def test_a_tensor_that_is_no_weight_is_in_nobodys_way(run: Check, tmp_path: Path) -> None:
@@ -178,7 +183,7 @@ def test_it_says_that_changed_bytes_need_a_checksum(run: Check, good: Path) -> N
     first, digest, last = out.splitlines()
     assert first == f"{good}: {FACTS}, all weights finite, no holes"
     assert digest == f"  sha256 {sha256(good)}  good.gguf"
-    assert "Changed bytes in weights show in nothing but a checksum: compare sha256 with" in last
+    assert "Only a checksum shows whether other bytes of the weights have changed: compare sha256" in last
 
 
 def test_caches_name_files_by_their_checksum(tmp_path: Path) -> None:
@@ -215,13 +220,18 @@ def test_a_hole_of_zeros_is_an_error(run: Check, good: Path, tmp_path: Path) -> 
     assert isinstance(part, Extent)
     assert part.row_bytes * part.rows > 3 * 4096
     data = bytearray(good.read_bytes())
-    begin = part.offset + part.row_bytes + 100
+    begin = part.offset + part.row_bytes + 104
     data[begin : begin + 8192] = bytes(8192)
     good.write_bytes(data)
     code, out, err = run("--weights", good)
     assert (code, out) == (2, "")
     assert "the tensor 'blk.0.ffn_down.weight' has 8 KiB of zero bytes among its weights" in err
-    assert "from row 1 on: an interrupted download or a failing disk leaves such holes; download it" in err
+    assert f"from row 1 (byte {begin} of the file) on: an interrupted download or a failing disk" in err
+    assert err.endswith("leaves such holes; download it again\n")
+    (record,) = json.loads(run("--json", "--weights", good)[1])
+    (hole,) = record["holes"]
+    assert hole.pop("bytes") == pytest.approx(8192, abs=16)  # counted in words
+    assert hole == {"tensor": "blk.0.ffn_down.weight", "row": 1, "path": str(good), "offset": begin}
 
 
 def test_a_path_is_short_where_it_can_be(
@@ -231,9 +241,9 @@ def test_a_path_is_short_where_it_can_be(
     bad.touch()
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir("/")
-    _, out, err = run(good, bad)
+    _, out, _ = run(good, bad)
     assert out.startswith("~/good.gguf: ok: ")
-    assert err == "hetrun: ~/bad.gguf: is empty: download it again\n"
+    assert "\n~/bad.gguf: not ok: is empty: download it again\n" in out
     monkeypatch.chdir(tmp_path)
     assert run(bad)[2] == "hetrun: bad.gguf: is empty: download it again\n"
     (record,) = json.loads(run("--json", bad)[1])

@@ -24,7 +24,7 @@ from hetrun.cli import app as commands
 from hetrun.cli.exit_codes import STOPPED
 from hetrun.cli.progress import Row
 from hetrun.cli.reports import devices as reports
-from hetrun.client.events import Streaming
+from hetrun.client.events import Streaming, Timings, accepted
 from hetrun.engine import query_handlers
 from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.executor.planned_model import PlannedModel
@@ -239,6 +239,17 @@ def test_run_json_full_has_the_plan_and_the_bill_of_memory_as_well(answer: Run) 
     assert "--json=all: take --json, or --json=full" in result.sentence
 
 
+def test_each_command_says_its_own_default_of_the_temperature(run: Run) -> None:
+    for command, default in (("run", "0.8"), ("serve", "1")):
+        said = " ".join(run(command, "--help").out.split())
+        assert f"always the likeliest token [default: what the model recommends, or {default}]" in said
+
+
+def test_drafted_tokens_are_counted_in_words() -> None:
+    assert accepted(Timings(drafted=14, accepted=1)) == "1 of 14 drafted tokens accepted"
+    assert accepted(Timings()) == ""
+
+
 def test_run_says_what_came_from_disk(answer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(answer("hello", "-n", "2", "--json=full").out)["streaming"] is None
     assert "from disk" not in answer("hello", "-n", "2", "-v").err
@@ -246,7 +257,7 @@ def test_run_says_what_came_from_disk(answer: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(PlannedModel, "streaming", lambda model: found)
     assert json.loads(answer("hello", "-n", "2", "--json=full").out)["streaming"] == asdict(found)
     assert answer("hello", "-n", "2", "-v").err.splitlines()[-1] == (
-        "[from disk: 1.6 GiB a token at 2.9 GiB/s, 83 % of the time waiting; "
+        "[from disk: 1.6 GiB a token at 3.10 GB/s, 83 % of the time waiting; "
         "2,203 of 3,910 MiB of the weights in memory]"
     )
     assert answer("hello", "-n", "2").err == ""

@@ -75,7 +75,7 @@ def test_why_one_backend_runs_all_that_comes_from_disk() -> None:
     def why(*backends: str) -> str:
         return plan(200, backends).plan(1).segments[0].why
 
-    assert why("reference", "llamacpp") == "the first of llamacpp > reference that takes weights from disk"
+    assert why("reference", "llamacpp") == "the first of llamacpp, reference that can read weights from disk"
     assert why("llamacpp") == "the only backend allowed"
     (segment,) = plan(600, ("llamacpp", "reference")).plan(1).segments
     assert segment.why == "first in the fixed order llamacpp > reference"

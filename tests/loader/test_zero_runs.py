@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
@@ -10,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hetrun.graph import Extent
 from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
-from hetrun.loader.weight_check import look_at_weights
+from hetrun.loader.weight_check import Hole, HoleError, look_at_weights
 from hetrun.loader.zero_runs import SHORTEST, ZeroFinder, Zeros
 from hetrun.tools.convert.gguf_writer import Tensor, write_model
 
@@ -144,10 +146,21 @@ def test_zeros_that_are_meant_are_remarks(tmp_path: Path) -> None:
 
 
 def test_holes_in_several_tensors_are_one_error(tmp_path: Path) -> None:
-    tensors = {"blk.0.a": rows(slice(30_300, None)), "blk.1.a": rows(slice(0, 9_100)), "blk.2.a": rows()}
+    tensors = {"blk.0.a": rows(slice(54_904, None)), "blk.1.a": rows(slice(0, 29_104)), "blk.2.a": rows()}
     path = write(tmp_path / "m.gguf", tensors)
-    error = look_at_weights(open_model(path)).error
-    assert error is not None
+    source = open_model(path)
+    error = look_at_weights(source).error
+    assert isinstance(error, HoleError)
     assert error.path == str(path)
-    assert error.reason.startswith("the tensor 'blk.0.a' has 33 KiB of zero bytes among its weights, ")
-    assert "from row 30 on, and 1 other tensor as well: an interrupted download" in error.reason
+    parts = [part for name in tensors if (weight := source.find(name)) for part in weight.parts]
+    first, second, _ = (part.offset for part in parts if isinstance(part, Extent))
+    assert error.holes == (
+        Hole("blk.1.a", 0, 29_104, str(path), second),
+        Hole("blk.0.a", 54, 64_000 - 54_904, str(path), first + 54_904),
+    )
+    assert error.reason.startswith(
+        "the tensor 'blk.1.a' has 28 KiB of zero bytes among its weights, from row 0 (byte "
+        f"{second} of the file) on; with 1 other tensor it is 37 KiB in all: an interrupted download"
+    )
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.holes, str(again)) == (error.holes, str(error))

@@ -115,7 +115,7 @@ def test_the_rule_by_which_a_context_is_chosen() -> None:
     # Weights come from disk: first the usual length, then weights.
     tokens, why = rule(131072, 50_000, whole=False)
     assert tokens == USUAL_CONTEXT
-    assert "more would leave less memory for weights" in why
+    assert "a longer context (--ctx) would leave less memory for weights" in why
     assert rule(131072, 700, whole=False) == (
         700,
         "what memory has room for; the model was trained for 131,072",

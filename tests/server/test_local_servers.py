@@ -232,7 +232,7 @@ def test_of_several_models_none_stands_for_all(
     monkeypatch.setattr(stores, "demo_model", lambda: demo)
     with serving(demo, tmp_path / "b.gguf") as server:
         assert run("stop", "smollm2") == 2
-        assert "smollm2 is one of 2 models, and all would go" in capsys.readouterr().err
+        assert "smollm2 is one of 2 models, which stop together" in capsys.readouterr().err
         assert not server.stopped.is_set()
 
 

@@ -37,7 +37,7 @@ KEYS = (
     ("Ctrl+Q", "leave (also Ctrl+C, twice); conversations are saved"),
 )
 ANSWERS = (
-    ("accepted 36 % of 25", "predicted tokens that were right; each one saved a pass (--spec)"),
+    ("9 of 25 accepted", "drafted tokens that were right; each one saved a pass (--spec)"),
     ("version 2 of 3", "a turn that was edited or answered again; Left and Right show the others"),
 )
 MACHINE = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hetrun.cli.output import in_json, say
 from hetrun.cli.progress import loading
 from hetrun.errors import ModelFileError, UserError, printable
 from hetrun.loader.hub.checksums import expected
+from hetrun.loader.weight_check import HoleError
 from hetrun.system.units import counted
 from hetrun.tools.check_model import Checked, check_model, digests
 
@@ -32,13 +34,31 @@ def check(models: Sequence[tuple[str, Path]], weights: bool, as_json: bool) -> i
             if not as_json:
                 print("\n".join(map(printable, to_text(name, found, weights, hashes))), flush=True)
         except UserError as e:
-            say(in_short(e))
-            records.append({"path": str(path), "ok": False, "reason": str(e)})
+            if len(models) > 1 and not as_json:  # the list of results is complete on stdout
+                print(f"{printable(short_path(name))}: not ok: {reason_of(e, path)}", flush=True)
+            else:
+                say(in_short(e))
+            records.append({"path": str(path), "ok": False, "reason": str(e)} | holes_of(e))
+    bad = sum(not record["ok"] for record in records)
     if as_json:
         print(in_json(records, indent=1))
-    elif good := [record for record in records if record["ok"]]:
-        print(limits(good, weights))
-    return 0 if all(record["ok"] for record in records) else WRONG_INPUT
+    elif bad < len(records):
+        print(limits([record for record in records if record["ok"]], weights), flush=True)
+    if bad and len(records) > 1 and not as_json:
+        say(f"{bad} of {counted(len(records), 'model')} cannot be used")
+    return WRONG_INPUT if bad else 0
+
+
+def reason_of(error: UserError, path: Path) -> str:
+    """What is wrong with a model, after its name; with a file's name if that is one of several."""
+    if not isinstance(error, ModelFileError):
+        return str(error).removeprefix(f"{path}: ")
+    return error.reason if error.path == str(path) else in_short(error)
+
+
+def holes_of(error: UserError) -> Record:
+    """The tensors that have holes, for programs."""
+    return {"holes": [asdict(hole) for hole in error.holes]} if isinstance(error, HoleError) else {}
 
 
 def to_text(name: str, found: Checked, weights: bool, hashes: Mapping[str, str]) -> Iterator[str]:
@@ -71,8 +91,8 @@ def limits(records: Sequence[Record], weights: bool) -> str:
     if all(file["expected_by"] for record in records for file in record["files"]):
         return "The structure is sound, and the weights' files are those that were downloaded, byte by byte."
     return (
-        "Structure and numbers are sound. Changed bytes in weights show in nothing but a checksum: compare "
-        "sha256 with the publisher's."
+        "Structure and numbers are sound. Only a checksum shows whether other bytes of the weights have "
+        "changed: compare sha256 with the publisher's."
     )
 
 

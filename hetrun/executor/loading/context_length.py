@@ -71,7 +71,9 @@ def choose_context(
     if whole or tokens < most:
         return Context(tokens, f"what memory has room for; the model was trained for {trained:,}")
     return Context(
-        tokens, f"more would leave less memory for weights; the model was trained for {trained:,}, see --ctx"
+        tokens,
+        "a longer context (--ctx) would leave less memory for weights; the model was trained for "
+        f"{trained:,} tokens",
     )
 
 

@@ -69,7 +69,7 @@ from hetrun.system.units import size_in_words
 
 PROMPTS = (2048, 1024, 512, 256)  # tokens of a pass while experts come from disk
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
-AS_MANY = "as many as fit and pay, since each pass reads the {}"
+AS_MANY = "each pass reads the {}, so it takes as many tokens as fit and are worthwhile"
 WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
 BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
 
@@ -222,7 +222,7 @@ class Deciding:
         """All that has no home on a device planned for one backend, and what that runs."""
         some = {name: self._backends[name]} | {h.backend: self._backends[h.backend] for h in self._homes}
         others = self._allowed != [name]
-        why = f"the first of {' > '.join(self._allowed)} that takes weights from disk" if others else ""
+        why = f"the first of {', '.join(self._allowed)} that can read weights from disk" if others else ""
         plans, wanted = self._planned(some, why)
         segments = dict.fromkeys(s for plan in plans.plans.values() for s in plan.segments)
         mine = [s for s in segments if s.backend == name]
@@ -558,9 +558,10 @@ def about_states(graph: Graph, quant: QuantType) -> tuple[str, ...]:
         return ()
     every = checkpoint_distance(size, sum(token_bytes(shape, quant) for shape in kept_by(graph.ops).values()))
     return (
-        f"states of {size / 2**20:.1f} MiB for each sequence, twice while it runs, however long it is; where "
-        f"memory allows one more is kept every {every:,} tokens, up to {MOST_CHECKPOINTS}, and where texts "
-        f"part: a text that is continued from elsewhere computes up to {every:,} tokens again",
+        f"a state of {size / 2**20:.1f} MiB for each sequence, of any length; a running sequence has two. If "
+        f"there is memory, copies are kept: one every {every:,} tokens (at most {MOST_CHECKPOINTS}), and one "
+        "wherever two texts begin to differ. A text that continues from a place without a copy computes up "
+        f"to {every:,} tokens again",
     )
 
 
