@@ -130,7 +130,7 @@ def test_every_op_of_a_layer_belongs_to_one_operation(case: Case) -> None:
 def test_layers_of_one_shape_share_their_records() -> None:
     graph = graph_of(cases.LLAMA[0])
     assert [o.form for o in operations(graph, 0)] == [o.form for o in operations(graph, 1)]
-    with pytest.raises(OptionError, match=r"^blk\.9 is no part"):
+    with pytest.raises(OptionError, match=r"^blk\.9 is not one of the seven operations"):
         operations(graph, 9)
 
 

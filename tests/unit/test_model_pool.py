@@ -217,7 +217,7 @@ async def test_it_sleeps_when_nobody_asks_and_wakes_up(started: Started) -> None
         await asyncio.sleep(0.01)
     assert models["a"].health.status == "ok"
     assert (await models["a"].info()).name == "a"  # known: nobody is woken up for it
-    with pytest.raises(EngineStopped, match="sleeps"):
+    with pytest.raises(EngineStopped, match="is asleep"):
         await models["a"].ask(State())  # who looks does not wake it either
     assert started.open == []
     await begun(models["a"])
