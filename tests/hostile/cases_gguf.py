@@ -94,7 +94,11 @@ def tensors() -> Iterator[Case]:
     rows: tuple[tuple[str, Table, str], ...] = (
         ("of another shape", entry(dims=(64, 320)), "is 320 x 64, but the settings say 320 x 128"),
         ("of one row", entry(dims=(128,)), "is 1 x 128, but the settings say 320 x 128"),
-        ("of a type for no weights", entry(type=26), "the tensor output.weight holds I32, which is not a type for weights"),
+        (
+            "of a type for no weights",
+            entry(type=26),
+            "the tensor output.weight holds I32, which is not a type for weights",
+        ),
         ("of 0 rows", entry(dims=(128, 0)), "its dimensions [128, 0] cannot be a tensor's"),
         ("of -1 rows", entry(dims=(128, 2**64 - 1)), "its dimensions [128, 18446744073709551615] cannot be"),
         ("of 2^62 rows", entry(dims=(128, 2**62)), "its dimensions [128, 4611686018427387904] cannot be"),
