@@ -174,6 +174,11 @@ class PlannedModel:
         self.pace = Pace(forecast, self.graph, self._pass_of_one)
         self.rest()  # what was measured in goes, with keys and values of long texts
 
+    @property
+    def _threads_of_one(self) -> int:
+        """With which a pass of one token is planned."""
+        return (self.pilot.planned if self.pilot else self.plans).plan(1).threads
+
     def _pass_of_one(self, depth: float) -> float | None:
         """Seconds of a pass of one token, as the planner predicts it for the plan of now: trials of others
         are part of what an answer takes."""
@@ -246,7 +251,8 @@ class PlannedModel:
             if gap is None:
                 self.pace.broken()
             else:
-                self.pace.saw(gap + end - start, self._kv.length(step.chunks[0].seq))
+                depth = self._kv.length(step.chunks[0].seq)
+                self.pace.saw(gap + end - start, depth, self._threads_of_one)
             self._gaps.ended(end, alone)
         return found
 
@@ -290,7 +296,7 @@ class PlannedModel:
         """The plans in force, with the speeds that follow from what was measured so far."""
         if self.pilot is None:
             return self.plans
-        pace = pace_of(self.pilot.forecast, self.graph)
+        pace = pace_of(self.pilot.forecast, self.graph, self._threads_of_one)
         return replace(self.plans, rates=_rates(self.pilot.planner, self.pilot.planned, pace))
 
     @property
@@ -489,7 +495,9 @@ def foreseen(source: ModelSource, options: Options, known: Forecast | None = Non
         planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
         planner.listen(known_choices(prepared.graph).likely)
         plans = planned(planner, prepared.plans, setup)
-        return replace(plans, rates=_rates(planner, plans, pace_of(forecast, prepared.graph)))
+        return replace(
+            plans, rates=_rates(planner, plans, pace_of(forecast, prepared.graph, plans.plan(1).threads))
+        )
     finally:
         for backend in prepared.backends.values():
             backend.close()

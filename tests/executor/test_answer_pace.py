@@ -20,10 +20,11 @@ def test_a_window_of_tokens_is_compared_with_their_passes() -> None:
     forecast = Forecast()
     watched = pace(forecast)
     for n in range(WINDOW - 1):
-        watched.saw(0.015, n)
-    assert pace_of(forecast, GRAPH) == 1.0
-    watched.saw(0.015, WINDOW)
-    assert pace_of(forecast, GRAPH) == pytest.approx(1.5)
+        watched.saw(0.015, n, 2)
+    assert pace_of(forecast, GRAPH, 2) == 1.0
+    watched.saw(0.015, WINDOW, 2)
+    assert pace_of(forecast, GRAPH, 2) == pytest.approx(1.5)
+    assert pace_of(forecast, GRAPH, 1) == 1.0
 
 
 def test_what_runs_between_breaks_a_window() -> None:
@@ -32,24 +33,24 @@ def test_what_runs_between_breaks_a_window() -> None:
     for n in range(2 * WINDOW - 2):
         if n == WINDOW - 1:
             watched.broken()
-        watched.saw(0.015, n)
-    assert pace_of(forecast, GRAPH) == 1.0
+        watched.saw(0.015, n, 2)
+    assert pace_of(forecast, GRAPH, 2) == 1.0
 
 
 def test_an_answer_that_was_disturbed_counts_no_more_than_four_times() -> None:
     forecast = Forecast()
     watched = pace(forecast)
     for n in range(WINDOW):
-        watched.saw(1.0, n)
-    assert pace_of(forecast, GRAPH) == MOST
+        watched.saw(1.0, n, 2)
+    assert pace_of(forecast, GRAPH, 2) == MOST
 
 
 def test_passes_of_which_nothing_is_known_teach_nothing() -> None:
     forecast = Forecast()
     watched = pace(forecast, None)
     for n in range(WINDOW):
-        watched.saw(0.1, n)
-    assert pace_of(forecast, GRAPH) == 1.0
+        watched.saw(0.1, n, 2)
+    assert pace_of(forecast, GRAPH, 2) == 1.0
 
 
 def test_gaps_are_those_within_an_answer() -> None:

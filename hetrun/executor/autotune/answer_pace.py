@@ -20,15 +20,15 @@ MOST = 4.0  # an answer that took longer than this was disturbed
 Predict = Callable[[float], float | None]  # seconds of a pass of one token that sees so many others
 
 
-def pace_of(forecast: Forecast, graph: Graph) -> float:
-    """The factor; 1 before the first answer."""
-    return forecast.fact(PACE, _key(graph)) or 1.0
+def pace_of(forecast: Forecast, graph: Graph, threads: int) -> float:
+    """The factor, with so many threads for a token; 1 before the first answer."""
+    return forecast.fact(PACE, _key(graph, threads)) or 1.0
 
 
-def _key(graph: Graph) -> str:
+def _key(graph: Graph, threads: int) -> str:
     """What all files have in common whose passes are alike."""
-    weights = graph.weights().values()
-    return f"{len(graph.ops)} operations with {sum(w.nbytes for w in weights)} bytes"
+    nbytes = sum(weight.nbytes for weight in graph.weights().values())
+    return f"{len(graph.ops)} operations with {nbytes} bytes and {threads} threads"
 
 
 class Gaps:
@@ -51,17 +51,19 @@ class Pace:
     """Watches answers of one sequence; belongs to the engine's thread."""
 
     def __init__(self, forecast: Forecast, graph: Graph, predict: Predict) -> None:
-        self._forecast, self._predict, self._key = forecast, predict, _key(graph)
+        self._forecast, self._predict, self._graph = forecast, predict, graph
         self._tokens, self._took = 0, 0.0
 
-    def saw(self, seconds: float, depth: float) -> None:
-        """A token that came so long after the one before, in a text of this depth."""
+    def saw(self, seconds: float, depth: float, threads: int) -> None:
+        """A token that came so long after the one before, in a text of this depth; planned with so many
+        threads."""
         self._tokens += 1
         self._took += seconds
         if self._tokens < WINDOW:
             return
         if should := self._predict(depth - WINDOW / 2):
-            self._forecast.learn_fact(PACE, self._key, min(MOST, self._took / (WINDOW * should)))
+            key = _key(self._graph, threads)
+            self._forecast.learn_fact(PACE, key, min(MOST, self._took / (WINDOW * should)))
         self._tokens, self._took = 0, 0.0
 
     def broken(self) -> None:
