@@ -53,7 +53,7 @@ class ChatApp(App[None]):
         try:
             self._store = Store(place)
         except UserError as error:
-            # The chat works without the file; the user is told that nothing is kept.
+            # The chat works without the file; it says that nothing is kept.
             self._store, self._trouble = Store(None), str(error)
         talk = Talk(self._store, params or SamplingParams(), system or "")
         self._screen = ChatScreen(client, talk, doors or Doors(), reports)

@@ -50,7 +50,7 @@ POLL_S = 0.1
 RECENT_S = 20.0  # over which the speed is measured
 LOOK_S = 0.5  # between two looks at how far answers are
 ASK_S = 2.0  # between two questions what steps take
-# Before there is a result: what a request may be like. More than so many tokens few answers need.
+# Before there is a result: what a request may be like. Few answers need more tokens.
 GUESSED_PROMPT, GUESSED_ANSWER = 64, 256
 
 
@@ -357,7 +357,7 @@ class Outlook:
             self._step_at = now + ASK_S
 
     def _seconds_left(self, now: float, tally: Tally, requests: float) -> float | None:
-        """Of so many requests; those that are half done are half a one."""
+        """Of several requests; one that is half done counts half."""
         if not self._left:
             return 0.0
         each, first = self._each, 0.0

@@ -92,7 +92,7 @@ class Asked:
             raise UserError(said) from None
 
     def _why(self, error: UserError) -> str:
-        """Why there is no model; of a word that nobody would take for one, more briefly."""
+        """Why there is no model; shorter for a word that does not look like one."""
         word = self.doubtful[0]
         if looks_like_model(word, self.doubtful[1:]) or "did you mean" in str(error):
             return str(error)

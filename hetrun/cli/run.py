@@ -161,7 +161,7 @@ def text_of(events: list[Event]) -> str:
 
 def say_if_cut(text: str, last: Event, params: SamplingParams, *, closed: bool) -> None:
     """A remark if an answer that must have a form was cut: what reads it may not be able to. Of another
-    answer, if nobody asked for its end, and no closing line says it (`closed`)."""
+    answer, unless -n asked for that, or the closing line says it (`closed`)."""
     if not (cut := cut_by(last, params)):
         return
     if params.structure is None:

@@ -78,7 +78,7 @@ class OnDemand:
         self._shelf.load(self)
 
     async def info(self) -> ModelInfo:
-        """Who only looks at what it was like before wakes nobody."""
+        """What the last load showed is read without waking the model."""
         if self.known is None:
             await self._shelf.lend(self)
             self._shelf.give_back(self)
@@ -139,7 +139,7 @@ class Shelf:
         self._ram = ram
         self._most = min(most_loaded, len(self.models))
         self._idle_s = idle_s
-        self._turn = asyncio.Lock()  # held by whoever needs or changes room
+        self._turn = asyncio.Lock()  # held while room is needed or changed
         self._going: set[asyncio.Task[None]] = set()
         self.closed = False
 

@@ -1,7 +1,7 @@
 """Whether JSON that is given as a schema is one: `{"name": "string"}` has none of JSON Schema's words.
 
 The standard ignores words that it does not know, so such a schema allows every answer. Servers accept it, as
-OpenAI's does; somebody who types it, or writes it into a file, is told.
+OpenAI's does; in a command or a file it is an error.
 """
 
 from __future__ import annotations

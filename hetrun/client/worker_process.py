@@ -257,7 +257,7 @@ class Life:
             answer.set_exception(said.error)
             return
         if isinstance(question, SetRam):
-            # First: whoever gets the answer may rely on it, even if the process dies now.
+            # First: the caller may rely on the answer, even if the process dies now.
             self.load = replace(self.load, options={**self.load.options, "ram": question.nbytes})
         answer.set_result(said.answer)
 

@@ -140,7 +140,7 @@ def _hole(weight: Weight, zeros: Zeros) -> Hole:
 
 
 def _byte_of(weight: Weight, at: int) -> tuple[str, int]:
-    """Where a byte of a tensor lies, of whose bytes so many come before it."""
+    """Where a byte of a tensor lies, by its offset within the tensor."""
     parts = [part for part in weight.parts if isinstance(part, Extent)]
     for part in parts:
         if at < part.rows * part.row_bytes:

@@ -17,7 +17,7 @@ SHORTEST = 4096  # bytes: what is lost is lost in pages, at least
 LONG = 1 << 16  # bytes that are a hole in any case, also within a row
 SLACK = 64  # bytes beside whole rows: weights next to them may be zero by chance
 WORD = 8  # bytes
-EVERY = 64  # words: one of so many shows whether a slice may have a long run
+EVERY = 64  # words: one of these shows whether a slice may have a long run
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Rule(Protocol):
 
 
 def buckets_by(name: str, task: Task) -> Buckets:
-    """What the rule of that name says. PluginError: it is disabled, and the one who asked for it is told."""
+    """What the rule of that name says. PluginError: it has failed, and is disabled."""
     point = entry_points.find("planners", name)
     if point is None:
         raise OptionError(f"there is no planner {name!r}; there are {', '.join(known())}")

@@ -315,7 +315,7 @@ class FromExperts:
 
     def _keep_times(self) -> None:
         """What passes took, for the next plan; a run of a few passes tells too little."""
-        if self._late.alike < LEAST_ALIKE:
+        if self._late.answers < LEAST_ALIKE:
             return
         if times := self._compute.times(self._late, self._rate, self._found.get(False, 0.0)):
             learn(self._part.key, self.cache.held_bytes / self._part.records.packed_bytes, times)

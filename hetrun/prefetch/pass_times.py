@@ -32,7 +32,7 @@ class PassTimes:
     exact: bool = True  # seen with about as much in memory
 
     def seconds(self, tokens: int, nbytes: float, rate: float) -> float:
-        """A pass of this many tokens that reads so many bytes; at `rate` where no pass saw one."""
+        """A pass of `tokens` that reads `nbytes`; at `rate` if no pass has shown the disk's."""
         reading_s = nbytes / (self.rate or rate)
         return self.off * max(self.least_s + (self.each_s * tokens if tokens > 1 else 0.0), reading_s)
 

@@ -39,7 +39,7 @@ class Machine:
     products: float | None  # operations per second; None: they could not be measured
 
     def seconds(self, demand: Demand, operations: int) -> float | None:
-        """What a pass takes, about; None: nobody knows how long it multiplies."""
+        """About what a pass takes; None: how long it multiplies is not known."""
         reading = demand.nbytes / (OF_MEMORY * self.memory)
         made = None if demand.products is None else demand.products + (demand.attention or 0.0)
         if made is None or self.products is None:
@@ -75,7 +75,7 @@ def _rate(demand: Demand, seconds: float | None) -> float | None:
 
 def _from_disk(plans: PlanSet, tokens: int, computed: float | None, answers: float) -> float | None:
     """Prompts of a model whose weights come from disk for every pass, as they do for a token of an answer;
-    how many experts a prompt reads nobody knows before."""
+    how many experts a prompt reads is not known before it runs."""
     if computed is None or EXPERTS in plans.memory:
         return None
     return min(computed, tokens * answers)

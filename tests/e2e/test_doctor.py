@@ -18,7 +18,7 @@ from hetrun.backends.llamacpp.ggml_api import INSTALL as LLAMA
 from hetrun.cli.reports.doctor import conclusion
 from hetrun.system.units import counted
 from hetrun.tools import doctor as tool
-from hetrun.tools.doctor import Finding, _mend, examine
+from hetrun.tools.doctor import Finding, State, _mend, examine
 
 pytestmark = pytest.mark.slow
 
@@ -78,18 +78,15 @@ def test_all_is_well(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("states", "last"),
     [
-        ("ok ok", "All is well."),
-        ("ok warning", "All that hetrun needs works; 1 remark: machine b."),
-        ("note warning", "All that hetrun needs works; 2 remarks: machine a, b."),
-        ("error ok", "1 thing is broken: machine a."),
-        ("error note", "1 thing is broken: machine a; 1 remark: machine b."),
+        (("ok", "ok"), "All is well."),
+        (("ok", "warning"), "All that hetrun needs works; 1 remark: machine b."),
+        (("note", "warning"), "All that hetrun needs works; 2 remarks: machine a, b."),
+        (("error", "ok"), "1 thing is broken: machine a."),
+        (("error", "note"), "1 thing is broken: machine a; 1 remark: machine b."),
     ],
 )
-def test_the_last_line_agrees_with_those_above(states: str, last: str) -> None:
-    found = [
-        Finding("machine", name, state, "text")  # type: ignore[arg-type]
-        for name, state in zip("ab", states.split(), strict=True)
-    ]
+def test_the_last_line_agrees_with_those_above(states: tuple[State, State], last: str) -> None:
+    found = [Finding("machine", name, state, "text") for name, state in zip("ab", states, strict=True)]
     assert conclusion(found) == last
 
 

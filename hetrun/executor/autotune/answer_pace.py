@@ -14,14 +14,14 @@ from hetrun.planner.costmodel import Forecast
 
 PACE = "answers against passes"  # a fact of a model
 WINDOW = 32  # tokens of an answer that are compared with what their passes should take
-PAUSE_S = 0.1  # who waits longer before the next pass waited for somebody else
+PAUSE_S = 0.1  # a longer gap is no work of the engine: a client paused
 MOST = 4.0  # an answer that took longer than this was disturbed
 
-Predict = Callable[[float], float | None]  # seconds of a pass of one token that sees so many others
+Predict = Callable[[float], float | None]  # seconds of a pass of one token, by the depth of its text
 
 
 def pace_of(forecast: Forecast, graph: Graph, threads: int) -> float:
-    """The factor, with so many threads for a token; 1 before the first answer."""
+    """The factor with this number of threads; 1 before the first answer."""
     return forecast.fact(PACE, _key(graph, threads)) or 1.0
 
 
@@ -55,8 +55,7 @@ class Pace:
         self._tokens, self._took = 0, 0.0
 
     def saw(self, seconds: float, depth: float, threads: int) -> None:
-        """A token that came so long after the one before, in a text of this depth; planned with so many
-        threads."""
+        """A token that came `seconds` after the one before, in a text of this depth."""
         self._tokens += 1
         self._took += seconds
         if self._tokens < WINDOW:

@@ -24,7 +24,7 @@ KV_OF_ALL = 0.25  # of the memory beside the weights, for all sequences, where o
 
 def besides(entries: int, to_come: int = LIBRARIES) -> int:
     """Memory that is held besides weights, keys and values: the interpreter and its libraries, of which so
-    much is still to come, and a vocabulary of so many tokens and merges."""
+    much is still to come, and a vocabulary of `entries` tokens and merges."""
     return RESERVE + max(PROCESS + ENTRY * entries, kernel_figures().total + to_come)
 
 
