@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -16,6 +16,7 @@ GGUF = ".gguf"
 NO_MODEL = re.compile(r"(?!.*-00001-of-\d{5}\.gguf$).*-\d{5}-of-\d{5}\.gguf$|mmproj", re.IGNORECASE)
 FIRST_PART = re.compile(r"-00001-of-\d{5}$")
 MOST_MODELS = 1000
+LATEST = ":latest"  # the tag that Ollama's clients mean if a name has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,16 @@ def name_of(path: PurePath) -> str:
     """The name of the model at this path."""
     name = path.name
     return FIRST_PART.sub("", name[: -len(GGUF)]) if name.lower().endswith(GGUF) else name
+
+
+def spellings(name: str) -> Iterator[str]:
+    """The names of models that a request may mean by this name, the closest first: a file may be named with
+    its ending, and Ollama's clients add a tag or leave it out."""
+    bare = name.removesuffix(LATEST)
+    for spelling in (name, bare):
+        yield spelling
+        yield name_of(PurePath(spelling))
+    yield f"{bare}{LATEST}"
 
 
 def identity(model: Path) -> str:

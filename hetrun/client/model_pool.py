@@ -12,13 +12,12 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
-from pathlib import PurePath
 from time import monotonic
 from typing import TypeVar
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import ChatClient, Health
-from hetrun.client.model_catalog import Found, identity, name_of
+from hetrun.client.model_catalog import Found, identity, spellings
 from hetrun.client.queries import Question, SetRam
 from hetrun.errors import BudgetError, EngineStopped, OptionError
 
@@ -30,6 +29,7 @@ Start = Callable[[Found, int | None], ChatClient]  # starts to load a model, wit
 
 MOST_LOADED = 4
 STOPPED = "the server was stopped before this answer was complete"
+REMOVED = "the model was removed from this server"
 # Estimated memory of a model that was never loaded: its weights, keys and values, and the process.
 BESIDE_WEIGHTS, PROCESS = 0.25, 256 << 20
 
@@ -48,6 +48,7 @@ class OnDemand:
         self.unused = asyncio.Event()
         self.unused.set()
         self.known: ModelInfo | None = None  # what was seen when it was loaded last
+        self.idle_s = shelf.idle_s  # it is unloaded after so long without a request; None: never
         self._shelf = shelf
 
     @property
@@ -73,6 +74,28 @@ class OnDemand:
     def health(self) -> Health:
         return self.client.health if self.client else Health("ok")
 
+    @property
+    def leaves_in_s(self) -> float | None:
+        """When it will be unloaded if there are no further requests; None: never."""
+        if self.idle_s is None:
+            return None
+        return self.idle_s if self.users else max(self.used_at + self.idle_s - monotonic(), 0.0)
+
+    def keep(self, idle_s: float | None) -> None:
+        """Set how long it stays loaded after the next request; this is forgotten when it is unloaded."""
+        self.idle_s = idle_s
+
+    async def wake(self) -> None:
+        """Load it if it is not loaded, as a request would."""
+        await self._shelf.lend(self)
+        self._shelf.give_back(self)
+
+    async def rest(self) -> None:
+        """Unload it: now, or after its running requests."""
+        self.keep(0)
+        if self.client and not self.users:
+            await self._shelf.forget(self)
+
     def begin(self) -> None:
         """Load it now, before the first request; for a single model."""
         self._shelf.load(self)
@@ -80,8 +103,7 @@ class OnDemand:
     async def info(self) -> ModelInfo:
         """What the last load showed is read without waking the model."""
         if self.known is None:
-            await self._shelf.lend(self)
-            self._shelf.give_back(self)
+            await self.wake()
         assert self.known is not None  # seen by `lend`
         return self.known
 
@@ -117,6 +139,7 @@ class OnDemand:
     async def close(self) -> None:
         """Release the engine, even if it is in use."""
         client, self.client = self.client, None
+        self.idle_s = self._shelf.idle_s
         if client:
             await client.close()
 
@@ -134,11 +157,11 @@ class Shelf:
         idle_s: float | None = None,
     ) -> None:
         """At most `most_loaded` are loaded at a time; each is unloaded after `idle_s` without a request."""
+        self.idle_s = idle_s
         self.models = {found.name: OnDemand(found, self) for found in models}
         self._start = start
         self._ram = ram
-        self._most = min(most_loaded, len(self.models))
-        self._idle_s = idle_s
+        self._most_loaded = most_loaded
         self._turn = asyncio.Lock()  # held while room is needed or changed
         self._going: set[asyncio.Task[None]] = set()
         self.closed = False
@@ -166,7 +189,18 @@ class Shelf:
 
     def find(self, name: str) -> OnDemand | None:
         """The model that a request names."""
-        return self.models.get(name) or self.models.get(name_of(PurePath(name)))
+        return next((self.models[n] for n in spellings(name) if n in self.models), None)
+
+    def add(self, found: Found) -> None:
+        """Offer another model."""
+        self.models.setdefault(found.name, OnDemand(found, self))
+
+    async def drop(self, model: OnDemand) -> None:
+        """No longer offer this model; returns when its running answers have ended and it is unloaded."""
+        self.models.pop(model.found.name, None)
+        async with self._turn:
+            if model.client:
+                await self._unload(model)
 
     @property
     def usual(self) -> OnDemand | None:
@@ -186,6 +220,8 @@ class Shelf:
             raise EngineStopped(STOPPED)
         if not model.ready:
             async with self._turn:
+                if self.models.get(model.found.name) is not model:
+                    raise EngineStopped(REMOVED)
                 if model.failed:  # tried again: files change
                     await self._unload(model)
                 if model.client is None:
@@ -222,8 +258,8 @@ class Shelf:
         if model.users:
             return
         model.unused.set()
-        if self._idle_s is not None:
-            asyncio.get_running_loop().call_later(self._idle_s, self._sleep, model, model.used_at)
+        if model.idle_s is not None:
+            asyncio.get_running_loop().call_later(model.idle_s, self._sleep, model, model.used_at)
 
     async def ask(self, question: Question[A]) -> A:
         return await self._usual().ask(question)
@@ -274,6 +310,11 @@ class Shelf:
             del shares[model.found.name]
             await self._unload(model)
 
+    @property
+    def _most(self) -> int:
+        """The most models that can be loaded at a time."""
+        return min(self._most_loaded, len(self.models))
+
     def _share(self, model: OnDemand, ram: int) -> int:
         return min(ram, max(ram // self._most, model.need))
 
@@ -300,10 +341,11 @@ class Shelf:
 
     def _sleep(self, model: OnDemand, since: float) -> None:
         if model.client and not model.users and model.used_at == since:
-            log.info("%s was unloaded: no request for %.0f s", model.found.name, self._idle_s)
-            self._in_background(self._forget(model))
+            log.info("%s was unloaded: no request for %.0f s", model.found.name, model.idle_s or 0)
+            self._in_background(self.forget(model))
 
-    async def _forget(self, model: OnDemand) -> None:
+    async def forget(self, model: OnDemand) -> None:
+        """Unload it, unless a request has started meanwhile."""
         async with self._turn:
             if not model.users:
                 await self._unload(model)

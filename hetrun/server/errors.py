@@ -1,4 +1,7 @@
-"""Errors as OpenAI's clients expect them: a status, and {"error": {message, type, param, code}}."""
+"""Errors as OpenAI's clients expect them: a status, and {"error": {message, type, param, code}}.
+
+Paths of another API have errors in that API's shape, whichever part of the server refuses the request.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ log = logging.getLogger(__name__)
 
 # OpenAI's clients retry 408, 409, 429 and every 5xx twice, unless this header says that it is pointless.
 FINAL = {"x-should-retry": "false"}
+OLLAMA = "/api/"  # its paths
 MOST_LISTED, MOST_NAME = 10, 200  # models listed in a message, and characters quoted of an unknown name
 
 
@@ -38,11 +42,15 @@ class ApiError(Exception):
         self.headers = headers
         self.error = {"message": message, "type": kind, "param": param, "code": code}
 
-    def body(self) -> dict[str, object]:
+    def body(self, path: str = "") -> dict[str, object]:
+        """The error in the shape that clients of this path expect."""
+        if path.startswith(OLLAMA):
+            return {"error": self.error["message"]}
         return {"error": self.error}
 
-    def response(self) -> Response:
-        return JSONResponse(self.body(), self.status, self.headers)
+    def response(self, path: str = "") -> Response:
+        """The answer to a request for this path."""
+        return JSONResponse(self.body(path), self.status, self.headers)
 
 
 def api_error(error: Exception | None, context: int | None = None, prompt: str = "messages") -> ApiError:
@@ -111,7 +119,7 @@ def not_found(model: str, known: Sequence[str]) -> ApiError:
 
 async def on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -120,7 +128,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path}"
     said = {404: f"There is nothing at {where}", 405: f"{where} is not allowed"}.get(error.status_code)
     answer = ApiError(said or error.detail, status=error.status_code, headers=error.headers)
-    return answer.response()
+    return answer.response(request.url.path)
 
 
 async def on_gone(request: Request, error: Exception) -> Response:
@@ -130,4 +138,4 @@ async def on_gone(request: Request, error: Exception) -> Response:
 
 async def on_failure(request: Request, error: Exception) -> Response:
     """A bug; Starlette raises it again after the answer, so that it is logged."""
-    return api_error(error).response()
+    return api_error(error).response(request.url.path)

@@ -26,20 +26,9 @@ from hetrun.server.body import json_object
 from hetrun.server.errors import ApiError, not_found, on_api_error, on_http_exception
 from hetrun.server.json_stream import json_text
 from hetrun.server.routes.models import status_of
-from hetrun.server.sse import EventStream
+from hetrun.server.sse import JsonLines
 
 STATE_S = 1.0  # for queries that an engine answers at once
-
-
-class JsonLines(EventStream):
-    """An object in each line."""
-
-    media_type = "application/x-ndjson"
-    end = b""
-
-    def framed(self, chunk: str) -> bytes:
-        """The line for one chunk."""
-        return f"{chunk}\n".encode()
 
 
 def private_app(

@@ -1,4 +1,4 @@
-"""Server-sent events: a streamed answer."""
+"""A streamed answer: server-sent events, or lines of JSON."""
 
 from __future__ import annotations
 
@@ -46,12 +46,16 @@ class EventStream(Response):
                 await _send(send, self.framed(chunk))
             await _send(send, self.end)
         except ApiError as error:
-            await _send(send, _event(json_text(error.body())))
+            await _send(send, self.failed(error))
         await send({"type": "http.response.body", "body": b""})
 
     def framed(self, chunk: str) -> bytes:
         """The event for one chunk."""
         return _event(chunk)
+
+    def failed(self, error: ApiError) -> bytes:
+        """The event for an error in the middle."""
+        return _event(json_text(error.body()))
 
 
 class NamedEvents(EventStream):
@@ -62,6 +66,21 @@ class NamedEvents(EventStream):
     def framed(self, chunk: str) -> bytes:
         """The event for one chunk."""
         return f"{chunk}\n\n".encode()
+
+
+class JsonLines(EventStream):
+    """An object in each line."""
+
+    media_type = "application/x-ndjson"
+    end = b""
+
+    def framed(self, chunk: str) -> bytes:
+        """The line for one chunk."""
+        return f"{chunk}\n".encode()
+
+    def failed(self, error: ApiError) -> bytes:
+        """The line for an error in the middle."""
+        return self.framed(json_text(error.body()))
 
 
 def _event(text: str) -> bytes:

@@ -28,7 +28,7 @@ class RequireKey:
         # Its first words are OpenAI's, by which some clients recognise the error.
         message = "Incorrect API key provided, or none: send it as 'Authorization: Bearer KEY'"
         error = ApiError(message, code="invalid_api_key", status=401, headers=headers)
-        await error.response()(scope, receive, send)
+        await error.response(scope["path"])(scope, receive, send)
 
     def _allowed(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")

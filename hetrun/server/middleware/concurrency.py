@@ -27,9 +27,8 @@ class Crowd:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._requests >= self._most_requests:
-            await _refusal(f"{self._requests} requests are in progress already").response()(
-                scope, receive, send
-            )
+            refusal = _refusal(f"{self._requests} requests are in progress already")
+            await refusal.response(scope["path"])(scope, receive, send)
             return
         mine = 0
 

@@ -48,7 +48,7 @@ class Guard:
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if refusal := self._wrong_host(headers) or self._wrong_origin(origin, headers):
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope["path"])(scope, receive, send)
         elif origin is None:
             await self._app(scope, receive, send)
         elif scope["method"] == "OPTIONS" and "access-control-request-method" in headers:

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
+from hetrun.client.model_catalog import spellings
 from hetrun.client.model_pool import OnDemand, Shelf
 from hetrun.server.errors import ApiError, not_found, wrong_type
 from hetrun.server.service import Service
@@ -21,7 +22,7 @@ Json = dict[str, object]
 
 def answers_to(info: ModelInfo, name: str) -> bool:
     """Whether this name means the server's model."""
-    return name in (info.id, info.name, PurePath(info.path).name)
+    return not {info.id, info.name, PurePath(info.path).name}.isdisjoint(spellings(name))
 
 
 async def meant(said: Mapping[str, object], service: Service) -> Service:
