@@ -228,6 +228,14 @@ class Settings:
     port: int = field(
         default=8080, metadata=option("port to listen on", option_types.integer(0, 65535), "--port")
     )
+    ollama: bool = field(
+        default=False,
+        metadata=option(
+            "listen on Ollama's port, 11434, so that its clients find this server",
+            option_types.boolean,
+            "--ollama",
+        ),
+    )
     uds: Path | None = field(
         default=None,
         metadata=option(

@@ -190,7 +190,8 @@ def chat(**given: object) -> None:
 @hetrun.command(cls=sampling.Command, short_help="Serve OpenAI's chat API on this machine.")
 @options.model
 @options.settings("models", "models_max", "sleep_idle")
-@options.settings("host", "port", "uds", "api_key", "allowed_hosts", "cors_origins", "queue", "strict")
+@options.settings("host", "port", "ollama", "uds", "api_key", "allowed_hosts", "cors_origins", "queue")
+@options.settings("strict")
 @options.settings("temperature", shows={"temperature": "what the model recommends, or 1"})
 @options.settings("chat_template", "tool_parser", "reasoning_format", "prompt_cache")
 @options.settings(*options.RUNNING)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
-FLAGS = ("deterministic", "offline", "strict", "no_server")
+FLAGS = ("deterministic", "offline", "strict", "no_server", "ollama")
 FILES = ("model", "models", "plan", "prompt_cache", "chat_template", "uds")
 REPEATED = ("backends", "models", "allowed_hosts", "cors_origins")
 RUNNING = (

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hetrun.server.request_log import RequestLog
 
 BESIDE = 256  # requests held besides those that the queue has room for: read, or answered
+OLLAMA_PORT = 11434
 POLL_S = 0.1  # how often the bar looks at how far loading has come
 
 
@@ -37,11 +38,17 @@ def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: b
     """Bind first, so that a wrong address is said before a model is loaded."""
     from hetrun.server import listen
 
-    address = listen.Address(settings.host, settings.port, settings.uds)
+    address = listen.Address(settings.host, port(settings), settings.uds)
     listen.check_exposure(address, settings.api_key)
     logging.getLogger("uvicorn").addHandler(REMARKS)
     with listen.listening(address) as bound, requests_logged(verbose) as log:
         asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts), log))
+
+
+def port(settings: Settings) -> int:
+    """The port to listen on: one that was given, or else Ollama's if its clients should find the server."""
+    is_given = settings.origin("port") != "default"
+    return OLLAMA_PORT if settings.ollama and not is_given else settings.port
 
 
 @contextmanager
@@ -78,6 +85,7 @@ async def _serve(
         # Imported while the worker loads.
         from hetrun.server import listen
         from hetrun.server.app import create_app
+        from hetrun.tools.model_library import LocalLibrary
 
         stop = asyncio.Event()
         listen.stop_on_signals(stop)
@@ -99,6 +107,8 @@ async def _serve(
             tool_parser=settings.tool_parser,
             reasoning_format=settings.reasoning_format,
             log=log,
+            library=LocalLibrary(ctx=settings.ctx, offline=settings.offline),
+            ollama_client=settings.ollama,
         )
 
         def started() -> None:

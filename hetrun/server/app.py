@@ -13,12 +13,14 @@ from hetrun.client.interface import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.server import openapi
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
+from hetrun.server.library import Library
 from hetrun.server.middleware.auth import RequireKey
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
 from hetrun.server.middleware.drain import Unread
 from hetrun.server.middleware.fair_turns import InTurn
 from hetrun.server.middleware.origin import Guard
 from hetrun.server.middleware.request_counter import Counted
+from hetrun.server.ollama import routes as ollama
 from hetrun.server.request_log import Logged, RequestLog
 from hetrun.server.responses import routes
 from hetrun.server.routes import (
@@ -41,6 +43,7 @@ from hetrun.server.service import Service
 ENDPOINTS = (
     *(chat_completions.routes, completions.routes, routes.routes, embeddings.routes, models.routes),
     *(tokenize.routes, introspection.routes, machine.routes, metrics.routes, health.routes, ram.routes),
+    ollama.routes,
     *(openapi.routes, page.routes, plugin_routes.routes, unsupported.routes),
 )
 
@@ -57,15 +60,20 @@ def create_app(
     tool_parser: str = "auto",
     reasoning_format: str = "auto",
     log: RequestLog | None = None,
+    library: Library | None = None,
+    ollama_client: bool = False,
 ) -> Starlette:
     """The server for this client; the caller closes the client.
 
     `hosts`: host names of this server, besides this machine's own; None: any. `origins`: web pages that may
-    use it.
+    use it. `library`: what clients of Ollama's API may learn of models that are not loaded, download and
+    delete. `ollama_client`: `GET /` answers programs as Ollama does.
     """
     service = Service(
         *(client, strict, sampling or {}, tool_parser, reasoning_format, most_requests),
         needs_key=api_key is not None,
+        library=library,
+        ollama=ollama_client,
     )
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],

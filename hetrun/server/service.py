@@ -10,6 +10,7 @@ from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.errors import EngineStopped, UserError
 from hetrun.server.errors import api_error
+from hetrun.server.library import Library
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
 from hetrun.server.middleware.request_counter import Traffic
 
@@ -25,6 +26,8 @@ class Service:
     reasoning_format: str = "auto"  # where reasoning goes: none leaves it in the text
     most_requests: int = MOST_REQUESTS  # held at a time
     needs_key: bool = False
+    library: Library | None = None  # models on this machine; None: only the server's own
+    ollama: bool = False  # whether clients should take this server for Ollama's
     traffic: Traffic = field(default_factory=Traffic)
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -111,9 +111,14 @@ async def test_what_others_have_is_refused_in_a_sentence(http: httpx.AsyncClient
     path = re.sub(r"\{.*\}", "1/x" if ":path" in path else "1", path)
     for method in ("GET", "POST"):
         response = await http.request(method, path)
-        assert (response.status_code, error_of(response)["code"]) == (501, "not_supported")
+        assert response.status_code == 501
         assert response.headers["x-should-retry"] == "false"
-        assert not error_of(response)["message"].endswith(".")
+        if path.startswith("/api/"):  # Ollama's, with errors in its shape
+            said = response.json()["error"]
+        else:
+            assert error_of(response)["code"] == "not_supported"
+            said = error_of(response)["message"]
+        assert not said.endswith(".")
 
 
 async def test_other_names_of_the_same(http: httpx.AsyncClient) -> None:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from hetrun import __version__
 from hetrun.server.json_stream import json_text
-from hetrun.server.openapi import requests, responses
+from hetrun.server.openapi import ollama, requests, responses
 from hetrun.server.openapi.paths import RESPONSES, paths
 from hetrun.server.openapi.schemas import Json
 from hetrun.server.service import Service
@@ -36,6 +36,7 @@ SCHEMAS: Json = {
     "Usage": responses.USAGE,
     "Timings": responses.TIMINGS,
     "Model": responses.MODEL,
+    **ollama.SCHEMAS,
 }
 
 
@@ -53,8 +54,8 @@ def document() -> Json:
         "info": {
             "title": "hetrun",
             "version": __version__,
-            "description": "OpenAI's API, and llama.cpp's and vLLM's names for what it lacks. Fields that "
-            "are not described are ignored, unless the server was started with --strict.",
+            "description": "OpenAI's API with llama.cpp's and vLLM's names for what it lacks, and Ollama's. "
+            "Fields that are not described are ignored, unless the server was started with --strict.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

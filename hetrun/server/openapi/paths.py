@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from hetrun.server.errors import OLLAMA
+from hetrun.server.openapi import ollama
 from hetrun.server.openapi import responses as replies
-from hetrun.server.openapi.schemas import STRING, Json, ref
+from hetrun.server.openapi.schemas import NUMBER, STRING, Json, array, ref, struct
 from hetrun.server.routes import unsupported
 
 JSON = "application/json"
+LINES = "application/x-ndjson"
 # Errors: the names of responses, by status.
 STATUSES = {
     400: ("Wrong", "The request is wrong; param names the field."),
@@ -18,6 +21,7 @@ STATUSES = {
     403: ("Page", "Web pages of this origin may not use the server."),
     404: ("Unknown", "There is no such model here."),
     405: ("Method", "Another method is needed."),
+    409: ("InUse", "The model is in use."),
     408: ("TooSlow", "The body was not complete in time."),
     413: ("TooLarge", "The body is too large."),
     421: ("WrongHost", "The request is for another host than this machine."),
@@ -30,8 +34,11 @@ STATUSES = {
 MODEL: tuple[Json, ...] = (
     {"name": "model", "in": "query", "schema": STRING, "description": "which, where there are several"},
 )
-_ERROR: Json = {JSON: {"schema": ref("Error")}}
-RESPONSES: Json = {name: {"description": said, "content": _ERROR} for name, said in STATUSES.values()}
+RESPONSES: Json = {
+    f"{prefix}{name}": {"description": said, "content": {JSON: {"schema": ref(f"{prefix}Error")}}}
+    for prefix in ("", "Ollama")
+    for name, said in STATUSES.values()
+}
 ALWAYS = (401, 403, 405, 421, 500)
 BODY = (400, 408, 413)  # for requests with a body
 ENGINE = (429, 503, 504)  # for requests that use the engine
@@ -175,6 +182,67 @@ OPERATIONS = (
         (*BODY, *ENGINE),
     ),
     Operation(("/openapi.json",), "get", "This document", _json(replies.DOCUMENT)),
+    Operation(
+        ("/api/chat",),
+        "post",
+        "Ollama's: answer a conversation",
+        {JSON: ref("OllamaChatAnswer"), LINES: ollama.LINES},
+        ref("OllamaChatRequest"),
+        _ANSWER,
+    ),
+    Operation(
+        ("/api/generate",),
+        "post",
+        "Ollama's: answer or continue a text",
+        {JSON: ref("OllamaGenerated"), LINES: ollama.LINES},
+        ref("OllamaGenerateRequest"),
+        (*_ANSWER, 501),
+    ),
+    Operation(
+        ("/api/embed",),
+        "post",
+        "Ollama's: make a vector of each text",
+        _json(ref("OllamaEmbeddings")),
+        ref("OllamaEmbedRequest"),
+        _ANSWER,
+    ),
+    Operation(
+        ("/api/embeddings",),
+        "post",
+        "Ollama's: make a vector of a text, not of length 1",
+        _json(struct({"embedding": array(NUMBER)})),
+        ref("OllamaEmbeddingsRequest"),
+        _ANSWER,
+    ),
+    Operation(("/api/version",), "get", "Ollama's: versions", _json(ref("OllamaVersion"))),
+    Operation(("/api/tags",), "get", "Ollama's: all models", _json(ref("OllamaModels")), statuses=ENGINE),
+    Operation(
+        ("/api/ps",), "get", "Ollama's: loaded models", _json(ref("OllamaLoadedModels")), statuses=ENGINE
+    ),
+    Operation(
+        ("/api/show",),
+        "post",
+        "Ollama's: one model",
+        _json(ref("OllamaModel")),
+        ref("OllamaShowRequest"),
+        _ANSWER,
+    ),
+    Operation(
+        ("/api/pull",),
+        "post",
+        "Ollama's: download a model",
+        {JSON: ref("OllamaProgress"), LINES: ollama.LINES},
+        ref("OllamaPullRequest"),
+        (*BODY, *ENGINE, 501),
+    ),
+    Operation(
+        ("/api/delete",),
+        "delete",
+        "Ollama's: delete a model",
+        {},
+        ref("OllamaDeleteRequest"),
+        (*BODY, *ENGINE, 404, 409, 501),
+    ),
 )
 
 
@@ -186,7 +254,7 @@ def paths() -> Json:
             found.setdefault(path, _parameters(path))[operation.method] = _described(operation, path)
     for path, why in unsupported.REFUSED.items():
         path = written(path)
-        refusal: Json = {"summary": why, "deprecated": True, "responses": _failures((501,))}
+        refusal: Json = {"summary": why, "deprecated": True, "responses": _failures((501,), path)}
         found[path] = _parameters(path)
         for method in map(str.lower, unsupported.ANY):
             found[path][method] = refusal | {"operationId": _id(method, path)}
@@ -201,7 +269,7 @@ def written(path: str) -> str:
 def _described(operation: Operation, path: str) -> Json:
     answer = {kind: {"schema": schema} for kind, schema in operation.answer.items()}
     responses: Json = {"200": {"description": operation.summary, "content": answer}}
-    responses |= _failures(operation.statuses) | operation.more
+    responses |= _failures(operation.statuses, path) | operation.more
     said: Json = {"summary": operation.summary, "operationId": _id(operation.method, path)}
     if operation.body is not None:
         said["requestBody"] = {"required": True, "content": {JSON: {"schema": operation.body}}}
@@ -212,9 +280,10 @@ def _described(operation: Operation, path: str) -> Json:
     return said | {"responses": responses}
 
 
-def _failures(statuses: Iterable[int]) -> Json:
+def _failures(statuses: Iterable[int], path: str) -> Json:
+    prefix = "Ollama" if path.startswith(OLLAMA) else ""
     return {
-        str(status): {"$ref": f"#/components/responses/{STATUSES[status][0]}"}
+        str(status): {"$ref": f"#/components/responses/{prefix}{STATUSES[status][0]}"}
         for status in sorted({*ALWAYS, *statuses})
     }
 

@@ -51,8 +51,8 @@ def routes(service: Service) -> list[Route]:
         here = await meant(body, service)
         info = await here.info()
         orders.check(body, info, here, KNOWN)
-        asked = _order(body, info, asker(request, body))
-        ended = await unless_gone(request.receive, _in_time(here.client, asked))
+        asked = embedding_order(body, info, asker(request, body))
+        ended = await unless_gone(request.receive, in_time(here.client, asked))
         # Text by text, so that other requests get turns while a long answer is written.
         return StreamingResponse(_written(asked, ended), media_type="application/json")
 
@@ -71,7 +71,8 @@ class Order:
     dimensions: int
 
 
-def _order(body: fields.Body, info: ModelInfo, client: str) -> Order:
+def embedding_order(body: fields.Body, info: ModelInfo, client: str) -> Order:
+    """Read a request of this client; raises an ApiError that names a wrong field."""
     asked = GenerateRequest(
         SamplingParams(),
         text="",
@@ -96,7 +97,7 @@ def _of(asked: GenerateRequest, text: Text) -> GenerateRequest:
     return replace(asked, text=text) if isinstance(text, str) else replace(asked, text=None, tokens=text)
 
 
-async def _in_time(client: ChatClient, asked: Order) -> list[Event]:
+async def in_time(client: ChatClient, asked: Order) -> list[Event]:
     """Wait for a result. The engine watches deadlines itself, except during a restart."""
     deadline_s = asked.texts[0].deadline_s
     try:
@@ -154,19 +155,29 @@ async def _written(asked: Order, ended: Sequence[Event]) -> AsyncIterator[str]:
     for i, event in enumerate(ended):
         assert event.embedding is not None, "it ended without an error"
         comma = "," if i else ""
-        yield f'{comma}{{"object":"embedding","index":{i},"embedding":{_vector(event.embedding, asked)}}}'
+        yield f'{comma}{{"object":"embedding","index":{i},"embedding":{vector_text(event.embedding, asked)}}}'
         await asyncio.sleep(0)
     tokens = sum(event.usage.prompt_tokens for event in ended)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     yield f'],"model":{json_text(asked.info.id)},"usage":{json_text(usage)}}}'
 
 
-def _vector(stored: bytes, asked: Order) -> str:
+def vector_text(stored: bytes, asked: Order) -> str:
     """The first numbers of a vector, normalised to length 1; zeros stay zeros."""
-    numbers = struct.unpack(f"<{len(stored) // 4}f", stored)[: asked.dimensions]
+    numbers = unpacked(stored)[: asked.dimensions]
     length = math.hypot(*numbers) or 1.0
     numbers = tuple(x / length for x in numbers)
     if asked.base64:
         return f'"{base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()}"'
+    return numbers_text(numbers)
+
+
+def unpacked(stored: bytes) -> tuple[float, ...]:
+    """The numbers of a vector as the engine stores them."""
+    return struct.unpack(f"<{len(stored) // 4}f", stored)
+
+
+def numbers_text(numbers: Sequence[float]) -> str:
+    """A list of float32 as JSON."""
     # As many digits as needed to read the same float32.
     return f"[{','.join([f'{x:.9g}' for x in numbers])}]"

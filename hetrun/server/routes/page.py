@@ -20,8 +20,10 @@ from hetrun import __version__
 from hetrun.client.model_pool import Shelf
 from hetrun.server.service import Service
 
+RUNNING = "Ollama is running"  # with --ollama, for clients that look for these words
 ADDRESSES = """\
 OpenAI's API    {base}/v1   (POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings)
+Ollama's API    {base}/api  (POST /api/chat, /api/generate, /api/embed, GET /api/tags)
 models          GET {base}/v1/models
 all requests    GET {base}/openapi.json
 health          GET {base}/health
@@ -33,6 +35,8 @@ def routes(service: Service) -> list[Route]:
     async def page(request: Request) -> Response:
         if prefers_html(request.headers.get("accept", "")):
             return Response(content(), media_type="text/html", headers=headers())
+        if service.ollama:
+            return PlainTextResponse(RUNNING, headers={"Vary": "Accept"})
         return PlainTextResponse(text(service, str(request.base_url).rstrip("/")), headers={"Vary": "Accept"})
 
     return [Route("/", page)]

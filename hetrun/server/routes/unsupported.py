@@ -20,13 +20,22 @@ CHAT = "POST /v1/chat/completions"
 MEDIA = "This server reads and writes text only"
 RERANK = "Reranking is not supported: this server runs models that write text"
 ADAPTERS = "LoRA adapters are not supported: serve a model into which they were merged"
+ACCOUNTS = "This server knows no accounts at Ollama"
+CLOUD = "This server uses no services on the internet"
 LOADED = "The model of this server is chosen when it starts (hetrun serve -m MODEL)"
 
 REFUSED: Mapping[str, str] = {
     "/infill": "Infilling is not supported: send the text with its special tokens to POST /v1/completions",
     "/v1/messages": f"Anthropic's API is not supported: use OpenAI's, {CHAT}",
     "/v1/messages/{rest:path}": f"Anthropic's API is not supported: use OpenAI's, {CHAT}",
-    "/api/{rest:path}": f"Ollama's API is not supported: use OpenAI's, {CHAT} and GET /v1/models",
+    "/api/copy": "Models are not copied: each name is that of a file or folder",
+    "/api/create": "Models are not created here: hetrun convert makes GGUF files",
+    "/api/push": "Models are not uploaded by this server",
+    "/api/blobs/{digest}": "Files are not uploaded to this server",
+    "/api/me": ACCOUNTS,
+    "/api/signout": ACCOUNTS,
+    "/api/web_search": CLOUD,
+    "/api/web_fetch": CLOUD,
     "/lora-adapters": ADAPTERS,
     "/v1/load_lora_adapter": ADAPTERS,
     "/v1/unload_lora_adapter": ADAPTERS,

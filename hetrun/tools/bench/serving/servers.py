@@ -33,7 +33,7 @@ FEATURES = re.compile(r"\b(AVX\w*|AMX\w*|NEON|SVE|REPACK) = 1\b")
 SLOT = 256  # tokens: a slot's room is rounded up to this
 
 # What `hetrun serve` is told by the settings of `hetrun bench`; addresses and keys are ours to choose.
-NOT_PASSED = frozenset({"model", "host", "port", "uds", "url", "api_key", "strict"})
+NOT_PASSED = frozenset({"model", "host", "port", "uds", "url", "api_key", "strict", "ollama"})
 
 
 @dataclass(frozen=True, slots=True)

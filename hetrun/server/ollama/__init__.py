@@ -1,0 +1,1 @@
+"""Ollama's API under `/api`: chat and generation, embeddings, the list of models, downloads."""
