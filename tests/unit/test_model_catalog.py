@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.client.model_catalog import find_models
+from hetrun.client.model_catalog import find_models, spellings
 from hetrun.errors import UserError
 
 
@@ -52,3 +52,10 @@ def test_what_cannot_be_offered(tmp_path: Path) -> None:
     write(tmp_path / "a.gguf"), write(tmp_path / "x" / "a.gguf")
     with pytest.raises(UserError, match="have the same name"):
         find_models([str(tmp_path)])
+
+
+def test_names_with_and_without_tags_and_endings() -> None:
+    assert list(dict.fromkeys(spellings("tiny:latest"))) == ["tiny:latest", "tiny"]
+    assert "tiny" in set(spellings("tiny.gguf:latest"))
+    assert {"ollama:tiny", "ollama:tiny:latest"} <= set(spellings("ollama:tiny"))
+    assert "other" not in set(spellings("tiny"))

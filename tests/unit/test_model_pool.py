@@ -226,6 +226,57 @@ async def test_it_sleeps_when_nobody_asks_and_wakes_up(started: Started) -> None
     assert [e.ram for e in started.all] == [None, None]
 
 
+async def test_a_model_stays_as_long_as_a_client_says(started: Started) -> None:
+    models = shelf(started, "a", "b", ram=None, most_loaded=2).models
+    a = models["a"]
+    assert a.leaves_in_s is None
+    a.keep(300)
+    await a.wake()
+    assert a.leaves_in_s is not None
+    assert 299 < a.leaves_in_s <= 300
+    a.keep(0)
+    task = await begun(a)
+    let_go(a)
+    await task
+    while started.open:
+        await asyncio.sleep(0.001)
+    assert a.idle_s is None  # what was said of it is forgotten when it goes
+
+
+async def test_a_model_that_is_to_rest_ends_its_answers_first(started: Started) -> None:
+    a = shelf(started, "a").models["a"]
+    await a.rest()  # it is not loaded
+    assert started.names == []
+    await a.wake()
+    await a.rest()
+    assert started.open == []
+    task = await begun(a)
+    await a.rest()
+    assert started.open == ["a"]
+    let_go(a)
+    assert [e.kind for e in await task] == ["token", "done"]
+    while started.open:
+        await asyncio.sleep(0.001)
+
+
+async def test_models_come_and_go(started: Started) -> None:
+    several = shelf(started, "a", "b")
+    b = several.models["b"]
+    several.add(found("c"))
+    assert (await several.models["c"].info()).name == "c"
+    task = await begun(b)
+    dropping = asyncio.ensure_future(several.drop(b))
+    await a_while()
+    assert several.find("b") is None
+    assert not dropping.done()  # its answer is not complete
+    let_go(b)
+    await asyncio.gather(task, dropping)
+    assert started.open == ["c"]
+    (event,) = await answer(b)
+    assert isinstance(event.error, EngineStopped)
+    assert started.names == ["c", "b"]
+
+
 async def test_leaving_an_answer_gives_the_model_back(started: Started) -> None:
     models = shelf(started, "a").models
     async with aclosing(models["a"].stream(ASKED)) as events:
