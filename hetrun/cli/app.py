@@ -193,6 +193,7 @@ def chat(**given: object) -> None:
 @options.settings("host", "port", "uds", "api_key", "allowed_hosts", "cors_origins", "queue", "strict")
 @options.settings("temperature", shows={"temperature": "what the model recommends, or 1"})
 @options.settings("chat_template", "tool_parser", "reasoning_format", "prompt_cache")
+@options.settings("slot_save_path", "context_shift")
 @options.settings(*options.RUNNING)
 @options.verbose
 @sampling.options(*sampling.SAMPLING)

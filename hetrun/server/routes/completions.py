@@ -53,8 +53,8 @@ def routes(service: Service) -> list[Route]:
         return await respond(request, here, order, whole, chunks)
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
-    paths = ("/v1/completions", "/completions")
-    return [Route(path, complete, methods=["POST"], middleware=[crowd]) for path in paths]
+    # Without /v1 it is llama.cpp's own endpoint, with other fields (`llamacpp/`).
+    return [Route("/v1/completions", complete, methods=["POST"], middleware=[crowd])]
 
 
 def completion_order(
