@@ -37,7 +37,7 @@ from hetrun.engine.loaded_model import Loaded, prompts_of, tokenizer_of
 from hetrun.engine.sequence import Running
 from hetrun.engine.step_time import shape_of_chunks
 from hetrun.engine.waiting_request import Waiting
-from hetrun.errors import OptionError, Overloaded, UserError
+from hetrun.errors import FieldError, OptionError, Overloaded, UserError
 from hetrun.memory.kv.prefix_cache import LEAST
 from hetrun.memory.ledger import kernel_figures
 from hetrun.planner.plan import PlanSet
@@ -173,7 +173,10 @@ def _facts(tokenizer: Tokenizer, template: ChatTemplate) -> TokenizerFacts:
 
 def _slot_action(loaded: Loaded, asked: SlotAction) -> SlotDone:
     """Save, restore or forget what was computed last in a slot; on the engine's thread."""
-    slots, number = loaded.slots, asked.slot
+    slots, number, places = loaded.slots, asked.slot, loaded.model.max_sequences
+    if number >= places:
+        message = f"slot {number} does not exist: they are numbered from 0 to {places - 1}"
+        raise FieldError(message, "id_slot", "invalid_value")
     if slots.is_taken(number):
         raise Overloaded(f"slot {number} is answering a request; ask again when it has ended", 1.0)
     held = slots.last(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,6 +15,7 @@ from hetrun.errors import HetrunError
 from hetrun.server import openapi
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
 from hetrun.server.llamacpp import routes as llamacpp
+from hetrun.server.llamacpp import slots
 from hetrun.server.middleware.auth import RequireKey
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
 from hetrun.server.middleware.drain import Unread
@@ -42,7 +44,7 @@ from hetrun.server.service import Service
 ENDPOINTS = (
     *(chat_completions.routes, completions.routes, routes.routes, embeddings.routes, models.routes),
     *(tokenize.routes, introspection.routes, machine.routes, metrics.routes, health.routes, ram.routes),
-    llamacpp.routes,
+    *(llamacpp.routes, slots.routes),
     *(openapi.routes, page.routes, plugin_routes.routes, unsupported.routes),
 )
 
@@ -58,6 +60,7 @@ def create_app(
     origins: Iterable[str] = (),
     tool_parser: str = "auto",
     reasoning_format: str = "auto",
+    slot_save_path: Path | None = None,
     log: RequestLog | None = None,
 ) -> Starlette:
     """The server for this client; the caller closes the client.
@@ -68,6 +71,7 @@ def create_app(
     service = Service(
         *(client, strict, sampling or {}, tool_parser, reasoning_format, most_requests),
         needs_key=api_key is not None,
+        slot_save_path=slot_save_path,
     )
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],

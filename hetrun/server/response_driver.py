@@ -196,7 +196,12 @@ async def gathered(order: Order, events: Events) -> Whole:
 
 def pieces_of(reader: ChoiceReader, event: Event) -> list[Piece]:
     """The text that became certain with an event."""
-    return reader.push(event.text, opened=bool(event.opened), last=event.kind == "done")
+    return reader.push(
+        event.text,
+        opened=bool(event.opened),
+        last=event.kind == "done",
+        cut=event.finish_reason == "length",
+    )
 
 
 def prompt_progress(progress: PromptProgress) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
@@ -25,6 +26,7 @@ class Service:
     reasoning_format: str = "auto"  # where reasoning goes: none leaves it in the text
     most_requests: int = MOST_REQUESTS  # held at a time
     needs_key: bool = False
+    slot_save_path: Path | None = None  # the folder of saved slots
     traffic: Traffic = field(default_factory=Traffic)
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -32,6 +32,7 @@ from hetrun.server.response_driver import (
     Template,
     Whole,
     finish_reason,
+    prompt_progress,
     respond,
 )
 from hetrun.server.routes.models import meant
@@ -186,6 +187,8 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
                 raise order.failure(event.error)
             if event.kind == "prompt":
                 prompts[index // order.tried].saw(event)
+                if event.progress:
+                    yield json_text(chunk(index, "") | {"prompt_progress": prompt_progress(event.progress)})
                 continue
             if index not in templates:
                 templates[index] = Template(chunk(index, ""), "text")
