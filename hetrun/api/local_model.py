@@ -30,9 +30,9 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine.counters import Held
 from hetrun.engine.engine import CLOSED, Engine
-from hetrun.engine.factory import describe, load, prompts_of, template_of
+from hetrun.engine.factory import describe, load, template_of
 from hetrun.engine.input_processor import Renderer
-from hetrun.engine.loaded_model import Loaded, tokenizer_of
+from hetrun.engine.loaded_model import Loaded, prompts_of, tokenizer_of
 from hetrun.engine.query_handlers import answered
 from hetrun.errors import EngineStopped, OptionError
 from hetrun.executor import planned_model as models

@@ -120,6 +120,28 @@ class SetRam(Question[Mapping[str, int]]):
 
 
 @dataclass(frozen=True)
+class SlotDone:
+    """What was done with a slot: its tokens, and the bytes of its file."""
+
+    tokens: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class SlotAction(Question[SlotDone]):
+    """Write what was computed last in a slot to a file, read it from one, or forget it.
+
+    UserError says why nothing was done. The file is not opened if its name is a symbolic link.
+    """
+
+    lane = "model"
+    repeatable = False
+    action: Literal["save", "restore", "erase"]
+    slot: int
+    path: str = ""
+
+
+@dataclass(frozen=True)
 class Slot:
     """A request in the engine, without any text."""
 
@@ -131,6 +153,7 @@ class Slot:
     cached_tokens: int = 0
     answer_tokens: int = 0
     answer_limit: int = 0
+    place: int = -1  # the number of its place; -1: it waits for one
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hetrun.client.events import GenerateRequest, Message, ModelInfo
 from hetrun.config import Settings
 from hetrun.engine.first_look import FirstLook
 from hetrun.engine.input_processor import Renderer
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import NOT_SAVED, Loaded
 from hetrun.engine.prefix_store import Prompts, check_place
 from hetrun.engine.speculation.draft_model import DraftModel
 from hetrun.engine.speculation.interface import Speculation
@@ -36,8 +36,6 @@ from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.tool_prompt import needs_telling, told
 from hetrun.text.tokenizer import Tokenizer, open_vocabulary
 from hetrun.text.tool_parsers.formats import family
-
-NOT_SAVED = "this model runs through libllama, and its keys and values cannot be read"
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +83,7 @@ def load(
         speculation=speculation,
         grammars=look.grammars,
         ending=remembering(prompts, settings.prompt_cache),
+        shift=settings.context_shift,
     )
 
 
@@ -157,13 +156,6 @@ def remembering(prompts: Prompts | None, path: Path | None) -> Callable[[], None
         return lambda: None
     prompts.begin(path)
     return partial(prompts.end, path)
-
-
-def prompts_of(loaded: Loaded) -> Prompts:
-    """What is kept of prompts, for files."""
-    if loaded.prompts is None:
-        raise OptionError(f"prompts cannot be saved: {NOT_SAVED}")
-    return loaded.prompts
 
 
 def most_kept(model: Model) -> int:

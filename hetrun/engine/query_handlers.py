@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +22,8 @@ from hetrun.client.queries import (
     Render,
     SetRam,
     Slot,
+    SlotAction,
+    SlotDone,
     State,
     StepSeconds,
     Tokenize,
@@ -30,11 +33,12 @@ from hetrun.client.queries import (
 )
 from hetrun.engine.counters import Held
 from hetrun.engine.input_processor import Renderer
-from hetrun.engine.loaded_model import Loaded, tokenizer_of
+from hetrun.engine.loaded_model import Loaded, prompts_of, tokenizer_of
 from hetrun.engine.sequence import Running
 from hetrun.engine.step_time import shape_of_chunks
 from hetrun.engine.waiting_request import Waiting
-from hetrun.errors import OptionError
+from hetrun.errors import FieldError, OptionError, Overloaded, UserError
+from hetrun.memory.kv.prefix_cache import LEAST
 from hetrun.memory.ledger import kernel_figures
 from hetrun.planner.plan import PlanSet
 from hetrun.system.core_sets import CoreSet
@@ -70,6 +74,10 @@ class Asked(Protocol):
 
     def foresee(self, changes: Mapping[str, object]) -> Foreseen: ...
 
+    def call(self, work: Callable[[Loaded], R]) -> R:
+        """Call a function on the engine's thread, between two steps."""
+        ...
+
     def aside(self, work: Callable[[Loaded], R]) -> R:
         """Call a function on the engine's thread, that does nothing to the model."""
         ...
@@ -96,6 +104,8 @@ def answered(llm: Asked, question: Question[Any]) -> object:
             return llm.aside(lambda loaded: loaded.times.seconds(shape_of_chunks(chunks)))
         case SetRam(nbytes):
             return dict(llm.set_ram(nbytes).memory)
+        case SlotAction():
+            return llm.call(lambda loaded: _slot_action(loaded, question))
         case Layers():
             return llm.held.model.places
         case State():
@@ -158,6 +168,36 @@ def _facts(tokenizer: Tokenizer, template: ChatTemplate) -> TokenizerFacts:
     )
 
 
+# --- slots
+
+
+def _slot_action(loaded: Loaded, asked: SlotAction) -> SlotDone:
+    """Save, restore or forget what was computed last in a slot; on the engine's thread."""
+    slots, number, places = loaded.slots, asked.slot, loaded.model.max_sequences
+    if number >= places:
+        message = f"slot {number} does not exist: they are numbered from 0 to {places - 1}"
+        raise FieldError(message, "id_slot", "invalid_value")
+    if slots.is_taken(number):
+        raise Overloaded(f"slot {number} is answering a request; ask again when it has ended", 1.0)
+    held = slots.last(number)
+    if asked.action == "erase":
+        if loaded.prefixes:
+            loaded.prefixes.forget(held)
+        slots.put(number, held[:0])
+        return SlotDone(len(held))
+    path = Path(asked.path)
+    if asked.action == "restore":
+        held = prompts_of(loaded).load_one(path)
+        slots.put(number, held)
+        return SlotDone(len(held), path.lstat().st_size)
+    if not (n := prompts_of(loaded).save_one(path, held)):
+        raise UserError(
+            f"nothing is kept of slot {number}: it has computed fewer than {LEAST} tokens, or they had to "
+            "make room"
+        )
+    return SlotDone(n, path.lstat().st_size)
+
+
 # --- the engine
 
 
@@ -218,6 +258,7 @@ def _running(r: Running, now: float, *, displaced: bool) -> Slot:
         cached_tokens=r.cached,
         answer_tokens=r.generated,
         answer_limit=r.limit,
+        place=r.slot,
     )
 
 

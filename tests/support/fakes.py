@@ -40,6 +40,7 @@ from hetrun.client.events import (
     FinishReason,
     GenerateRequest,
     ModelInfo,
+    PromptProgress,
     Streaming,
     Timings,
     TokenLogprob,
@@ -57,6 +58,8 @@ from hetrun.client.queries import (
     Render,
     SetRam,
     Slot,
+    SlotAction,
+    SlotDone,
     State,
     Tokenize,
     TokenizerFacts,
@@ -71,6 +74,8 @@ from hetrun.errors import (
     HetrunError,
     ModelFileError,
     OptionError,
+    Overloaded,
+    UserError,
 )
 from hetrun.option_types import parse_size
 from hetrun.planner.plan import PlanSet
@@ -192,10 +197,12 @@ class FakeEngine:
                 return "".join(f"[{m['role']}]{m['content']}" for m in messages) + repr(dict(options))
             case PlanNow():
                 return {"format": 3, "plans": []}
+            case SlotAction(action, slot, path):
+                return self.act(action, slot, path)
             case SetRam(nbytes):
                 return dict(self.set_ram(nbytes).memory)
             case State():
-                slots = [Slot(7, "answer", 1.5, 10, 10, 4, 3, 100), Slot(8, "waiting", 0.5)]
+                slots = [Slot(7, "answer", 1.5, 10, 10, 4, 3, 100, place=1), Slot(8, "waiting", 0.5)]
                 counts = Counts({"stop": 2, "error": 1}, 70, 9, 30, 8, 6, 2, 0.25, 40, 0.5)
                 budget = self.streaming.budget if self.streaming else None
                 memory = {"weights": 98 << 20, "KV": 40 << 20, "limit": 1 << 30}
@@ -224,6 +231,16 @@ class FakeEngine:
             case WhatIf(changes):
                 return _foreseen(changes)
         raise AssertionError(question)
+
+    def act(self, action: str, slot: int, path: str) -> SlotDone:
+        """A slot's file holds its number; the third one is in use."""
+        if slot == 3:
+            raise Overloaded(f"slot {slot} is answering a request", 1.0)
+        if action == "save":
+            Path(path).write_text(str(slot))
+        if action == "restore" and not Path(path).exists():
+            raise UserError(f"{Path(path).name} does not exist")
+        return SlotDone(20 + slot, 0 if action == "erase" else Path(path).stat().st_size)
 
     def set_ram(self, ram: int) -> PlanSet:
         if ram == DEADLY_RAM:
@@ -273,7 +290,12 @@ class FakeEngine:
         if job.cancelled:
             return self._finish(job, "cancelled")
         if job.request.echo and not job.done:
-            job.on_event(Event("prompt", echo=_pieces(job.request)))
+            job.on_event(Event("prompt", echo=_pieces(job.request), slot=job.number % 64))
+        if job.request.progress and not job.done:
+            for computed in (3, job.prompt_tokens):
+                job.on_event(Event("prompt", progress=PromptProgress(job.prompt_tokens, 3, computed, 0.25)))
+        if job.request.prompt_only:
+            return self._finish(job, "length")
         if params.prompt_logprobs is not None and not job.done:
             best = ((65, -0.1), (66, -0.2))[: params.prompt_logprobs]
             bests = (b"A", b"B")[: params.prompt_logprobs]
@@ -312,7 +334,15 @@ class FakeEngine:
         if job.request.pooling and reason == "stop":
             prompt = _prompt(job.request)
             embedding = struct.pack("<4f", len(prompt), ord(prompt[0]), ord(prompt[-1]), 1)
-        job.on_event(Event("done", "", None, end, reason, job.usage, TIMINGS, embedding=embedding))
+        stopped = next((stop for stop in job.request.params.stop if stop in job.text), "")
+        job.on_event(
+            Event(
+                *("done", "", None, end, reason, job.usage, TIMINGS),
+                embedding=embedding,
+                stopped=stopped if reason == "stop" else "",
+                slot=job.number % 64,
+            )
+        )
         return False
 
 

@@ -13,6 +13,7 @@ from hetrun.client.sampling_params import (
     MOST,
     MOST_BIAS,
     MOST_BREAKERS,
+    MOST_LOGPROBS,
     MOST_STOPS,
     MOST_STRINGS,
     MOST_STRUCTURE,
@@ -20,12 +21,15 @@ from hetrun.client.sampling_params import (
     SPELLINGS,
 )
 from hetrun.server import fields
+from hetrun.server.llamacpp import request as native
+from hetrun.server.llamacpp import slots
 from hetrun.server.logprobs import MOST_LEGACY_TOP, MOST_TOP
 from hetrun.server.messages import MOST_EFFORT, MOST_ID, THOUGHTS
 from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
     ANYTHING,
     BOOLEAN,
+    NUMBER,
     STRING,
     Json,
     array,
@@ -122,6 +126,16 @@ _ASKER: dict[str, Json] = {
     "priority": described(integer(-fields.MOST_PRIORITY, fields.MOST_PRIORITY), "lower ones go first"),
     "deadline_s": {"type": "number", "exclusiveMinimum": 0, "maximum": fields.MOST_DEADLINE_S},
 }
+# llama.cpp's fields for what becomes of the text and its place.
+_PLACE: dict[str, Json] = {
+    "cache_prompt": described(BOOLEAN, "false: compute the whole prompt"),
+    "id_slot": described(integer(-1, fields.MOST_TOKENS), "-1, or a slot that does not exist: any"),
+    "context_shift": described(BOOLEAN, "drop the oldest tokens when the context is full"),
+    "n_keep": described(integer(-1, fields.MOST_TOKENS), "of them keep so many at the beginning"),
+    "n_discard": described(integer(0, fields.MOST_TOKENS), "drop so many at a time; 0: half of them"),
+    "return_progress": BOOLEAN,
+    "t_max_predict_ms": described(integer(-1, fields.MOST_TOKENS), "end after a line; 0 or -1: no limit"),
+}
 _NEUTRAL = {name: enum(*values) for name, values in fields.UNBUILT.items()}
 _IGNORED: dict[str, Json] = {name: ANYTHING for name in fields.HINTS}
 _COMMON: dict[str, Json] = {
@@ -130,6 +144,7 @@ _COMMON: dict[str, Json] = {
     "stream_options": struct({}, {"include_usage": optional(BOOLEAN)}),
     "n": integer(1, MOST_CHOICES),
     **_ASKER,
+    **_PLACE,
     **SAMPLING,
     **_LENGTHS,
     **FORMS,
@@ -207,6 +222,42 @@ COMPLETION = _body(
         }
     ),
 )
+_ONE = either(STRING, struct({"prompt_string": STRING}, {"multimodal_data": NOTHING}))
+_MIXED = array(either(integer(0, MOST_TOKEN), STRING), 1)
+NATIVE = _body(
+    {
+        native.PROMPT.name: described(
+            either(_ONE, _MIXED, array(either(_ONE, _MIXED), 1, native.PROMPT.most)),
+            "a text, a list of tokens and texts, or a list of several prompts",
+        )
+    },
+    _with_hints(
+        _COMMON
+        | {
+            "stop": either(STRING, array(STRING, 0, MOST_STOPS)),
+            "samplers": either(described(STRING, "names, or a letter for each"), array(STRING)),
+            "logit_bias": either(
+                {"type": "object", "additionalProperties": either(NUMBER, const(False))},
+                array(
+                    either(
+                        array(either(integer(0, MOST_TOKEN), STRING, NUMBER, const(False)), 2, 2),
+                        struct({"token": either(integer(0, MOST_TOKEN), STRING), "bias": ANYTHING}),
+                    ),
+                    0,
+                    native.MOST_BIASES,
+                ),
+            ),
+            "n_probs": integer(0, MOST_LOGPROBS),
+            "n_cmpl": described(integer(1, MOST_CHOICES), "the same as n"),
+            **{name: BOOLEAN for name in ("post_sampling_probs", "return_tokens", "timings_per_token")},
+            "response_fields": array(string(0, native.MOST_FIELD), 0, native.MOST_FIELDS),
+            **{name: enum(neutral) for name, neutral in native.UNBUILT.items()},
+            "adaptive_target": described({"type": "number", "exclusiveMaximum": 0}, "below 0: off"),
+            "adaptive_decay": ANYTHING,
+        }
+    ),
+)
+SLOT_FILE = struct({"filename": described(string(1, slots.MOST_NAME), "a name without slashes")})
 _NOT_THERE = {*routes.MOVED, "n"}
 _ITEMS = array(
     either(struct({"type": STRING}), struct({"role": STRING, "content": either(STRING, array(ANYTHING))}))

@@ -32,6 +32,7 @@ from hetrun.server.response_driver import (
     Template,
     Whole,
     finish_reason,
+    prompt_progress,
     respond,
 )
 from hetrun.server.routes.models import meant
@@ -53,8 +54,8 @@ def routes(service: Service) -> list[Route]:
         return await respond(request, here, order, whole, chunks)
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
-    paths = ("/v1/completions", "/completions")
-    return [Route(path, complete, methods=["POST"], middleware=[crowd]) for path in paths]
+    # Without /v1 it is llama.cpp's own endpoint, with other fields (`llamacpp/`).
+    return [Route("/v1/completions", complete, methods=["POST"], middleware=[crowd])]
 
 
 def completion_order(
@@ -186,6 +187,8 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
                 raise order.failure(event.error)
             if event.kind == "prompt":
                 prompts[index // order.tried].saw(event)
+                if event.progress:
+                    yield json_text(chunk(index, "") | {"prompt_progress": prompt_progress(event.progress)})
                 continue
             if index not in templates:
                 templates[index] = Template(chunk(index, ""), "text")

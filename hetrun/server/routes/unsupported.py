@@ -51,7 +51,6 @@ REFUSED: Mapping[str, str] = {
     "/v1/moderations": "Moderation is not supported: this server has one model, which writes text",
     "/v1/files": "Files and batches are not kept here: send each request by itself",
     "/v1/batches": "Files and batches are not kept here: send each request by itself",
-    "/slots/{id}": "Slots are not saved by request: hetrun serve --prompt-cache FILE keeps prompts",
     "/models/load": LOADED,
     "/models/unload": LOADED,
 }
