@@ -264,6 +264,14 @@ class Settings:
         repr=False,  # a secret
         metadata=option("key that clients must send", option_types.text, "--api-key", shows="none"),
     )
+    keep_billing_header: bool = field(
+        default=False,
+        metadata=option(
+            "keep the first line of Claude Code's system prompt, which differs in each request",
+            option_types.boolean,
+            "--keep-billing-header",
+        ),
+    )
     allowed_hosts: tuple[str, ...] = field(
         default=(),
         metadata=option(

@@ -60,6 +60,10 @@ class ModelOptions(TypedDict, total=False):
     """A file with a saved plan (default: none)."""
     prompt_cache: str | PathLike[str] | None
     """A file that keeps computed prompts for the next run (default: none)."""
+    slot_save_path: str | PathLike[str] | None
+    """A folder in which clients may save and restore slots (default: none)."""
+    context_shift: bool | None
+    """When a text fills the context, drop its oldest tokens and go on."""
     max_tokens: int | None
     """Most tokens in an answer; -1: no limit (default: until the model stops)."""
     temperature: float | None
@@ -68,6 +72,10 @@ class ModelOptions(TypedDict, total=False):
     """Random seed (default: random, and shown)."""
     chat_template: str | PathLike[str] | None
     """A file with a Jinja template, or the word chatml (default: the model's own)."""
+    ollama: bool | None
+    """Listen on Ollama's port, 11434, so that its clients find this server."""
+    keep_billing_header: bool | None
+    """Keep the first line of Claude Code's system prompt, which differs in each request."""
     tool_parser: (
         Literal[
             "auto",

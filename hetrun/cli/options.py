@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
-FLAGS = ("deterministic", "offline", "strict", "no_server", "ollama", "context_shift")
+FLAGS = ("deterministic", "offline", "strict", "no_server", "ollama", "context_shift", "keep_billing_header")
 FILES = ("model", "models", "plan", "prompt_cache", "slot_save_path", "chat_template", "uds")
 REPEATED = ("backends", "models", "allowed_hosts", "cors_origins")
 RUNNING = (

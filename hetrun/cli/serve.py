@@ -111,6 +111,7 @@ async def _serve(
             log=log,
             library=LocalLibrary(ctx=settings.ctx, offline=settings.offline),
             ollama_client=settings.ollama,
+            keep_billing_header=settings.keep_billing_header,
         )
 
         def started() -> None:

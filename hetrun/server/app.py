@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from hetrun.client.interface import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.server import openapi
+from hetrun.server.anthropic import routes as anthropic
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
 from hetrun.server.library import Library
 from hetrun.server.llamacpp import routes as llamacpp
@@ -46,7 +47,7 @@ from hetrun.server.service import Service
 ENDPOINTS = (
     *(chat_completions.routes, completions.routes, routes.routes, embeddings.routes, models.routes),
     *(tokenize.routes, introspection.routes, machine.routes, metrics.routes, health.routes, ram.routes),
-    ollama.routes,
+    *(anthropic.routes, ollama.routes),
     *(llamacpp.routes, slots.routes),
     *(openapi.routes, page.routes, plugin_routes.routes, unsupported.routes),
 )
@@ -67,6 +68,7 @@ def create_app(
     log: RequestLog | None = None,
     library: Library | None = None,
     ollama_client: bool = False,
+    keep_billing_header: bool = False,
 ) -> Starlette:
     """The server for this client; the caller closes the client.
 
@@ -79,6 +81,7 @@ def create_app(
         needs_key=api_key is not None,
         library=library,
         ollama=ollama_client,
+        keep_billing_header=keep_billing_header,
         slot_save_path=slot_save_path,
     )
     return Starlette(

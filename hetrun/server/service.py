@@ -30,6 +30,7 @@ class Service:
     library: Library | None = None  # models on this machine; None: only the server's own
     ollama: bool = False  # whether clients should take this server for Ollama's
     slot_save_path: Path | None = None  # the folder of saved slots
+    keep_billing_header: bool = False  # of Claude Code, in prompts
     traffic: Traffic = field(default_factory=Traffic)
     created: int = field(default_factory=lambda: int(time.time()))
 

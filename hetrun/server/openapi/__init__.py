@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from hetrun import __version__
 from hetrun.server.json_stream import json_text
-from hetrun.server.openapi import ollama, requests, responses
+from hetrun.server.openapi import anthropic, ollama, requests, responses
 from hetrun.server.openapi.paths import RESPONSES, paths
 from hetrun.server.openapi.schemas import Json
 from hetrun.server.service import Service
@@ -40,6 +40,7 @@ SCHEMAS: Json = {
     "Timings": responses.TIMINGS,
     "Model": responses.MODEL,
     **ollama.SCHEMAS,
+    **anthropic.SCHEMAS,
 }
 
 
@@ -57,7 +58,8 @@ def document() -> Json:
         "info": {
             "title": "hetrun",
             "version": __version__,
-            "description": "OpenAI's API with llama.cpp's and vLLM's names for what it lacks, and Ollama's. "
+            "description": "OpenAI's API with llama.cpp's and vLLM's names for what it lacks, "
+            "Ollama's and Anthropic's. "
             "Fields that are not described are ignored, unless the server was started with --strict.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },

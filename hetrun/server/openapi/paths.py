@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hetrun.server.errors import OLLAMA
+from hetrun.server.errors import MESSAGES, OLLAMA
 from hetrun.server.llamacpp import slots
-from hetrun.server.openapi import ollama
+from hetrun.server.openapi import anthropic, ollama
 from hetrun.server.openapi import responses as replies
 from hetrun.server.openapi.schemas import NUMBER, STRING, Json, array, either, enum, ref, struct
 from hetrun.server.routes import unsupported
@@ -37,7 +37,7 @@ MODEL: tuple[Json, ...] = (
 )
 RESPONSES: Json = {
     f"{prefix}{name}": {"description": said, "content": {JSON: {"schema": ref(f"{prefix}Error")}}}
-    for prefix in ("", "Ollama")
+    for prefix in ("", "Ollama", "Anthropic")
     for name, said in STATUSES.values()
 }
 ALWAYS = (401, 403, 405, 421, 500)
@@ -234,6 +234,22 @@ OPERATIONS = (
     ),
     Operation(("/openapi.json",), "get", "This document", _json(replies.DOCUMENT)),
     Operation(
+        (MESSAGES,),
+        "post",
+        "Anthropic's: answer a conversation",
+        {JSON: ref("AnthropicMessage"), "text/event-stream": anthropic.EVENTS},
+        ref("AnthropicRequest"),
+        _ANSWER,
+    ),
+    Operation(
+        (f"{MESSAGES}/count_tokens",),
+        "post",
+        "Anthropic's: count the tokens of a conversation",
+        _json(ref("AnthropicCount")),
+        ref("AnthropicCountRequest"),
+        _ANSWER,
+    ),
+    Operation(
         ("/api/chat",),
         "post",
         "Ollama's: answer a conversation",
@@ -335,7 +351,7 @@ def _described(operation: Operation, path: str) -> Json:
 
 
 def _failures(statuses: Iterable[int], path: str) -> Json:
-    prefix = "Ollama" if path.startswith(OLLAMA) else ""
+    prefix = "Ollama" if path.startswith(OLLAMA) else "Anthropic" if path.startswith(MESSAGES) else ""
     return {
         str(status): {"$ref": f"#/components/responses/{prefix}{STATUSES[status][0]}"}
         for status in sorted({*ALWAYS, *statuses})

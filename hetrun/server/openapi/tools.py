@@ -15,11 +15,12 @@ from hetrun.server.openapi.schemas import (
     string,
     struct,
 )
-from hetrun.text.answers.tools import CHOICES, MOST_TOOLS, NAME
+from hetrun.text.answers.tools import CHOICES, MOST_TOOLS
+from hetrun.text.answers.tools import NAME as NAMES
 
-_NAME: Json = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+NAME: Json = {"type": "string", "pattern": f"^{NAMES.pattern}$"}
 _FUNCTION = struct(
-    {"name": _NAME},
+    {"name": NAME},
     {
         "description": optional(STRING),
         "parameters": optional({"type": "object"}),
@@ -27,7 +28,7 @@ _FUNCTION = struct(
     },
 )
 TOOL = struct({"function": _FUNCTION}, {"type": const("function")})
-_NAMED = struct({"function": struct({"name": _NAME})}, {"type": const("function")})
+_NAMED = struct({"function": struct({"name": NAME})}, {"type": const("function")})
 FIELDS: dict[str, Json] = {
     "tools": array(TOOL, 0, MOST_TOOLS),
     "tool_choice": either(enum(*CHOICES), _NAMED),

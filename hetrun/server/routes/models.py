@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import PurePath
+from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,6 +20,8 @@ from hetrun.server.errors import ApiError, not_found, wrong_type
 from hetrun.server.service import Service
 
 Json = dict[str, object]
+
+ANTHROPIC = "anthropic-version"  # a header that all of its clients send
 
 
 def answers_to(info: ModelInfo, name: str) -> bool:
@@ -73,7 +77,13 @@ def routes(service: Service) -> list[Route]:
         return [described(info.id, service.client, info)]
 
     async def listed(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": await all_of_them()})
+        found = await all_of_them()
+        answer: Json = {"object": "list", "data": found}
+        if ANTHROPIC in request.headers:
+            answer["data"] = [_for_anthropic(model) for model in found]
+            ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
+            answer |= {"has_more": False, "first_id": None, "last_id": None, **ends}
+        return JSONResponse(answer)
 
     async def one(request: Request) -> Response:
         name, shelf = request.path_params["name"], service.client
@@ -87,6 +97,14 @@ def routes(service: Service) -> list[Route]:
 
     # A model's name may contain a slash.
     return [Route("/v1/models", listed), Route("/models", listed), Route("/v1/models/{name:path}", one)]
+
+
+def _for_anthropic(model: Json) -> Json:
+    """The same with what Anthropic's libraries read."""
+    created = datetime.fromtimestamp(cast("int", model["created"]), UTC)
+    stamp = created.isoformat().replace("+00:00", "Z")
+    more = {"type": "model", "display_name": model["id"], "created_at": stamp, "lifecycle": "active"}
+    return model | more
 
 
 def status_of(client: ChatClient) -> str:

@@ -26,8 +26,8 @@ LOADED = "The model of this server is chosen when it starts (hetrun serve -m MOD
 
 REFUSED: Mapping[str, str] = {
     "/infill": "Infilling is not supported: send the text with its special tokens to POST /v1/completions",
-    "/v1/messages": f"Anthropic's API is not supported: use OpenAI's, {CHAT}",
-    "/v1/messages/{rest:path}": f"Anthropic's API is not supported: use OpenAI's, {CHAT}",
+    "/v1/messages/batches": "Batches are not kept here: send each message by itself, or use hetrun run -f",
+    "/v1/messages/batches/{rest:path}": "Batches are not kept here: send each message by itself",
     "/api/copy": "Models are not copied: each name is that of a file or folder",
     "/api/create": "Models are not created here: hetrun convert makes GGUF files",
     "/api/push": "Models are not uploaded by this server",
