@@ -648,7 +648,7 @@ async def test_an_error_in_the_middle_is_a_line(http: httpx.AsyncClient, path: s
 
 async def test_a_gap_in_a_text_is_not_filled(http: httpx.AsyncClient) -> None:
     refused = await http.post("/api/generate", json={"prompt": "def f(", "suffix": "return 1"})
-    assert said(refused, 501).startswith("suffix is not supported")
+    assert said(refused, 501).startswith("fake cannot fill in the middle")
 
 
 async def test_programs_see_what_they_look_for_at_the_root(engine: FakeEngine) -> None:
