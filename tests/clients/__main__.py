@@ -38,7 +38,6 @@ ROOT = Path(__file__).parents[2]
 CONTEXT = 2048
 LONGEST_S = 900.0  # of a client's checks
 INSTALL_S = 900.0
-NODE = Path(__file__).with_name("openai_npm.mjs")
 ENDINGS = (
     ("The capital of France is", (" Paris, of course.", " London.", " a small fish")),
     ("Water boils at a hundred", (" degrees.", " and one dogs", " times")),
@@ -47,19 +46,27 @@ ENDINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Packages, and the module that tries the first; npm's has a script of its own."""
+    """Packages, and what tries the first: a module, or a script for Node."""
 
     packages: tuple[str, ...]
-    module: str | None
+    script: str
+
+    @property
+    def is_for_node(self) -> bool:
+        """Whether its packages come from npm."""
+        return self.script.endswith(".mjs")
 
 
 CLIENTS = {
     "openai": Client(("openai", "httpx"), "with_openai"),
-    "openai-npm": Client(("openai",), None),
+    "openai-npm": Client(("openai",), "openai_npm.mjs"),
     "litellm": Client(("litellm", "mcp"), "with_litellm"),
     "llm": Client(("llm",), "with_llm"),
     "langchain": Client(("langchain-openai",), "with_langchain"),
     "lm-eval": Client(("lm-eval[api]",), "with_lm_eval"),
+    "ollama": Client(("ollama",), "with_ollama"),
+    "ollama-npm": Client(("ollama",), "ollama_npm.mjs"),
+    "ollama-editors": Client((), "with_ollama_editors"),
 }
 
 
@@ -109,17 +116,19 @@ def _score(llm: LLM, text: str, end: str) -> float:
 def prepared(client: Client, folder: Path) -> list[str]:
     """The command of its script, with the client installed."""
     run = partial(subprocess.run, check=True, timeout=INSTALL_S, stdout=sys.stderr)
-    if client.module is None:
+    if client.is_for_node:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "node_modules" / client.packages[0]).exists():
             run(["npm", "install", "--silent", "--prefix", str(folder), *client.packages])
-        shutil.copy(NODE, folder)  # a module finds its packages beside itself
-        return ["node", NODE.name]
+        # A module finds its packages beside itself.
+        shutil.copy(Path(__file__).with_name(client.script), folder)
+        return ["node", client.script]
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-        run([str(python), "-m", "pip", "install", "-q", *client.packages])
-    return [str(python), "-m", f"tests.clients.{client.module}"]
+        if client.packages:
+            run([str(python), "-m", "pip", "install", "-q", *client.packages])
+    return [str(python), "-m", f"tests.clients.{client.script}"]
 
 
 def tried(name: str, folder: Path, env: Mapping[str, str]) -> Row:
@@ -132,7 +141,7 @@ def tried(name: str, folder: Path, env: Mapping[str, str]) -> Row:
     try:
         done = subprocess.run(
             command,
-            cwd=folder if client.module is None else ROOT,
+            cwd=folder if client.is_for_node else ROOT,
             env={**os.environ, **env, "PYTHONPATH": ""},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from hetrun import __version__
 from hetrun.client.engine_client import LocalClient
@@ -26,6 +27,7 @@ from hetrun.server.app import create_app
 from hetrun.server.library import ModelFacts, NotHere, NotOurs, Progress, Removal
 from hetrun.server.ollama.models import OLLAMA_VERSION
 from hetrun.server.ollama.options import keep_alive_s
+from tests.clients import editors
 from tests.server.test_openapi import validator
 from tests.server.test_tools import BOTH, CALL, TOOLS
 from tests.support.fakes import INFO, FakeEngine
@@ -220,6 +222,25 @@ async def test_names_of_models(several: httpx.AsyncClient, engine: FakeEngine) -
     async with httpx.AsyncClient(transport=httpx.ASGITransport(strict), base_url="http://test") as client:
         assert said(await client.post("/api/chat", json=chat(model="other")), 404)
         assert (await client.post("/api/chat", json=chat(model="fake:latest"))).status_code == 200
+
+
+@pytest.mark.parametrize("editor", editors.editors(), ids=lambda editor: str(editor["name"]))
+def test_what_editors_read_is_there(
+    engine: FakeEngine, library: Shelves, editor: editors.Editor, tmp_path: Path
+) -> None:
+    (tmp_path / "fake.gguf").touch()
+    engine.info = replace(engine.info, path=str(tmp_path / "fake.gguf"))
+    library.facts_of = {"fake": FACTS}
+    app = create_app(LocalClient(engine), library=library)
+    with TestClient(app) as client:
+
+        def send(asked: editors.Asked) -> str:
+            method, path = asked.request["method"], asked.request["path"]
+            answer = client.request(method, path, content=asked.body, headers=asked.headers)
+            assert answer.status_code == 200, answer.text
+            return answer.text
+
+        assert editors.replay(editor, send) > 0
 
 
 # --- chat
@@ -627,7 +648,7 @@ async def test_an_error_in_the_middle_is_a_line(http: httpx.AsyncClient, path: s
 
 async def test_a_gap_in_a_text_is_not_filled(http: httpx.AsyncClient) -> None:
     refused = await http.post("/api/generate", json={"prompt": "def f(", "suffix": "return 1"})
-    assert said(refused, 501).startswith("suffix is not supported")
+    assert said(refused, 501).startswith("fake cannot fill in the middle")
 
 
 async def test_programs_see_what_they_look_for_at_the_root(engine: FakeEngine) -> None:
@@ -712,7 +733,7 @@ async def test_a_download_ends_when_nobody_waits_for_it(shelf: Shelf, library: S
         if b"completed" in message.get("body", b""):
             gone.set()
 
-    scope = {
+    scope: dict[str, Any] = {
         "type": "http",
         "method": "POST",
         "path": "/api/pull",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -21,12 +20,13 @@ from hetrun.server import request as orders
 from hetrun.server import tools as toolschemas
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
-from hetrun.server.errors import FINAL, ApiError, wrong_type
+from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body, flag
 from hetrun.server.json_stream import json_response
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.ollama import output
 from hetrun.server.ollama.catalog import Catalog
+from hetrun.server.ollama.insertion import filled
 from hetrun.server.ollama.messages import messages
 from hetrun.server.ollama.options import (
     SHARED,
@@ -39,7 +39,7 @@ from hetrun.server.ollama.options import (
     text_of,
     thinking,
 )
-from hetrun.server.ollama.output import Heading, Lines
+from hetrun.server.ollama.output import Heading, Lines, Piecemeal, chat_fields, generated_fields
 from hetrun.server.request import Order
 from hetrun.server.response_driver import Events, answered
 from hetrun.server.routes.chat_completions import asked
@@ -48,55 +48,62 @@ from hetrun.server.sampling import sampling_params
 from hetrun.server.service import Service
 from hetrun.text.answers.reading import PLAIN, Reading
 
-# `truncate` and `shift` are accepted: this server neither shortens a conversation nor moves a full context.
-COMMON = (
-    *("model", "name", "stream", "format", "options", "keep_alive", "think", "truncate", "shift"),
-    *SHARED,
-)
-CHAT = (*COMMON, "messages", "tools")
-GENERATE = (*COMMON, "prompt", "suffix", "system", "template", "context", "raw", "images")
+Read = Callable[[Body, ModelInfo, Service, str], tuple[GenerateRequest, Reading]]
 
-Read = Callable[[Body, ModelInfo, Service, str], tuple[GenerateRequest, Reading, str]]
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What differs between the two."""
+
+    read: Read  # the engine's request, and the parsers of its answer
+    field: str  # the prompt
+    fields: Callable[[Piecemeal], Json]  # of an answer
+    known: tuple[str, ...]
 
 
 def routes(service: Service, catalog: Catalog) -> list[Route]:
-    def handler(read: Read, fields: Callable[[output.Piecemeal], Json], known: tuple[str, ...]) -> Handler:
-        async def answer(request: Request) -> Response:
-            began = perf_counter()
-            body = await json_object(request)
-            name, here = await catalog.find(body)
-            asleep = not engines(here.client)
-            heading, keep_s = Heading(name, fields, began, asleep), keep_alive_s(body)
-            if _asks_nothing(body):
-                reason = await load_or_unload(here, keep_s)
-                return JSONResponse(heading.alone(reason))
-            info = await here.info()
-            with own_names():
-                orders.check(body, info, here, known, built=toolschemas.NAMES)
-                prompt, how, field = read(body, info, here, name)
-                order = ordered(body, info, asker(request, body), prompt, how, field)
-            keep(here.client, keep_s)
-
-            async def in_one(events: Events) -> Response:
-                return await json_response(await output.whole(order, heading, events))
-
-            def stream(events: Events) -> Lines:
-                return Lines(output.lines(order, heading, events))
-
-            return await answered(request, here, order, in_one, stream)
-
-        return answer
-
     crowd = Middleware(Crowd, most_requests=service.most_requests)
-    chat, generate = (
-        handler(_chat, output.chat_fields, CHAT),
-        handler(_generate, output.generated_fields, GENERATE),
-    )
-    return [
-        Route("/api/chat", chat, methods=["POST"], middleware=[crowd]),
-        Route("/api/generate", generate, methods=["POST"], middleware=[crowd]),
-    ]
+
+    def route(path: str, endpoint: Endpoint) -> Route:
+        async def answer(request: Request) -> Response:
+            return await _answer(request, endpoint, catalog)
+
+        return Route(path, answer, methods=["POST"], middleware=[crowd])
+
+    return [route("/api/chat", CHAT), route("/api/generate", GENERATE)]
+
+
+async def _answer(request: Request, endpoint: Endpoint, catalog: Catalog) -> Response:
+    began = perf_counter()
+    body = await json_object(request)
+    name, here = await catalog.find(body)
+    heading = Heading(name, endpoint.fields, began, asleep=not engines(here.client))
+    keep_s = keep_alive_s(body)
+    if _asks_nothing(body):
+        return JSONResponse(heading.alone(await load_or_unload(here, keep_s)))
+    order = await _order(body, endpoint, here, name, asker(request, body))
+    keep(here.client, keep_s)
+
+    async def in_one(events: Events) -> Response:
+        return await json_response(await output.whole(order, heading, events))
+
+    def stream(events: Events) -> Lines:
+        return Lines(output.lines(order, heading, events))
+
+    return await answered(request, here, order, in_one, stream)
+
+
+async def _order(body: Body, endpoint: Endpoint, service: Service, name: str, client: str) -> Order:
+    info = await service.info()
+    with own_names():
+        orders.check(body, info, service, endpoint.known, built=toolschemas.NAMES)
+        prompt, how = endpoint.read(body, info, service, name)
+        fields = {"stream": streams(body)} | {name: body.get(name) for name in ("priority", "deadline_s")}
+        order = orders.order(fields, info, client, [prompt], _wanted(body), endpoint.field)
+        order = replace(order, reading=how, form="format" if prompt.structure else None)
+    if endpoint is GENERATE and (suffix := text_of(body, "suffix")):
+        order = await filled(order, suffix, service)
+    return orders.bounded(order)
 
 
 def _asks_nothing(body: Body) -> bool:
@@ -125,40 +132,24 @@ def keep(client: ChatClient, seconds: float | None) -> None:
         client.keep(None if seconds == math.inf else seconds)
 
 
-def ordered(
-    body: Body, info: ModelInfo, client: str, prompt: GenerateRequest, how: Reading, field: str
-) -> Order:
-    """The order for this prompt."""
-    fields = {"stream": streams(body)} | {name: body.get(name) for name in ("priority", "deadline_s")}
-    order = orders.order(fields, info, client, [prompt], _wanted(body), field)
-    return orders.bounded(replace(order, reading=how, form="format" if prompt.structure else None))
-
-
-def _chat(body: Body, info: ModelInfo, service: Service, name: str) -> tuple[GenerateRequest, Reading, str]:
+def _chat(body: Body, info: ModelInfo, service: Service, name: str) -> tuple[GenerateRequest, Reading]:
     fields = as_chat(body, info, service) | thinking(body, info, service, name) | {"tools": body.get("tools")}
-    prompt, how = asked(fields, info, service, _wanted(body), messages(body))
-    return prompt, how, "messages"
+    return asked(fields, info, service, _wanted(body), messages(body))
 
 
-def _generate(
-    body: Body, info: ModelInfo, service: Service, name: str
-) -> tuple[GenerateRequest, Reading, str]:
+def _generate(body: Body, info: ModelInfo, service: Service, name: str) -> tuple[GenerateRequest, Reading]:
     refuse_images(body)
     fields, prompt = as_chat(body, info, service), text_of(body, "prompt")
     system, suffix = text_of(body, "system"), text_of(body, "suffix")
     raw = flag(body, "raw")
     _refuse(body, raw)
-    if suffix:
-        message = "suffix is not supported by this model: it has no marks for a gap that is to be filled"
-        raise ApiError(message, "suffix", "not_supported", status=501, headers=FINAL)
-    if raw:
+    if raw or suffix:  # neither goes through the template
         params = sampling_params(fields, info, service.sampling, _wanted(body))
-        return GenerateRequest(params, text=prompt), PLAIN, "prompt"
+        return GenerateRequest(params, text=prompt), PLAIN
     said = [{"role": "system", "content": system}] if system else []
     said.append({"role": "user", "content": prompt})
     fields |= thinking(body, info, service, name)
-    request, how = asked(fields, info, service, _wanted(body), tuple(said))
-    return request, how, "prompt"
+    return asked(fields, info, service, _wanted(body), tuple(said))
 
 
 def _wanted(body: Body) -> scores.Wanted:
@@ -181,3 +172,17 @@ def _refuse(body: Body, raw: bool) -> None:
     if context:
         message = "context is not kept here: send the conversation as messages to POST /api/chat"
         raise ApiError(message, "context", "unsupported_parameter")
+
+
+# `truncate` and `shift` are accepted: this server neither shortens a conversation nor moves a full context.
+COMMON = (
+    *("model", "name", "stream", "format", "options", "keep_alive", "think", "truncate", "shift"),
+    *SHARED,
+)
+CHAT = Endpoint(_chat, "messages", chat_fields, (*COMMON, "messages", "tools"))
+GENERATE = Endpoint(
+    _generate,
+    "prompt",
+    generated_fields,
+    (*COMMON, "prompt", "suffix", "system", "template", "context", "raw", "images"),
+)
