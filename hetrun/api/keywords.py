@@ -60,8 +60,6 @@ class ModelOptions(TypedDict, total=False):
     """A file with a saved plan (default: none)."""
     prompt_cache: str | PathLike[str] | None
     """A file that keeps computed prompts for the next run (default: none)."""
-    slot_save_path: str | PathLike[str] | None
-    """A folder in which clients may save and restore slots (default: none)."""
     context_shift: bool | None
     """When a text fills the context, drop its oldest tokens and go on."""
     max_tokens: int | None

@@ -64,6 +64,9 @@ CLIENTS = {
     "llm": Client(("llm",), "with_llm"),
     "langchain": Client(("langchain-openai",), "with_langchain"),
     "lm-eval": Client(("lm-eval[api]",), "with_lm_eval"),
+    "anthropic": Client(("anthropic", "httpx"), "with_anthropic"),
+    "anthropic-npm": Client(("@anthropic-ai/sdk",), "anthropic_npm.mjs"),
+    "claude-code": Client(("@anthropic-ai/claude-code",), "claude_code.mjs"),
     "ollama": Client(("ollama",), "with_ollama"),
     "ollama-npm": Client(("ollama",), "ollama_npm.mjs"),
     "ollama-editors": Client((), "with_ollama_editors"),
@@ -173,7 +176,7 @@ def read(name: str, done: subprocess.CompletedProcess[str]) -> Row:
 
 
 def rows(names: Sequence[str], keep: Path | None) -> list[Row]:
-    """Both servers, and one client after the other."""
+    """All servers, and one client after the other."""
     key = secrets.token_hex(8)
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hetrun-clients-")))
@@ -181,7 +184,11 @@ def rows(names: Sequence[str], keep: Path | None) -> list[Row]:
         by_port, by_file = Endpoint(port=port, key=key), Endpoint(uds=uds)
         stack.callback(serve("--port", str(port), "--api-key", key, "--strict", endpoint=by_port).close)
         stack.callback(serve("--uds", str(uds), "--strict", endpoint=by_file).close)
+        scripted = free_port()
+        command = [sys.executable, "-m", "tests.clients.scripted", str(scripted)]
+        stack.callback(Server(command, Endpoint(port=scripted)).close)
         env = {
+            "CHECK_SCRIPTED": f"http://127.0.0.1:{scripted}",
             "CHECK_URL": f"http://127.0.0.1:{port}/v1",
             "CHECK_KEY": key,
             "CHECK_UDS": str(uds),

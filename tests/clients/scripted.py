@@ -2,8 +2,8 @@
 
     python -m tests.clients.scripted PORT
 
-For agents: what a small model writes is not certain, but what they make of an answer can be checked. The prompt
-names the file: "change the colour in FILE".
+For agents: what a small model writes is not certain, but what they make of an answer can be checked. The
+prompt names the file: "change the colour in FILE".
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class Editor(FakeEngine):
 
     def reply(self, prompt: str) -> Iterator[str]:
         assert self._asked is not None
-        for word in re.split(r"(?<= )", answer(self._asked)):
-            yield word
+        yield from re.split(r"(?<= )", answer(self._asked))
 
 
 def answer(request: GenerateRequest) -> str:

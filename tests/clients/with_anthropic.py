@@ -37,9 +37,7 @@ def tcp(key: str = KEY) -> anthropic.Anthropic:
 def uds() -> anthropic.Anthropic:
     # Its newer releases are typed for httpx2 and take both.
     http: Any = httpx.Client(transport=httpx.HTTPTransport(uds=UDS))
-    return anthropic.Anthropic(
-        base_url="http://localhost", api_key="none", http_client=http, max_retries=0
-    )
+    return anthropic.Anthropic(base_url="http://localhost", api_key="none", http_client=http, max_retries=0)
 
 
 def create(client: anthropic.Anthropic) -> None:
@@ -57,7 +55,9 @@ def stream(client: anthropic.Anthropic) -> None:
 
 
 def events(client: anthropic.Anthropic) -> None:
-    kinds = [event.type for event in client.messages.create(model=MODEL, messages=SAID, max_tokens=4, stream=True)]
+    kinds = [
+        event.type for event in client.messages.create(model=MODEL, messages=SAID, max_tokens=4, stream=True)
+    ]
     expect(kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"], kinds)
 
 
@@ -65,7 +65,9 @@ def stopped(client: anthropic.Anthropic) -> None:
     answer = client.messages.create(
         model=MODEL, messages=SAID, max_tokens=200, temperature=0, stop_sequences=["l", "e", "i", "o", "a"]
     )
-    expect(answer.stop_reason == "stop_sequence" and answer.stop_sequence in ("l", "e", "i", "o", "a"), answer)
+    expect(
+        answer.stop_reason == "stop_sequence" and answer.stop_sequence in ("l", "e", "i", "o", "a"), answer
+    )
 
 
 def called(client: anthropic.Anthropic) -> None:
@@ -77,7 +79,11 @@ def called(client: anthropic.Anthropic) -> None:
     call = next(block for block in answer.content if block.type == "tool_use")
     good_city(json.dumps(call.input))
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
-    more: Any = [*SAID, {"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
+    more: Any = [
+        *SAID,
+        {"role": "assistant", "content": answer.content},
+        {"role": "user", "content": [result]},
+    ]
     then = client.messages.create(model=MODEL, messages=more, max_tokens=8, tools=TOOLS)
     expect(then.usage.output_tokens > 0, then)
     expect((then.usage.cache_read_input_tokens or 0) > 0, then.usage)
@@ -102,10 +108,14 @@ def structured(client: anthropic.Anthropic) -> None:
 
 def counted(client: anthropic.Anthropic) -> None:
     few = client.messages.count_tokens(model=MODEL, messages=SAID).input_tokens
-    more = client.messages.count_tokens(model=MODEL, messages=SAID, system="Be brief.", tools=TOOLS).input_tokens
+    more = client.messages.count_tokens(
+        model=MODEL, messages=SAID, system="Be brief.", tools=TOOLS
+    ).input_tokens
     answer = client.messages.create(model=MODEL, messages=SAID, max_tokens=1)
     expect(0 < few < more, (few, more))
-    expect(few == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0), (few, answer.usage))
+    expect(
+        few == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0), (few, answer.usage)
+    )
 
 
 def listed(client: anthropic.Anthropic) -> None:
@@ -142,7 +152,18 @@ def asynchronous() -> None:
 if __name__ == "__main__":
     package("anthropic")
     for name, client in (("tcp", tcp()), ("uds", uds())):
-        for does in (create, stream, events, stopped, called, call_streamed, structured, counted, listed, errors):
+        for does in (
+            create,
+            stream,
+            events,
+            stopped,
+            called,
+            call_streamed,
+            structured,
+            counted,
+            listed,
+            errors,
+        ):
             check(f"{does.__name__} {name}", partial(does, client))
     check("no key", no_key)
     check("async", asynchronous)

@@ -117,6 +117,9 @@ async def test_a_model_that_sleeps_is_described_and_not_woken() -> None:
     transport = httpx.ASGITransport(create_app(shelf.only))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         awake = (await http.get("/props")).json()  # which loads it
+        used = shelf.only.used_at
+        await http.get("/props")
+        assert shelf.only.used_at == used  # nor does that keep it awake
         await http.post(CHAT, json=asking())
         async with asyncio.timeout(30):
             while shelf.loaded:
