@@ -64,7 +64,7 @@ CLIENTS = {
     "llm": Client(("llm",), "with_llm"),
     "langchain": Client(("langchain-openai",), "with_langchain"),
     "lm-eval": Client(("lm-eval[api]",), "with_lm_eval"),
-    "anthropic": Client(("anthropic", "httpx"), "with_anthropic"),
+    "anthropic": Client(("anthropic",), "with_anthropic"),
     "anthropic-npm": Client(("@anthropic-ai/sdk",), "anthropic_npm.mjs"),
     "claude-code": Client(("@anthropic-ai/claude-code",), "claude_code.mjs"),
     "ollama": Client(("ollama",), "with_ollama"),

@@ -46,7 +46,7 @@ await check("stream", async () => {
   expect(text && final.content[0].text === text && final.stop_reason, final);
 });
 await check("tool and its result", async () => {
-  const choice = { type: "tool", name: "look_up" };
+  const choice = { type: "tool", name: "look_up", disable_parallel_tool_use: true };
   const stream = client.messages.stream({ model, messages, max_tokens: 100, temperature: 0, tools, tool_choice: choice });
   const answer = await stream.finalMessage();
   const call = answer.content.find((block) => block.type === "tool_use");
