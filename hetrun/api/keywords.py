@@ -70,10 +70,6 @@ class ModelOptions(TypedDict, total=False):
     """Random seed (default: random, and shown)."""
     chat_template: str | PathLike[str] | None
     """A file with a Jinja template, or the word chatml (default: the model's own)."""
-    ollama: bool | None
-    """Listen on Ollama's port, 11434, so that its clients find this server."""
-    keep_billing_header: bool | None
-    """Keep the first line of Claude Code's system prompt, which differs in each request."""
     tool_parser: (
         Literal[
             "auto",

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from hetrun.cli.serve import port
 from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.client.model_catalog import Found
 from hetrun.client.model_pool import STOPPED, Shelf
@@ -252,3 +253,11 @@ def test_urls(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET6) as six:
         six.bind(("::1", 0))
         assert url(six) == f"http://[::1]:{six.getsockname()[1]}"
+
+
+def test_the_port_for_clients_of_ollama() -> None:
+    assert port(Settings.resolve()) == 8080
+    assert port(Settings.resolve(ollama=True)) == 11434
+    assert port(Settings.resolve(ollama=True, port=8080)) == 8080
+    assert port(Settings.resolve(environ={"HETRUN_OLLAMA": "1"})) == 11434
+    assert port(Settings.resolve(environ={"HETRUN_OLLAMA": "1", "HETRUN_PORT": "9000"})) == 9000

@@ -16,6 +16,9 @@ from hetrun.client.sampling_params import CHECKS
 from hetrun.errors import OptionError
 from hetrun.server.app import create_app
 from hetrun.server.llamacpp import request as native
+from hetrun.server.ollama import embeddings as ollama_embeddings
+from hetrun.server.ollama import generation as ollama_generation
+from hetrun.server.ollama import options as ollama_options
 from hetrun.server.openapi import document
 from hetrun.server.openapi.paths import written
 from hetrun.server.openapi.requests import SAMPLING
@@ -90,6 +93,11 @@ def test_it_has_the_routes_of_the_server_and_no_others(engine: FakeEngine) -> No
         ("TokenizeRequest", tokenize.TOKENIZE),
         ("DetokenizeRequest", ("model", "tokens")),
         ("ApplyTemplateRequest", ("model", *tokenize.TEMPLATE)),
+        ("OllamaChatRequest", ollama_generation.CHAT.known),
+        ("OllamaGenerateRequest", ollama_generation.GENERATE.known),
+        ("OllamaEmbedRequest", ollama_embeddings.EMBED),
+        ("OllamaEmbeddingsRequest", ollama_embeddings.EMBEDDINGS),
+        ("OllamaOptions", ollama_options.KNOWN),
     ],
 )
 def test_it_has_the_fields_that_are_read(name: str, known: tuple[str, ...]) -> None:

@@ -64,7 +64,8 @@ def map_body(context: Of, body: object) -> object:
 
 def after_call(context: object, case: Of, response: Response) -> None:
     """Count it."""
-    streamed = "text/event-stream" in str(response.headers.get("content-type", ""))
+    media = str(response.headers.get("content-type", ""))
+    streamed = "text/event-stream" in media or "x-ndjson" in media
     answers[case.operation.label, f"{response.status_code}{' streamed' if streamed else ''}"] += 1
 
 

