@@ -14,8 +14,8 @@ from hetrun.client.interface import ChatClient
 from hetrun.errors import HetrunError
 from hetrun.server import openapi
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
+from hetrun.server.llamacpp import infill, slots
 from hetrun.server.llamacpp import routes as llamacpp
-from hetrun.server.llamacpp import slots
 from hetrun.server.middleware.auth import RequireKey
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
 from hetrun.server.middleware.drain import Unread
@@ -36,6 +36,7 @@ from hetrun.server.routes import (
     page,
     plugin_routes,
     ram,
+    rerank,
     tokenize,
     unsupported,
 )
@@ -44,7 +45,7 @@ from hetrun.server.service import Service
 ENDPOINTS = (
     *(chat_completions.routes, completions.routes, routes.routes, embeddings.routes, models.routes),
     *(tokenize.routes, introspection.routes, machine.routes, metrics.routes, health.routes, ram.routes),
-    *(llamacpp.routes, slots.routes),
+    *(llamacpp.routes, slots.routes, infill.routes, rerank.routes),
     *(openapi.routes, page.routes, plugin_routes.routes, unsupported.routes),
 )
 

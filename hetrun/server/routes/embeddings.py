@@ -52,7 +52,7 @@ def routes(service: Service) -> list[Route]:
         info = await here.info()
         orders.check(body, info, here, KNOWN)
         asked = _order(body, info, asker(request, body))
-        ended = await unless_gone(request.receive, _in_time(here.client, asked))
+        ended = await unless_gone(request.receive, in_time(here.client, asked))
         # Text by text, so that other requests get turns while a long answer is written.
         return StreamingResponse(_written(asked, ended), media_type="application/json")
 
@@ -69,6 +69,7 @@ class Order:
     texts: Sequence[GenerateRequest]
     base64: bool
     dimensions: int
+    field: str = INPUT.name  # that the texts came in, for errors
 
 
 def _order(body: fields.Body, info: ModelInfo, client: str) -> Order:
@@ -96,7 +97,7 @@ def _of(asked: GenerateRequest, text: Text) -> GenerateRequest:
     return replace(asked, text=text) if isinstance(text, str) else replace(asked, text=None, tokens=text)
 
 
-async def _in_time(client: ChatClient, asked: Order) -> list[Event]:
+async def in_time(client: ChatClient, asked: Order) -> list[Event]:
     """Wait for a result. The engine watches deadlines itself, except during a restart."""
     deadline_s = asked.texts[0].deadline_s
     try:
@@ -123,7 +124,7 @@ async def _all(client: ChatClient, asked: Order) -> list[Event]:
                     left.appendleft((i, text))  # let the others continue, so the work so far is not lost
                     return
                 if event.kind == "error":
-                    raise api_error(event.error, asked.info.context, INPUT.name)
+                    raise api_error(event.error, asked.info.context, asked.field)
                 found[i] = event
         finally:
             at_work -= 1
