@@ -169,7 +169,7 @@ class LocalModel:
 
     def ranking_requests(self, query: str, documents: Sequence[str]) -> list[GenerateRequest]:
         """The engine's requests for the scores of documents."""
-        return ranking_requests(self.ask(RankPrompts(query, tuple(documents))))
+        return ranking_requests(self.ask(RankPrompts(query, tuple(documents))), self.info.context)
 
     def embedding_requests(
         self, texts: Prompt | Sequence[Prompt], pooling: Pooling | None

@@ -150,11 +150,15 @@ class Ranked:
     document: str
 
 
-def ranking_requests(prompts: Sequence[Sequence[int]]) -> list[GenerateRequest]:
-    """The judgements of documents whose prompts these are, as requests."""
+def ranking_requests(prompts: Sequence[Sequence[int]], context: int) -> list[GenerateRequest]:
+    """The judgements of documents whose prompts these are, as requests; an empty one is far too long."""
     for i, prompt in enumerate(prompts):
-        if not prompt:
-            raise ContextFull(f"document {i} is far longer than the context; shorten it")
+        if not 0 < len(prompt) <= context:
+            size = f"{len(prompt)} tokens" if prompt else "far too many tokens"
+            raise ContextFull(
+                f"document {i} has {size} with the query and the instructions, but the context holds "
+                f"{context}; shorten it, or ask for more with --ctx"
+            )
     return [GenerateRequest(SamplingParams(), tokens=tuple(p), pooling="rank", whole=True) for p in prompts]
 
 

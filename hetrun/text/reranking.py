@@ -87,7 +87,7 @@ def parsed(template: str, specials: Sequence[str]) -> Template:
         found = marks.search(last)
         at = found.start() if found else len(last)
         parts[-1], tail = last[:at], last[at:]
-    return Template(head, tuple(parts), tail)
+    return Template(head, tuple(part for part in parts if part), tail)
 
 
 def reranker_of(source: ModelSource, tokenizer: Tokenizer | None) -> Reranker | None:

@@ -1,4 +1,4 @@
-"""Rerankers: scores as transformers computes them by the model card, and llama.cpp from its own conversion."""
+"""Rerankers: scores as transformers computes them by the model card, and llama.cpp from its conversion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetrun import LLM, AsyncLLM, Ranked
+from hetrun import LLM, AsyncLLM, Ranked, cli
 from hetrun.api.local_model import LocalModel
 from hetrun.client.events import GenerateRequest
 from hetrun.client.queries import RankPrompts
@@ -43,7 +43,10 @@ def prompt_of(model: Qwen, document: str, query: str = QUERY) -> list[int]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(qwen.folder(model))
-    head, tail = qwen.RERANK.split("<Instruct>: ")[0], "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    head, tail = (
+        qwen.RERANK.split("<Instruct>: ")[0],
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    )
     middle = qwen.RERANK.removeprefix(head).removesuffix(tail)
     text = middle.replace("{document}", "\0").replace("{query}", query).replace("\0", document)
     parts = [tokenizer.encode(part, add_special_tokens=False) for part in (head, text, tail)]
@@ -98,7 +101,9 @@ def test_a_folder_gives_the_scores_of_the_model_card(model: Qwen) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_converted_file_gives_the_scores_of_llama_cpp_and_of_its_folder(model: Qwen, tmp_path: Path) -> None:
+def test_a_converted_file_gives_the_scores_of_llama_cpp_and_of_its_folder(
+    model: Qwen, tmp_path: Path
+) -> None:
     path = qwen.written(
         replace(model, fim="new"), tmp_path / "r.gguf", head=True, pooling=4, template=qwen.RERANK
     )
@@ -147,7 +152,7 @@ def test_the_prompt_is_that_of_the_card_and_a_document_cannot_end_its_part_of_it
     [
         ("[S]a {query} b {document}[E]c", "[S]", ("a ", "{query}", " b ", "{document}"), "[E]c"),
         ("{document}{query}", "", ("{document}", "{query}"), ""),
-        ("a[S]b[E]{query}[E]{document}z", "a[S]b[E]", ("", "{query}", "[E]", "{document}", "z"), ""),
+        ("a[S]b[E]{query}[E]{document}z", "a[S]b[E]", ("{query}", "[E]", "{document}", "z"), ""),
     ],
 )
 def test_templates_are_cut_at_special_tokens(
@@ -170,7 +175,9 @@ def test_documents_share_the_beginning_of_their_prompts_and_nothing_is_kept() ->
         assert held == (0, 0)
         alone = [events[-1] for request in requests for events in llm.collect([request])]
         together = [struct.unpack("<f", events[-1].embedding or b"") for events in llm.collect(requests)]
-        assert together == [pytest.approx(struct.unpack("<f", one.embedding or b""), abs=1e-4) for one in alone]
+        assert together == [
+            pytest.approx(struct.unpack("<f", one.embedding or b""), abs=1e-4) for one in alone
+        ]
 
 
 def test_what_makes_a_model_a_reranker(tmp_path: Path) -> None:
@@ -178,7 +185,7 @@ def test_what_makes_a_model_a_reranker(tmp_path: Path) -> None:
         path = tmp_path / name
         shutil.copytree(qwen.folder(Qwen("plain")), path)
         for file, text in texts.items():
-            (path / file.replace("_", ".")).write_text(text)
+            (path / file.replace("_md", ".md").replace("_jinja", ".jinja")).write_text(text)
         return is_reranker(open_model(path))
 
     assert not of_folder("plain")
@@ -215,9 +222,9 @@ def test_wrong_arguments_and_long_documents() -> None:
         ):
             with pytest.raises(OptionError, match=words):
                 llm.rerank(query, documents, top_n=top_n)  # type: ignore[arg-type]
-        with pytest.raises(ContextFull, match="the text has .* but the context holds 512"):
+        with pytest.raises(ContextFull, match=r"^document 1 has [0-9]+ tokens .*holds 512; .* with ctx="):
             llm.rerank(QUERY, ["a", "b c " * 300])
-        with pytest.raises(ContextFull, match="document 1 is far longer than the context"):
+        with pytest.raises(ContextFull, match="document 1 has far too many tokens"):
             llm.rerank(QUERY, ["a", "b" * 100_000])
         assert len(llm.rerank(QUERY, ["a"] * 100)) == 100
 
@@ -230,7 +237,16 @@ async def test_beside_an_event_loop() -> None:
 
 
 def test_inspect_says_that_it_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    from hetrun.cli.app import main
+    for model, line in ((TIED, "reranker       yes"), (Qwen("plain"), "")):
+        path = str(qwen.folder(model))
+        assert cli.exit_code(["inspect", path, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["reranker"] == bool(line)
+        assert cli.exit_code(["inspect", path]) == 0
+        assert line in (said := capsys.readouterr().out)
+        assert ("reranker" in said) == bool(line)
 
-    assert main(["inspect", str(qwen.folder(TIED)), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["purpose"] == "rerank"
+
+def test_its_prompt_is_no_template_for_chats(tmp_path: Path) -> None:
+    path = qwen.written(TIED, tmp_path / "r.gguf", head=True, pooling=4, template=qwen.RERANK)
+    with LLM(path, **OPEN) as llm:
+        assert "{query}" not in llm.render("hello")

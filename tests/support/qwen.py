@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 import numpy as np
 import torch
@@ -131,8 +130,8 @@ def folder(qwen: Qwen) -> Path:
 
 
 def written(
-    qwen: Qwen, path: Path, *, head: bool = False, rows: int = 2, pooling: int | None = None, template: str | None = None,
-    name: str = "tiny", **keys: Any,  # noqa: ANN401 - whatever a key may hold
+    qwen: Qwen, path: Path, *, head: bool = False, rows: int = 2, pooling: int | None = None,
+    template: str | None = None, name: str = "tiny",
 ) -> Path:  # fmt: skip
     """The model as a GGUF file; `head`: with a matrix of its own for yes and no."""
     writer = GGUFWriter(path, "qwen3")
@@ -152,8 +151,6 @@ def written(
         writer.add_tensor(name, tensor)
     if head:
         writer.add_array("qwen3.classifier.output_labels", ["yes", "no"])
-    for key, value in keys.items():
-        writer.add_uint32(f"tokenizer.ggml.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
