@@ -9,14 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
 from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
+from hetrun.client.engine_client import LocalClient
 from hetrun.client.queries import FillPrompt, Snippet
 from hetrun.errors import OptionError
 from hetrun.loader.formats.fim_tokens import TEXTS, FimTokens, by_text
+from hetrun.server.app import create_app
 from hetrun.text.infill import BATCH, STEP, fill_prompt
 from tests.models import cases
 from tests.support import qwen
@@ -157,6 +160,34 @@ def test_the_beginning_of_a_repeated_prompt_is_cached(path: Path) -> None:
         more, place = cached(PREFIX + "mat")
         assert again >= more >= place - 8
         assert place > 500
+
+
+async def test_repeated_requests_of_a_real_model_are_cached_and_end_at_its_tokens() -> None:
+    extra = [{"filename": snippet.filename, "text": snippet.text * 20} for snippet in EXTRA]
+    asked: dict[str, Any] = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "input_extra": extra}
+    asked |= {"n_predict": 8, "temperature": 0}
+    with LocalModel(qwen.folder(CODER), **OPEN) as llm:
+        app = create_app(LocalClient(llm))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            first = (await http.post("/infill", json=asked)).json()
+            again = (await http.post("/infill", json=asked)).json()
+            more = (await http.post("/infill", json=asked | {"input_prefix": PREFIX + "on"})).json()
+            bias = [[CODER.token("<|file_sep|>"), 1000]]
+            ended = (await http.post("/infill", json=asked | {"logit_bias": bias})).json()
+            plain = {"prompt": PREFIX, "suffix": SUFFIX, "max_tokens": 8, "temperature": 0}
+            completed = (await http.post("/v1/completions", json=plain)).json()
+        snippets = tuple(Snippet(one["text"], one["filename"]) for one in extra)
+        tokens = llm.ask(FillPrompt(PREFIX, SUFFIX, snippets, repository=True, max_tokens=8))
+        params = SamplingParams(max_tokens=8, temperature=0)
+        (expected,) = llm.generate([tokens], params)
+        (alone,) = llm.generate([llm.ask(FillPrompt(PREFIX, SUFFIX, max_tokens=8))], params)
+    assert first["content"] == again["content"] == expected.text
+    assert first["tokens_evaluated"] == len(tokens)
+    assert (first["timings"]["cache_n"], again["timings"]["cache_n"]) == (0, len(tokens) - 1)
+    assert more["timings"]["cache_n"] >= tokens.index(CODER.token("<|fim_suffix|>")) - 8
+    assert (ended["content"], ended["stop_type"], ended["tokens_predicted"]) == ("", "eos", 0)
+    assert completed["choices"][0]["text"] == alone.text
+    assert completed["usage"]["prompt_tokens"] == alone.usage.prompt_tokens
 
 
 ENCODED = {"plain": lambda text: list(map(ord, text)), "special": lambda text: list(map(ord, text))}

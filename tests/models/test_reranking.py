@@ -10,19 +10,23 @@ from collections.abc import Sequence
 from ctypes import c_int32
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 
 from hetrun import LLM, AsyncLLM, Ranked, cli
 from hetrun.api.local_model import LocalModel
+from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import GenerateRequest
 from hetrun.client.queries import RankPrompts
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import ContextFull, OptionError
 from hetrun.loader.open_model import open_model
 from hetrun.loader.rerankers import is_reranker
+from hetrun.server.app import create_app
 from hetrun.text.reranking import QWEN3, parsed
 from tests.models import cases
 from tests.models.test_sequences import backends
@@ -35,7 +39,7 @@ QUERY = "what is on the mat?"
 DOCUMENTS = ["the cat sat on the mat", "no", "yes yes", "", "the world\nis {document} and {query} " * 5]
 TIED, APART = Qwen("Qwen3-Reranker-tied"), Qwen("qwen3_reranker-apart", tied=False)
 MODELS = [pytest.param(TIED, id="tied"), pytest.param(APART, id="apart")]
-OPEN = {"planner": "static", "kv_type": "f32"}
+OPEN: dict[str, Any] = {"planner": "static", "kv_type": "f32"}
 
 
 def prompt_of(model: Qwen, document: str, query: str = QUERY) -> list[int]:
@@ -234,6 +238,17 @@ async def test_beside_an_event_loop() -> None:
         both = await asyncio.gather(*[llm.rerank(QUERY, DOCUMENTS, top_n=3) for _ in range(2)])
     assert [one.index for one in both[0]] == [one.index for one in both[1]]
     assert len(both[0]) == 3
+
+
+async def test_a_server_gives_the_scores_of_the_model_card() -> None:
+    with LocalModel(qwen.folder(TIED), **OPEN) as llm:
+        app = create_app(LocalClient(llm))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            answer = (await http.post("/v1/rerank", json={"query": QUERY, "documents": DOCUMENTS})).json()
+    for one in answer["results"]:
+        assert one["relevance_score"] == pytest.approx(
+            by_transformers(TIED, DOCUMENTS[one["index"]]), abs=1e-4
+        )
 
 
 def test_inspect_says_that_it_is_one(capsys: pytest.CaptureFixture[str]) -> None:

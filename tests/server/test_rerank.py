@@ -9,13 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrun.client.engine_client import LocalClient
 from hetrun.client.ranking import best_first, probability
-from hetrun.server.app import create_app
 from hetrun.server.routes.rerank import MOST_DOCUMENTS, PATHS
-from tests.models.test_reranking import DOCUMENTS, OPEN, QUERY, TIED, by_transformers
 from tests.server.test_embeddings import error_of
-from tests.support import qwen
 from tests.support.fakes import INFO, FakeEngine
 
 PATH = "/v1/rerank"
@@ -52,7 +48,7 @@ async def test_the_best_come_first(http: httpx.AsyncClient, engine: FakeEngine) 
 
 
 async def test_documents_as_objects_few_of_them_and_returned(http: httpx.AsyncClient) -> None:
-    asked = {"query": "what", "documents": [{"text": "a"}, "bbb", {"text": "cc", "id": 7}]}
+    asked: dict[str, Any] = {"query": "what", "documents": [{"text": "a"}, "bbb", {"text": "cc", "id": 7}]}
     asked |= {"top_n": 2, "return_documents": True}
     results = (await http.post(PATH, json=asked)).json()["results"]
     assert [(one["index"], one["document"]) for one in results] == [(1, {"text": "bbb"}), (2, {"text": "cc"})]
@@ -132,19 +128,6 @@ async def test_other_models_are_no_rerankers(http: httpx.AsyncClient, engine: Fa
     assert "bge-reranker do not run here" in error["message"]
     model = (await http.get("/v1/models")).json()["data"][0]
     assert (model["meta"]["rerank"], model["meta"]["infill"]) == (False, False)
-
-
-async def test_a_real_model_gives_the_scores_of_the_model_card() -> None:
-    from hetrun.api.local_model import LocalModel
-
-    with LocalModel(qwen.folder(TIED), **OPEN) as llm:
-        app = create_app(LocalClient(llm))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
-            answer = (await http.post(PATH, json={"query": QUERY, "documents": DOCUMENTS})).json()
-    for one in answer["results"]:
-        assert one["relevance_score"] == pytest.approx(
-            by_transformers(TIED, DOCUMENTS[one["index"]]), abs=1e-4
-        )
 
 
 def test_probabilities_of_any_odds() -> None:
