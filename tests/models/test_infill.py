@@ -224,7 +224,7 @@ def test_any_context_has_room_for_the_answer(context: int, limit: int | None) ->
 
 def test_what_is_cut_off_stays_for_a_while() -> None:
     """Each letter that is written would else move all others, and none would be cached."""
-    begins = {}
+    begins: dict[tuple[int, ...], list[int]] = {}
     for n in range(5000, 5000 + 3 * STEP, 7):
         text = [i % 7919 for i in range(n)]
         tokens = filled(FillPrompt(tuple(text), ""), 8192, bos=None)
