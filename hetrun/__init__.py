@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hetrun.api.async_llm import AsyncLLM as AsyncLLM
     from hetrun.api.llm import LLM as LLM
+    from hetrun.api.ranking import Ranked as Ranked
     from hetrun.client.completion import ChatChunk as ChatChunk
     from hetrun.client.completion import Completion as Completion
-    from hetrun.client.completion import Ranked as Ranked
     from hetrun.client.completion import ToolCall as ToolCall
     from hetrun.client.events import Event as Event
     from hetrun.client.events import ModelInfo as ModelInfo
@@ -33,7 +33,7 @@ _EXPORTS = {
     "Event": "hetrun.client.events",
     "HetrunError": "hetrun.errors",
     "ModelInfo": "hetrun.client.events",
-    "Ranked": "hetrun.client.completion",
+    "Ranked": "hetrun.api.ranking",
     "SamplingParams": "hetrun.client.sampling_params",
     "ToolCall": "hetrun.client.completion",
     "UserError": "hetrun.errors",

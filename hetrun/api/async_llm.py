@@ -25,18 +25,16 @@ from hetrun.api.llm import (
     with_options,
 )
 from hetrun.api.local_model import Collector, LocalModel, reason_of, vectors
+from hetrun.api.ranking import Ranked, checked_documents, ranked
 from hetrun.api.wording import in_python
 from hetrun.backend import Floats
 from hetrun.client.completion import (
     ChatChunk,
     Completion,
     Prompt,
-    Ranked,
     as_prompts,
-    checked_documents,
     completion,
     prompt_request,
-    ranked,
 )
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo

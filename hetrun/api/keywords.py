@@ -60,6 +60,8 @@ class ModelOptions(TypedDict, total=False):
     """A file with a saved plan (default: none)."""
     prompt_cache: str | PathLike[str] | None
     """A file that keeps computed prompts for the next run (default: none)."""
+    context_shift: bool | None
+    """When a text fills the context, drop its oldest tokens and go on."""
     max_tokens: int | None
     """Most tokens in an answer; -1: no limit (default: until the model stops)."""
     temperature: float | None

@@ -20,9 +20,10 @@ from hetrun.api.conversation import (
 from hetrun.api.keywords import ModelOptions, SamplingKeywords
 from hetrun.api.local_model import LocalModel
 from hetrun.api.notebook import notebook_progress
+from hetrun.api.ranking import Ranked
 from hetrun.api.wording import in_python
 from hetrun.backend import Floats
-from hetrun.client.completion import ChatChunk, Completion, Prompt, Ranked
+from hetrun.client.completion import ChatChunk, Completion, Prompt
 from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo
 from hetrun.client.queries import Render
 from hetrun.client.sampling_params import SamplingParams

@@ -14,18 +14,15 @@ from typing import Literal, TypeVar, cast
 
 import numpy as np
 
+from hetrun.api.ranking import Ranked, checked_documents, ranked, ranking_requests
 from hetrun.backend import Floats
 from hetrun.client.completion import (
     Completion,
     Prompt,
-    Ranked,
     as_prompts,
-    checked_documents,
     completion,
     embedding_request,
     prompt_request,
-    ranked,
-    ranking_requests,
 )
 from hetrun.client.events import Doing, Event, GenerateRequest, OnEvent, Streaming
 from hetrun.client.hook_dispatcher import heard

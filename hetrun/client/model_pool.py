@@ -125,6 +125,10 @@ class OnDemand:
             self.budget = question.nbytes  # also of the next engine
         return answer
 
+    async def remember(self) -> Memory:
+        """What is told of it without waking it, and without keeping it awake."""
+        return await self._shelf.remember(self)
+
     async def close(self) -> None:
         """Release the engine, even if it is in use."""
         client, self.client = self.client, None
@@ -223,6 +227,7 @@ class Shelf:
     def load(self, model: OnDemand) -> None:
         """Start to load it; there is room."""
         log.info("%s is loaded", model.found.name)
+        model.memory = Memory()
         model.identity = identity(model.found.path)
         model.client = self._start(model.found, model.budget or None)
 
@@ -305,17 +310,18 @@ class Shelf:
         model.leaving = True
         try:
             await model.unused.wait()
-            await self._remember(model)
+            await self.remember(model)
             await asyncio.shield(self._in_background(model.close()))
         finally:
             model.leaving = False
 
-    async def _remember(self, model: OnDemand) -> None:
-        """Ask what is told of it while it sleeps. If it does not answer at once, it is unloaded all the
-        same."""
+    async def remember(self, model: OnDemand) -> Memory:
+        """What is told of a model, also while it sleeps. A loaded one is asked once, which does not keep it
+        loaded; of one that does not answer at once nothing is known."""
         client = model.client
-        if client is None or model.known is None or client.health.status != "ok":
-            return
+        loaded = client is not None and model.known is not None and client.health.status == "ok"
+        if model.memory.places or client is None or not loaded:
+            return model.memory
         facts = None
         try:
             async with asyncio.timeout(REMEMBER_S):
@@ -325,6 +331,7 @@ class Shelf:
                 model.memory = Memory(facts, places)
         except (TimeoutError, HetrunError) as error:
             log.debug("%s did not say what it is: %s", model.found.name, error)
+        return model.memory
 
     def _sleep(self, model: OnDemand, since: float) -> None:
         if model.client and not model.users and model.used_at == since:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -25,23 +24,17 @@ def of_token(logits: Floats, token: int, n: int) -> Scores:
     return float(logits[token]) - norm, tuple((i, float(logits[i]) - norm) for i in top)
 
 
-def of_sampled(left: Candidates, row: Floats, token: int, n: int) -> Scores:
-    """A token's among those that the rules have left to draw from, and those of the n best. Where fewer are
-    left, the next best of the row follow, which cannot be drawn."""
+def of_sampled(left: Candidates, token: int, n: int) -> Scores:
+    """A token's among those that the rules have left to draw from, and those of the n best of these."""
     weights = left.weights()
     ids = np.arange(len(weights)) if left.ids is None else left.ids
-    order = np.argsort(-weights, kind="stable")[:n]
     norm = math.log(weights.sum())
-    found = {int(ids[i]): _log(weights[i]) - norm for i in order}
-    if len(found) < n:
-        others = (i for i in best(row, min(n + len(ids), len(row))).tolist() if i not in ids)
-        found |= dict.fromkeys(islice(others, n - len(found)), -math.inf)
-    own = np.flatnonzero(ids == token)
-    return _log(weights[own[0]]) - norm if len(own) else -math.inf, tuple(found.items())
-
-
-def _log(weight: float) -> float:
-    return math.log(weight) if weight > 0 else -math.inf
+    best = [i for i in np.argsort(-weights, kind="stable")[:n] if weights[i] > 0]
+    own = np.flatnonzero((ids == token) & (weights > 0))
+    return (
+        math.log(weights[own[0]]) - norm if len(own) else -math.inf,
+        tuple((int(ids[i]), math.log(weights[i]) - norm) for i in best),
+    )
 
 
 def of_prompt(rows: Floats, tokens: Sequence[int], n: int) -> list[Scores]:

@@ -117,7 +117,7 @@ class ChainSampler:
             return Choice(token)
         if self._sampled_logprobs:
             left = self.left(Candidates(None, row))
-            return Choice(token, *of_sampled(left, row, token, self._params.logprobs))
+            return Choice(token, *of_sampled(left, token, self._params.logprobs))
         return Choice(token, *of_token(logits, token, self._params.logprobs))
 
     def _among(self, best: Best) -> int:

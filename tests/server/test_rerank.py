@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from hetrun.client.ranking import best_first, probability
 from hetrun.server.routes.rerank import MOST_DOCUMENTS, PATHS
+from hetrun.text.ranking import best_first, probability
 from tests.server.test_embeddings import error_of
 from tests.support.fakes import INFO, FakeEngine
 

@@ -44,6 +44,21 @@ def user(content: str) -> list[ChatCompletionMessageParam]:
     return [{"role": "user", "content": content}]
 
 
+async def test_half_a_mark_is_no_content_where_calls_were_cut_off(sdk: openai.AsyncOpenAI) -> None:
+    # The scripted engine writes a word a token.
+    text = f"{CALL}\n<tool_call> {{}}"
+    n = len(text.split(" ")) - 1
+    answer = await sdk.chat.completions.create(
+        model="fake", messages=user(f"say {text}"), tools=TOOLS, max_tokens=n
+    )
+    choice = answer.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("length", None)
+    stream = await sdk.chat.completions.create(
+        model="fake", messages=user(f"say {text}"), tools=TOOLS, max_tokens=n, stream=True
+    )
+    assert not [chunk.choices[0].delta.content async for chunk in stream if chunk.choices[0].delta.content]
+
+
 async def test_calls_of_a_whole_answer(sdk: openai.AsyncOpenAI, engine: FakeEngine) -> None:
     answer = await sdk.chat.completions.create(model="fake", messages=user(f"say {BOTH}"), tools=TOOLS)
     choice = answer.choices[0]

@@ -125,6 +125,22 @@ def test_half_a_call_is_text_until_its_arguments_begin(name: str) -> None:
             assert found == ([Text(text[:end])] if end else [])
 
 
+@pytest.mark.parametrize("written", ["<tool_call>\n{", "<tool_call>", "<tool", "<"])
+def test_after_a_call_half_a_mark_that_was_cut_off_is_no_text(written: str) -> None:
+    reader = CallReader(FORMATS["hermes"], {"weather": {}})
+    call = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
+    pieces = reader.push(f"{call}\n{written}")
+    reader.cut()
+    assert joined([*pieces, *reader.finish()]) == [Begin(0, "weather"), Arguments(0, "{}")]
+
+
+def test_without_a_call_half_a_mark_is_text_even_if_it_was_cut_off() -> None:
+    reader = CallReader(FORMATS["hermes"], {"weather": {}})
+    pieces = reader.push("a <tool")
+    reader.cut()
+    assert joined([*pieces, *reader.finish()]) == [Text("a <tool")]
+
+
 def test_arguments_come_as_they_are_written() -> None:
     reader = CallReader(FORMATS["hermes"], TOOLS)
     seen = [reader.push(c) for c in '<tool_call>{"name": "weather", "arguments": {"city": "Os']

@@ -36,10 +36,10 @@ def routes(service: Service) -> list[Route]:
     async def props(request: Request) -> Response:
         here = await meant(request.query_params, service)
         info = await here.info()
-        asleep = not engines(here.client)  # what was seen when it was loaded last is read then
-        memory = here.client.memory if asleep and isinstance(here.client, OnDemand) else None
-        template = _template_of(memory.facts if memory else None) if asleep else await _template(here)
-        places = (memory.places if memory else 0) if asleep else (await asked(here, State(), LOOK_S)).places
+        asleep = not engines(here.client)
+        template, places = await _remembered(here) or (await _template(here), 0)
+        if not asleep:
+            places = (await asked(here, State(), LOOK_S)).places
         own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
         defaults = {"temperature": own, **service.sampling}
         usual = asdict(SamplingParams.from_mapping(defaults))
@@ -60,6 +60,15 @@ def routes(service: Service) -> list[Route]:
         Route("/plan", plan, middleware=few()),
         Route("/props", props, middleware=few()),
     ]
+
+
+async def _remembered(service: Service) -> tuple[Json, int] | None:
+    """The template and the number of places of a model that may sleep; these questions neither wake it nor
+    keep it awake."""
+    if not isinstance(service.client, OnDemand):
+        return None
+    memory = await service.client.remember()
+    return _template_of(memory.facts), memory.places
 
 
 async def _template(service: Service) -> Json:

@@ -12,7 +12,6 @@ from starlette.routing import Route
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.queries import RankPrompts
-from hetrun.client.ranking import best_first, log_odds, probability
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import ContextFull, OptionError
 from hetrun.server import fields
@@ -28,6 +27,7 @@ from hetrun.server.routes.embeddings import in_time
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
 from hetrun.system.units import counted
+from hetrun.text.ranking import best_first, log_odds, probability
 
 PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking", "/v2/rerank")
 DOCUMENTS, TEXTS = "documents", "texts"  # Jina's and Cohere's name, and that of text-embeddings-inference
