@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hetrun.api.async_llm import AsyncLLM as AsyncLLM
     from hetrun.api.llm import LLM as LLM
+    from hetrun.api.ranking import Ranked as Ranked
     from hetrun.client.completion import ChatChunk as ChatChunk
     from hetrun.client.completion import Completion as Completion
     from hetrun.client.completion import ToolCall as ToolCall
@@ -32,6 +33,7 @@ _EXPORTS = {
     "Event": "hetrun.client.events",
     "HetrunError": "hetrun.errors",
     "ModelInfo": "hetrun.client.events",
+    "Ranked": "hetrun.api.ranking",
     "SamplingParams": "hetrun.client.sampling_params",
     "ToolCall": "hetrun.client.completion",
     "UserError": "hetrun.errors",
@@ -45,6 +47,7 @@ __all__ = [
     "Event",
     "HetrunError",
     "ModelInfo",
+    "Ranked",
     "SamplingParams",
     "ToolCall",
     "UserError",

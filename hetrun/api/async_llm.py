@@ -25,6 +25,7 @@ from hetrun.api.llm import (
     with_options,
 )
 from hetrun.api.local_model import Collector, LocalModel, reason_of, vectors
+from hetrun.api.ranking import Ranked, checked_documents, ranked
 from hetrun.api.wording import in_python
 from hetrun.backend import Floats
 from hetrun.client.completion import (
@@ -214,6 +215,14 @@ class AsyncLLM:
         model = await self._opened()
         with in_python():
             return vectors(await _collected(model, model.embedding_requests(texts, pooling)), normalise)
+
+    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
+        """Documents by how well they meet a query's requirements, the best first; see `LLM.rerank`."""
+        with in_python():
+            texts = checked_documents(query, documents, top_n)
+            requests = await self._aside(lambda model: model.ranking_requests(query, texts))
+            found = await _collected(await self._opened(), requests)
+            return ranked([events[-1] for events in found], texts, top_n)
 
     # --- texts and tokens
 

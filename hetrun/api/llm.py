@@ -20,6 +20,7 @@ from hetrun.api.conversation import (
 from hetrun.api.keywords import ModelOptions, SamplingKeywords
 from hetrun.api.local_model import LocalModel
 from hetrun.api.notebook import notebook_progress
+from hetrun.api.ranking import Ranked
 from hetrun.api.wording import in_python
 from hetrun.backend import Floats
 from hetrun.client.completion import ChatChunk, Completion, Prompt
@@ -219,6 +220,17 @@ class LLM:
         """
         with in_python():
             return self._model.embed(texts, pooling=pooling, normalise=normalise)
+
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
+        """Documents by how well they meet a query's requirements, the best first; needs a reranker, such as
+        Qwen3-Reranker.
+
+        query: what is looked for.
+        documents: texts, each judged by itself.
+        top_n: return only this many of the best.
+        """
+        with in_python():
+            return self._model.rerank(query, documents, top_n=top_n)
 
     # --- texts and tokens
 

@@ -54,7 +54,7 @@ class GenerateRequest:
     linger_s: float = 0.0  # how long events after the first token may be held back, to be sent together
     whole: bool = False  # the receiver needs nothing before the end: events may arrive all at once
     echo: bool = False  # also return the bytes of the prompt's tokens
-    pooling: Pooling | None = None  # return an embedding instead of an answer
+    pooling: Pooling | Literal["rank"] | None = None  # return an embedding, or a score, and no answer
     forced: tuple[int, ...] = ()  # forced first tokens of the answer, for measurements
     progress: bool = False  # also report how much of the prompt is computed
     slot: int | None = None  # the number of the place that it must have; None: any
@@ -156,7 +156,7 @@ class Event:
     events carry `token` and the `text` that became certain with it; it may be empty, for half a character or
     the possible beginning of a stop string. The `done` event carries the rest of the text, and the
     log-probability of the token that ended the answer, which is not part of it. For an embedding it carries
-    the vector: little-endian float32, not yet normalised.
+    the vector: little-endian float32, not yet normalised; for a document that is ranked its log-odds.
     """
 
     kind: Literal["prompt", "token", "done", "error"]
@@ -211,6 +211,8 @@ class ModelInfo:
     width: int = 0  # the width of an embedding; 0: not supported
     tool_format: str = "hermes"  # the format of its tool calls, by its template (`tool_parsers.formats`)
     pooling: Pooling = "mean"  # how its embeddings are pooled
+    reranks: bool = False  # it judges how well documents answer a query (`text.reranking`)
+    fills: bool = False  # it has the tokens to fill in the middle of a text (`text.infill`)
     thought_mark: str = ""  # the opening mark of its reasoning, if it reasons
 
     @property

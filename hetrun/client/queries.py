@@ -61,6 +61,41 @@ class Detokenize(Question[list[bytes]]):
     tokens: tuple[int, ...]
 
 
+# A text, or texts and tokens in turn; the texts are taken literally, whatever special tokens they spell.
+Literally = str | tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A file, or a part of one, that belongs to the text with the gap."""
+
+    text: str
+    filename: str = "tmp"
+
+
+@dataclass(frozen=True)
+class FillPrompt(Question[list[int]]):
+    """The prompt with which the model writes what stands between two texts, by its own tokens for that
+    (`text.infill`); an error says which of these it lacks."""
+
+    lane = "texts"
+    prefix: Literally
+    suffix: Literally
+    extra: tuple[Snippet, ...] = ()
+    prompt: str = ""  # the beginning of what is to be written, with special tokens
+    repository: bool = False  # the text is one of the files of a repository, and `extra` are others
+    max_tokens: int | None = None  # for which the prompt leaves room
+
+
+@dataclass(frozen=True)
+class RankPrompts(Question[list[list[int]]]):
+    """The prompts with which a reranker judges each of these documents; an error if the model is none."""
+
+    lane = "texts"
+    query: str
+    documents: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class TokenizerFacts:
     """A vocabulary, and the template that writes in it."""

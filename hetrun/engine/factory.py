@@ -34,6 +34,7 @@ from hetrun.text.chat.messages import checked_objects
 from hetrun.text.chat.reasoning import mark_of
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.tool_prompt import needs_telling, told
+from hetrun.text.reranking import reranker_of
 from hetrun.text.tokenizer import Tokenizer, open_vocabulary
 from hetrun.text.tool_parsers.formats import family
 
@@ -82,6 +83,7 @@ def load(
         prompts=prompts,
         speculation=speculation,
         grammars=look.grammars,
+        reranker=reranker_of(source, tokenizer) if model.width else None,
         ending=remembering(prompts, settings.prompt_cache),
         shift=settings.context_shift,
     )
@@ -225,6 +227,8 @@ def describe(source: ModelSource, template: ChatTemplate, loaded: Loaded) -> Mod
         temperature=loaded.temperature,
         width=loaded.model.width,
         pooling=source.pooling,
+        reranks=loaded.reranker is not None,
+        fills=loaded.tokenizer is not None and loaded.tokenizer.fim.complete,
         tool_format=family((template.for_tools or template).source),
         thought_mark=mark_of(template.source),
     )

@@ -16,11 +16,16 @@ from hetrun.errors import ContextFull, OptionError, TemplateError
 from hetrun.executor.interface import Limits, Model
 from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.system.units import counted
+from hetrun.text.reranking import Reranker
 from hetrun.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from hetrun.sampling.grammar.token_mask import Grammars
 
+NO_RERANKER = (
+    "this model is not a reranker: use one that judges documents with yes or no, such as Qwen3-Reranker (a "
+    "folder, or a GGUF file of it); encoders such as bge-reranker do not run here"
+)
 NOT_SAVED = "this model runs through libllama, and its keys and values cannot be read"
 MOST_LETTERS = 128  # of a token: tokenising a text that is longer than a context of such would only take time
 
@@ -41,6 +46,7 @@ class Loaded:
     speculation: Speculation | None = None  # None: a step gives each sequence one token
     grammars: Grammars | None = None  # with what was compiled before the model was loaded
     shift: bool = False  # a text that fills the context goes on, unless its request says otherwise
+    reranker: Reranker | None = None  # None: the model does not judge documents
     slots: Slots = field(default_factory=Slots)  # numbers of places, and what was last computed in each
     # Looks for what is wrong with the weights, when their results are no numbers.
     diagnose: Callable[[], Exception | None] = lambda: None
@@ -74,6 +80,13 @@ def prompts_of(loaded: Loaded) -> Prompts:
     if loaded.prompts is None:
         raise OptionError(f"prompts cannot be saved: {NOT_SAVED}")
     return loaded.prompts
+
+
+def reranker_of(loaded: Loaded) -> Reranker:
+    """What judges documents, which must be there."""
+    if loaded.reranker is None:
+        raise OptionError(NO_RERANKER)
+    return loaded.reranker
 
 
 def prompt_tokens(

@@ -9,11 +9,12 @@ from typing import Literal
 from hetrun.backend import Floats, Greatest, Rows
 from hetrun.client.events import Event, FinishReason, TokenLogprob
 from hetrun.engine.inbox import Request
-from hetrun.engine.loaded_model import Loaded, tokenizer_of
+from hetrun.engine.loaded_model import Loaded, reranker_of, tokenizer_of
 from hetrun.engine.sequence import Draft, Drafts, Running
 from hetrun.errors import BackendError, HetrunError
 from hetrun.executor.interface import Chooses
 from hetrun.executor.steps import Between, Step
+from hetrun.graph.pooling import read_vector
 from hetrun.sampling.batch import choose
 from hetrun.sampling.interface import Choice
 from hetrun.sampling.logprobs import of_prompt
@@ -135,7 +136,7 @@ class Answering:
     def finish(self, r: Running, reason: FinishReason) -> None:
         """Say that a request is over, with the rest of its text."""
         text, timings = r.decoder.flush(), r.timings(self._loaded.load_s)
-        vector = r.pooled.vector if r.pooled else None
+        vector = self._pooled(r)
         stopped = r.decoder.stopped or ""
         tell(
             r,
@@ -146,6 +147,13 @@ class Answering:
                 slot=r.slot,
             ),
         )
+
+    def _pooled(self, r: Running) -> bytes | None:
+        """The vector of a text, or the score of a document; None if neither is complete."""
+        vector = r.pooled.vector if r.pooled else None
+        if vector is None or r.request.pooling != "rank":
+            return vector
+        return reranker_of(self._loaded).log_odds(read_vector(vector, normalise=False))
 
     def fail(self, r: Running, error: Exception) -> None:
         """Say why a request ends too early."""

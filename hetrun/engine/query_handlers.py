@@ -15,10 +15,12 @@ from typing import Any, Protocol, TypeVar
 from hetrun.client.queries import (
     Detokenize,
     EngineState,
+    FillPrompt,
     Foreseen,
     Layers,
     PlanNow,
     Question,
+    RankPrompts,
     Render,
     SetRam,
     Slot,
@@ -33,7 +35,7 @@ from hetrun.client.queries import (
 )
 from hetrun.engine.counters import Held
 from hetrun.engine.input_processor import Renderer
-from hetrun.engine.loaded_model import Loaded, prompts_of, tokenizer_of
+from hetrun.engine.loaded_model import MOST_LETTERS, Loaded, prompts_of, reranker_of, tokenizer_of
 from hetrun.engine.sequence import Running
 from hetrun.engine.step_time import shape_of_chunks
 from hetrun.engine.waiting_request import Waiting
@@ -45,6 +47,7 @@ from hetrun.system.core_sets import CoreSet
 from hetrun.system.cpu_topology import this_machine
 from hetrun.system.thread_affinity import chosen
 from hetrun.text.chat.template import ChatTemplate
+from hetrun.text.infill import fill_prompt
 from hetrun.text.tokenizer import Tokenizer, whole
 
 R = TypeVar("R")
@@ -88,6 +91,10 @@ def answered(llm: Asked, question: Question[Any]) -> object:
     match question:
         case Tokenize():
             return _tokens(llm, question)
+        case FillPrompt():
+            return _fill_prompt(llm, question)
+        case RankPrompts(query, documents):
+            return _rank_prompts(llm, query, documents)
         case Detokenize(tokens):
             return [piece for part in _parts_of(tokens) for piece in _pieces(llm, part)]
         case TokenizerInfo():
@@ -144,6 +151,39 @@ def parts(text: str, cuts_at_spaces: bool) -> Iterator[str]:
         if space is None:
             return
         at = end
+
+
+def _fill_prompt(llm: Asked, question: FillPrompt) -> list[int]:
+    tokenizer = llm.aside(tokenizer_of)
+    fim, begins, bos = llm.aside(lambda loaded: (tokenizer.fim, tokenizer.add_bos, tokenizer.bos))
+    context = llm.held.model.context
+    return fill_prompt(
+        question,
+        fim,
+        bos if begins else None,
+        context,
+        plain=lambda text: _tokens(llm, Tokenize(text, add_special=False, parse_special=False)),
+        special=lambda text: _tokens(llm, Tokenize(text, add_special=False)),
+    )
+
+
+def _rank_prompts(llm: Asked, query: str, documents: tuple[str, ...]) -> list[list[int]]:
+    """The prompt of each document; one that is far too long for the context is not tokenised, and its list
+    is empty."""
+    template = llm.aside(reranker_of).template
+    most = MOST_LETTERS * llm.held.model.context
+
+    def encode(text: str, special: bool) -> list[int]:
+        return _tokens(llm, Tokenize(text, add_special=False, parse_special=special))
+
+    found = []
+    for i, document in enumerate(documents):
+        try:
+            long = len(query) + len(document) > most
+            found.append([] if long else template.tokens(query, document, encode))
+        except OptionError as error:
+            raise OptionError(f"document {i}: {error}") from error
+    return found
 
 
 def _parts_of(tokens: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -11,7 +11,14 @@ from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams
 from hetrun.engine.context_shift import shortened
 from hetrun.engine.inbox import Request
 from hetrun.engine.input_processor import Prepared
-from hetrun.engine.loaded_model import Loaded, check_length, prompt_tokens, shift_of, tokenizer_of
+from hetrun.engine.loaded_model import (
+    Loaded,
+    check_length,
+    prompt_tokens,
+    reranker_of,
+    shift_of,
+    tokenizer_of,
+)
 from hetrun.engine.sequence import Running
 from hetrun.errors import OptionError
 from hetrun.graph.pooling import Pooled
@@ -38,6 +45,8 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
     shift, given = shift_of(loaded, asked.request), len(tokens)
     if shift:
         tokens = shortened(tokens, shift, model.context)
+    if pooling == "rank":
+        reranker_of(loaded)
     check_length(loaded.limits, asked.request, len(tokens))
     # A text that goes on for ever ends after as many tokens as the context has.
     room, most = model.context - (0 if shift else len(tokens)), asked.request.most_tokens

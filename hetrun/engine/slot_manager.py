@@ -47,7 +47,7 @@ class Places:
         return True
 
     def _place(self, r: Running) -> None:
-        if r.pooled:  # each of its rows is wanted, and nothing of it is kept
+        if r.pooled and not r.pooled.of_last:  # each of its rows is wanted, and nothing of it is kept
             r.seq, r.computed = (self._prefixes or self._model).alloc(), 0
         elif self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
             tokens = r.tokens if r.generated else r.prompt
@@ -113,14 +113,15 @@ class Places:
 
     def awaits(self, r: Running) -> bool:
         """Whether another request computes this request's prefix right now."""
-        if self._prefixes is None or r.wants_scores or r.request.fresh or r.pooled:
+        if self._prefixes is None or r.wants_scores or r.request.fresh or (r.pooled and not r.pooled.of_last):
             return False
         computing = [s.seq for s in self._running if s.missing > 1]
         return bool(computing) and self._prefixes.soon(r.prompt, computing)
 
     def _free(self, r: Running) -> None:
         """What a request has computed is gone, but not what it is."""
-        owner = self._model if r.pooled else self._prefixes or self._model
+        alone = r.pooled and not r.pooled.of_last
+        owner = self._model if alone else self._prefixes or self._model
         owner.free(r.seq)
         r.seq, r.computed = -1, 0
 

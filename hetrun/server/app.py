@@ -16,8 +16,8 @@ from hetrun.server import openapi
 from hetrun.server.anthropic import routes as anthropic
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
 from hetrun.server.library import Library
+from hetrun.server.llamacpp import infill, slots
 from hetrun.server.llamacpp import routes as llamacpp
-from hetrun.server.llamacpp import slots
 from hetrun.server.middleware.auth import RequireKey
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
 from hetrun.server.middleware.drain import Unread
@@ -39,6 +39,7 @@ from hetrun.server.routes import (
     page,
     plugin_routes,
     ram,
+    rerank,
     tokenize,
     unsupported,
 )
@@ -48,7 +49,7 @@ ENDPOINTS = (
     *(chat_completions.routes, completions.routes, routes.routes, embeddings.routes, models.routes),
     *(tokenize.routes, introspection.routes, machine.routes, metrics.routes, health.routes, ram.routes),
     *(anthropic.routes, ollama.routes),
-    *(llamacpp.routes, slots.routes),
+    *(llamacpp.routes, slots.routes, infill.routes, rerank.routes),
     *(openapi.routes, page.routes, plugin_routes.routes, unsupported.routes),
 )
 

@@ -18,6 +18,7 @@ The last message (or the text) of a request says what happens:
     options         answers with the options it was made with
 
 If an embedding is wanted, it comes instead of an answer: the length, the first letter, the last one, and 1.
+If a document is ranked, a tenth of its prompt's length comes.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ from hetrun.client.queries import (
     Counts,
     Detokenize,
     EngineState,
+    FillPrompt,
     Foreseen,
     LayerPlace,
     Layers,
     PlanNow,
     Question,
+    RankPrompts,
     Render,
     SetRam,
     Slot,
@@ -185,6 +188,16 @@ class FakeEngine:
                     os.kill(os.getpid(), signal.SIGABRT)
                     threading.Event().wait()
                 return [0] * add_special + list(text.encode())
+            case FillPrompt():
+                parts = (question.prefix, question.suffix, question.prompt, str(question.max_tokens))
+                said = "|".join([*map(str, parts), *(f"{s.filename}={s.text}" for s in question.extra)])
+                if "refuse" in said:
+                    raise OptionError("no fill")
+                return list(f"say {said}".encode())
+            case RankPrompts(query, documents):
+                if query == "refuse":
+                    raise OptionError("document 0: no rank")
+                return [list(f"say {query} {document}".encode()) for document in documents]
             case Detokenize(tokens):
                 return [bytes([token]) for token in tokens]
             case TokenizerInfo():
@@ -331,7 +344,9 @@ class FakeEngine:
         scored = reason == "stop" and job.request.params.logprobs is not None
         end = TokenLogprob(0, -0.25, piece=b"<end>") if scored else None
         embedding = None
-        if job.request.pooling and reason == "stop":
+        if job.request.pooling == "rank" and reason == "stop":
+            embedding = struct.pack("<f", len(_prompt(job.request)) / 10)
+        elif job.request.pooling and reason == "stop":
             prompt = _prompt(job.request)
             embedding = struct.pack("<4f", len(prompt), ord(prompt[0]), ord(prompt[-1]), 1)
         stopped = next((stop for stop in job.request.params.stop if stop in job.text), "")

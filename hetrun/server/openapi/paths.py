@@ -11,7 +11,7 @@ from hetrun.server.llamacpp import slots
 from hetrun.server.openapi import anthropic, ollama
 from hetrun.server.openapi import responses as replies
 from hetrun.server.openapi.schemas import NUMBER, STRING, Json, array, either, enum, ref, struct
-from hetrun.server.routes import unsupported
+from hetrun.server.routes import rerank, unsupported
 
 JSON = "application/json"
 LINES = "application/x-ndjson"
@@ -103,6 +103,22 @@ OPERATIONS = (
         },
         ref("NativeRequest"),
         _ANSWER,
+    ),
+    Operation(
+        ("/infill",),
+        "post",
+        "Fill in the middle of a text, in llama.cpp's own form",
+        {JSON: ref("NativeAnswer"), "text/event-stream": replies.NATIVE_STREAM},
+        ref("InfillRequest"),
+        (*_ANSWER, 501),
+    ),
+    Operation(
+        rerank.PATHS,
+        "post",
+        "Rank documents by how well they answer a query",
+        _json(ref("Ranking")),
+        ref("RerankRequest"),
+        (*_ANSWER, 501),
     ),
     Operation(
         ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"),

@@ -21,8 +21,8 @@ from hetrun.client.sampling_params import (
     SPELLINGS,
 )
 from hetrun.server import fields
+from hetrun.server.llamacpp import infill, slots
 from hetrun.server.llamacpp import request as native
-from hetrun.server.llamacpp import slots
 from hetrun.server.logprobs import MOST_LEGACY_TOP, MOST_TOP
 from hetrun.server.messages import MOST_EFFORT, MOST_ID, THOUGHTS
 from hetrun.server.openapi import tools
@@ -46,7 +46,7 @@ from hetrun.server.openapi.schemas import (
 )
 from hetrun.server.request import MOST_CHOICES
 from hetrun.server.responses import routes
-from hetrun.server.routes import embeddings, tokenize
+from hetrun.server.routes import embeddings, rerank, tokenize
 from hetrun.server.routes.completions import MOST_TOKENS, PROMPT
 from hetrun.server.sampling import LIMITS, UNLIMITED
 from hetrun.text.answers.tools import CHOICES, MOST_TOOLS
@@ -218,12 +218,34 @@ COMPLETION = _body(
             "n_probs": integer(0, MOST_TOP),
             "echo": BOOLEAN,
             "best_of": described(integer(1, MOST_CHOICES), "at least n"),
-            "suffix": NOTHING,
+            "suffix": described(STRING, "behind the gap that is to be filled; not with echo"),
         }
     ),
 )
 _ONE = either(STRING, struct({"prompt_string": STRING}, {"multimodal_data": NOTHING}))
 _MIXED = array(either(integer(0, MOST_TOKEN), STRING), 1)
+_NATIVE: dict[str, Json] = _COMMON | {
+    "stop": either(STRING, array(STRING, 0, MOST_STOPS)),
+    "samplers": either(described(STRING, "names, or a letter for each"), array(STRING)),
+    "logit_bias": either(
+        {"type": "object", "additionalProperties": either(NUMBER, const(False))},
+        array(
+            either(
+                array(either(integer(0, MOST_TOKEN), STRING, NUMBER, const(False)), 2, 2),
+                struct({"token": either(integer(0, MOST_TOKEN), STRING), "bias": ANYTHING}),
+            ),
+            0,
+            native.MOST_BIASES,
+        ),
+    ),
+    "n_probs": integer(0, MOST_LOGPROBS),
+    "n_cmpl": described(integer(1, MOST_CHOICES), "the same as n"),
+    **{name: BOOLEAN for name in ("post_sampling_probs", "return_tokens", "timings_per_token")},
+    "response_fields": array(string(0, native.MOST_FIELD), 0, native.MOST_FIELDS),
+    **{name: enum(neutral) for name, neutral in native.UNBUILT.items()},
+    "adaptive_target": described({"type": "number", "exclusiveMaximum": 0}, "below 0: off"),
+    "adaptive_decay": ANYTHING,
+}
 NATIVE = _body(
     {
         native.PROMPT.name: described(
@@ -231,29 +253,22 @@ NATIVE = _body(
             "a text, a list of tokens and texts, or a list of several prompts",
         )
     },
+    _with_hints(_NATIVE),
+)
+_LITERAL = either(STRING, array(either(integer(0, MOST_TOKEN), STRING)))
+_SNIPPET = struct({"text": STRING}, {"filename": optional(string(0, infill.MOST_NAME))})
+INFILL = _body(
+    {
+        infill.PREFIX: described(_LITERAL, "before the gap: a text, or tokens and texts"),
+        infill.SUFFIX: described(_LITERAL, "behind the gap"),
+    },
     _with_hints(
-        _COMMON
+        _NATIVE
         | {
-            "stop": either(STRING, array(STRING, 0, MOST_STOPS)),
-            "samplers": either(described(STRING, "names, or a letter for each"), array(STRING)),
-            "logit_bias": either(
-                {"type": "object", "additionalProperties": either(NUMBER, const(False))},
-                array(
-                    either(
-                        array(either(integer(0, MOST_TOKEN), STRING, NUMBER, const(False)), 2, 2),
-                        struct({"token": either(integer(0, MOST_TOKEN), STRING), "bias": ANYTHING}),
-                    ),
-                    0,
-                    native.MOST_BIASES,
-                ),
+            infill.EXTRA: described(
+                array(_SNIPPET, 0, infill.MOST_SNIPPETS), "other files, or parts of them"
             ),
-            "n_probs": integer(0, MOST_LOGPROBS),
-            "n_cmpl": described(integer(1, MOST_CHOICES), "the same as n"),
-            **{name: BOOLEAN for name in ("post_sampling_probs", "return_tokens", "timings_per_token")},
-            "response_fields": array(string(0, native.MOST_FIELD), 0, native.MOST_FIELDS),
-            **{name: enum(neutral) for name, neutral in native.UNBUILT.items()},
-            "adaptive_target": described({"type": "number", "exclusiveMaximum": 0}, "below 0: off"),
-            "adaptive_decay": ANYTHING,
+            infill.PROMPT: described(STRING, "the beginning of what is to be written"),
         }
     ),
 )
@@ -322,3 +337,22 @@ WHAT_IF = struct({}, {"model": STRING, **dict.fromkeys(KNOBS, _WRITTEN)}) | {"ad
 RAM = struct({"ram": described(either(STRING, integer(0)), "as 1.5GiB, or in bytes")}, None) | {
     "additionalProperties": False
 }
+_DOCUMENTS = array(either(STRING, struct({"text": STRING})), 1, rerank.MOST_DOCUMENTS)
+RERANK = _body(
+    {"query": STRING},
+    _with_hints(
+        {
+            "model": STRING,
+            rerank.DOCUMENTS: _DOCUMENTS,
+            rerank.TEXTS: described(_DOCUMENTS, "instead of documents: the answer is a list"),
+            "top_n": integer(1, rerank.MOST_N),
+            "return_documents": BOOLEAN,
+            "return_text": described(BOOLEAN, "the same with texts"),
+            "raw_scores": described(BOOLEAN, "log-odds instead of probabilities"),
+            "truncate": const(False),
+            "truncation_direction": ANYTHING,
+            **_ASKER,
+        }
+    ),
+    anyOf=[{"required": [rerank.DOCUMENTS]}, {"required": [rerank.TEXTS]}],
+)

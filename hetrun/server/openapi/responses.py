@@ -176,6 +176,19 @@ EMBEDDINGS = struct(
         "usage": struct({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
     }
 )
+RANKING = either(
+    struct(
+        {
+            "object": const("list"),
+            "model": STRING,
+            "results": array(
+                struct({"index": _COUNT, "relevance_score": NUMBER}, {"document": struct({"text": STRING})})
+            ),
+            "usage": struct({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
+        }
+    ),
+    array(struct({"index": _COUNT, "score": NUMBER}, {"text": STRING})),
+)
 MODEL = struct(
     {
         "id": STRING,
@@ -194,6 +207,8 @@ MODEL = struct(
                     "n_params": INTEGER,
                     "size": INTEGER,
                     "chat_template": STRING,
+                    "rerank": described(BOOLEAN, "whether /v1/rerank works with it"),
+                    "infill": described(BOOLEAN, "whether /infill and suffix work with it"),
                 }
             )
         ),

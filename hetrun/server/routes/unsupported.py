@@ -18,14 +18,12 @@ from hetrun.server.service import Service
 ANY = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 CHAT = "POST /v1/chat/completions"
 MEDIA = "This server reads and writes text only"
-RERANK = "Reranking is not supported: this server runs models that write text"
 ADAPTERS = "LoRA adapters are not supported: serve a model into which they were merged"
 ACCOUNTS = "This server knows no accounts at Ollama"
 CLOUD = "This server uses no services on the internet"
 LOADED = "The model of this server is chosen when it starts (hetrun serve -m MODEL)"
 
 REFUSED: Mapping[str, str] = {
-    "/infill": "Infilling is not supported: send the text with its special tokens to POST /v1/completions",
     "/v1/messages/batches": "Batches are not kept here: send each message by itself, or use hetrun run -f",
     "/v1/messages/batches/{rest:path}": "Batches are not kept here: send each message by itself",
     "/api/copy": "Models are not copied: each name is that of a file or folder",
@@ -39,11 +37,6 @@ REFUSED: Mapping[str, str] = {
     "/lora-adapters": ADAPTERS,
     "/v1/load_lora_adapter": ADAPTERS,
     "/v1/unload_lora_adapter": ADAPTERS,
-    "/rerank": RERANK,
-    "/reranking": RERANK,
-    "/v1/rerank": RERANK,
-    "/v1/reranking": RERANK,
-    "/v2/rerank": RERANK,
     "/v1/images/{rest:path}": MEDIA,
     "/v1/audio/{rest:path}": MEDIA,
     "/v1/videos": MEDIA,
