@@ -17,6 +17,10 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "threads": ("-t",),
     "ubatch": ("-ub", "--ubatch-size"),
     "system": ("-sys", "--system-prompt"),
+    "chat_template": ("--chat-template-file",),
+    "reasoning": ("-rea",),
+    "aliases": ("--served-model-name",),
+    "cors_origins": ("--cors-origins",),
     "json_schema": ("-jf", "--json-schema-file"),
     "grammar": ("--grammar-file",),
 }

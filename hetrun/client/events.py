@@ -176,10 +176,16 @@ class ModelInfo:
     tool_format: str = "hermes"  # the format of its tool calls, by its template (`tool_parsers.formats`)
     pooling: Pooling = "mean"  # how its embeddings are pooled
     thought_mark: str = ""  # the opening mark of its reasoning, if it reasons
+    aliases: tuple[str, ...] = ()  # its names for clients of a server, if it was given some (--alias)
 
     @property
     def id(self) -> str:
-        """The file's name, which users know; `name` comes from the file's metadata."""
+        """Its first alias, else the file's name, which users know; `name` comes from the file's metadata."""
+        return self.aliases[0] if self.aliases else self.file_id
+
+    @property
+    def file_id(self) -> str:
+        """The file's name."""
         name = PurePath(self.path).name
         return name.removesuffix(".gguf")  # a folder's name may have dots, as in Qwen2.5-0.5B
 

@@ -57,15 +57,17 @@ def create_app(
     tool_parser: str = "auto",
     reasoning_format: str = "auto",
     log: RequestLog | None = None,
+    aliases: Iterable[str] = (),
 ) -> Starlette:
     """The server for this client; the caller closes the client.
 
     `hosts`: host names of this server, besides this machine's own; None: any. `origins`: web pages that may
-    use it.
+    use it. `aliases`: names of a single model, instead of its file's.
     """
     service = Service(
         *(client, strict, sampling or {}, tool_parser, reasoning_format, most_requests),
         needs_key=api_key is not None,
+        aliases=tuple(aliases),
     )
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],

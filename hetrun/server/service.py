@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
@@ -25,12 +25,14 @@ class Service:
     reasoning_format: str = "auto"  # where reasoning goes: none leaves it in the text
     most_requests: int = MOST_REQUESTS  # held at a time
     needs_key: bool = False
+    aliases: tuple[str, ...] = ()  # names of the model, of which answers have the first
     traffic: Traffic = field(default_factory=Traffic)
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def info(self) -> ModelInfo:
         """The running model; if there is none, that is not the client's mistake."""
         try:
-            return await self.client.info()
+            info = await self.client.info()
         except UserError as error:
             raise api_error(EngineStopped(str(error))) from error
+        return replace(info, aliases=self.aliases) if self.aliases else info

@@ -75,6 +75,10 @@ class Grammars:
                 self._keep(structure, compiled)
         return TokenMasks(self, structure, compiled.matcher.deep_copy(), compiled.first)
 
+    def spelled(self, text: str) -> list[int]:
+        """A text as tokens, in whichever way: a grammar sees their bytes."""
+        return self._ready().greedy_tokenize(text)
+
     def forget(self, structure: Structure) -> None:
         """Compile it again the next time: its copies share a lexer, and one has spoilt it."""
         with self._lock:
@@ -175,6 +179,15 @@ class TokenMasks:
         self._taken += 1
         if not self._matcher.consume_token(token):
             self._check()
+        self._stopped = self._has_stopped()
+
+    def resume(self, text: str) -> None:
+        self._settle()
+        tokens = self._grammars.spelled(text)
+        if self._matcher.validate_tokens(tokens) < len(tokens) or not self._matcher.consume_tokens(tokens):
+            kind = self._structure.kind
+            raise OptionError(f"{kind}: the message that is continued is not the beginning of such an answer")
+        self._known = False
         self._stopped = self._has_stopped()
 
     def rollback(self, n: int) -> None:
