@@ -115,9 +115,9 @@ def prepared(
     structure = request.structure
     if structure and structure.kind == "parts" and opened:
         structure = replace(structure, text=within_thought(opened, structure.text))
-    constraint = grammars.constraint(structure) if grammars and structure else None
-    if constraint and structure and structure.kind != "parts" and before:
-        constraint.resume(before)
+    constraint = None
+    if grammars and structure:
+        constraint = grammars.constraint(structure, "" if structure.kind == "parts" else before)
     return Prepared(text, constraint, opened)
 
 

@@ -69,8 +69,8 @@ def turn(body: Mapping[str, object], said: Sequence[Message], *, resumes: bool =
     """How the prompt ends, as options of the template: with the beginning of an answer, which is the usual
     end, with the last message, or within it.
 
-    `resumes`: a last message of the assistant is continued, as in llama.cpp, unless one of the two fields says
-    what the request wants.
+    `resumes`: a last message of the assistant is continued, as in llama.cpp, unless one of the two fields
+    says what the request wants.
     """
     begins, wanted = (body.get(name) for name in TURN)
     if begins is not None and not isinstance(begins, bool):

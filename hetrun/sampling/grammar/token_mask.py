@@ -61,8 +61,9 @@ class Grammars:
         """Tokens in the vocabulary."""
         return len(self._pieces)
 
-    def constraint(self, structure: Structure) -> Constraint:
-        """A constraint at its beginning; OptionError for a structure that cannot be.
+    def constraint(self, structure: Structure, begun: str = "") -> Constraint:
+        """A constraint at its beginning, or after a text with which what it binds has begun; OptionError for
+        a structure that cannot be, or that cannot begin so.
 
         This may take seconds, and once it takes as long as llguidance needs to sort the vocabulary.
         """
@@ -73,11 +74,14 @@ class Grammars:
             compiled = self._compile(structure)
             with self._lock:
                 self._keep(structure, compiled)
-        return TokenMasks(self, structure, compiled.matcher.deep_copy(), compiled.first)
-
-    def spelled(self, text: str) -> list[int]:
-        """A text as tokens, in whichever way: a grammar sees their bytes."""
-        return self._ready().greedy_tokenize(text)
+        matcher = compiled.matcher.deep_copy()
+        if not begun:
+            return TokenMasks(self, structure, matcher, compiled.first)
+        tokens = self._ready().greedy_tokenize(begun)  # in any way: a grammar sees their bytes
+        if matcher.validate_tokens(tokens) < len(tokens) or not matcher.consume_tokens(tokens):
+            kind = structure.kind
+            raise OptionError(f"{kind}: the message that is continued is not the beginning of such an answer")
+        return TokenMasks(self, structure, matcher, None)
 
     def forget(self, structure: Structure) -> None:
         """Compile it again the next time: its copies share a lexer, and one has spoilt it."""
@@ -179,15 +183,6 @@ class TokenMasks:
         self._taken += 1
         if not self._matcher.consume_token(token):
             self._check()
-        self._stopped = self._has_stopped()
-
-    def resume(self, text: str) -> None:
-        self._settle()
-        tokens = self._grammars.spelled(text)
-        if self._matcher.validate_tokens(tokens) < len(tokens) or not self._matcher.consume_tokens(tokens):
-            kind = self._structure.kind
-            raise OptionError(f"{kind}: the message that is continued is not the beginning of such an answer")
-        self._known = False
         self._stopped = self._has_stopped()
 
     def rollback(self, n: int) -> None:

@@ -146,12 +146,13 @@ NEAR = 500  # characters of a template before a name, in which the block begins 
 
 
 # Firefunction's template has them as a text of this name, which it puts together with others.
-_FUNCTIONS = re.compile(r"(?:\+|\{\{-?)\s*functions\b(?!\s*(?:[.\[(]|is\b))")
+_FUNCTIONS = re.compile(r"(?:\+|\{\{-?)\s*functions\b(?!\s*[.\[(])")
+_FUNCTIONS_TESTED = re.compile(r"\bfunctions\s+is\b")
 
 
 def takes_functions(template: str) -> bool:
     """Whether a template writes tools from a text that is called functions."""
-    return bool(_FUNCTIONS.search(template))
+    return bool(_FUNCTIONS.search(template)) and not _FUNCTIONS_TESTED.search(template)
 
 
 def takes_tools(template: str) -> bool:
