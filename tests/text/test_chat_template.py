@@ -318,7 +318,7 @@ def test_a_template_given_as_text(worker_of: WorkerOf) -> None:
 
 def test_a_name_that_is_nearly_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TemplateError, match="lama3: No such file or directory; .* a name such as llama3$"):
+    with pytest.raises(TemplateError, match=r"lama3: No such file or directory; .* a name such as llama3$"):
         ChatTemplate.named("lama3")
 
 
