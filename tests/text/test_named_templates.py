@@ -11,6 +11,7 @@ from hetrun.text.chat import ChatTemplate
 from hetrun.text.chat.jinja_sandbox import compiled, rendered
 from hetrun.text.chat.template import CHATML, built_in
 from hetrun.text.tool_parsers.formats import takes_tools
+from tests.support.paths import ROOT
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
 
@@ -72,3 +73,8 @@ def test_names_are_no_longer_taken_for_files_that_are_missing() -> None:
     assert found.origin == "--chat-template llama3, which is built into hetrun"
     assert "<|start_header_id|>" in found.source
     assert ChatTemplate.named("chatml").source == CHATML
+
+
+def test_the_names_are_in_the_manual() -> None:
+    manual = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert [name for name in built_in() if f"`{name}`" not in manual] == []
