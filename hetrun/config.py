@@ -20,6 +20,14 @@ from hetrun.errors import OptionError, UserError, printable
 from hetrun.system.files import read_text
 
 PREFIX = "HETRUN_"
+# Kubernetes gives every pod variables of each service, named after it: those of a service called hetrun, or
+# hetrun-something, begin with our prefix.
+OF_SERVICES = re.compile(
+    r"HETRUN_(?:\w+_)?(?:SERVICE_(?:HOST|PORT(?:_\w+)?)|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)",
+    re.ASCII,
+)
+PORT_OF_SERVICE = re.compile(r"HETRUN_(?:\w+_)?PORT", re.ASCII)
+ADDRESS_OF_SERVICE = re.compile(r"(?:tcp|udp|sctp)://\S+", re.ASCII)
 CONFIG_FILE = "HETRUN_CONFIG"  # where the TOML file is: the one variable that is no option
 MOST_FILE = 1 << 20  # bytes of that file
 MOST_SHOWN = 60  # characters of a line that is wrong
@@ -230,17 +238,46 @@ class Settings:
         default=None,
         metadata=option("system message", option_types.text, "--system", shows="the template's own"),
     )
-    chat_template: Path | None = field(
+    chat_template: str | None = field(
         default=None,
         metadata=option(
-            "a file with a Jinja template, or the word chatml",
-            option_types.path,
+            "a file with a Jinja template, the template itself, or a name such as chatml or llama3",
+            option_types.template,
             "--chat-template",
             shows="the model's own",
         ),
     )
+    chat_template_kwargs: Mapping[str, Any] | None = field(
+        default=None,
+        hash=False,
+        metadata=option(
+            'variables for the chat template, as JSON such as {"enable_thinking": false}',
+            option_types.json_object,
+            "--chat-template-kwargs",
+            shows="none",
+        ),
+    )
+    reasoning: str = field(
+        default="auto",
+        metadata=option(
+            "reasoning before answers, if the model's template can switch it: on, off, or auto",
+            option_types.choice("auto", "on", "off"),
+            "--reasoning",
+            shows="auto: as the template does by itself",
+        ),
+    )
+    aliases: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "name of the model for clients, instead of its file's; may be repeated",
+            option_types.names,
+            "-a",
+            "--alias",
+            shows="the file's name",
+        ),
+    )
     host: str = field(
-        default="127.0.0.1", metadata=option("address to listen on", option_types.text, "--host")
+        default="127.0.0.1", metadata=option("address to listen on", option_types.host, "--host")
     )
     port: int = field(
         default=8080, metadata=option("port to listen on", option_types.integer(0, 65535), "--port")
@@ -284,7 +321,8 @@ class Settings:
     cors_origins: tuple[str, ...] = field(
         default=(),
         metadata=option(
-            "website that may use the server, such as https://example.com, or *; may be repeated",
+            "website that may use the server, such as https://example.com; localhost: any port of this "
+            "machine; *: all; may be repeated",
             option_types.origins,
             "--cors-origin",
             shows="none",
@@ -410,6 +448,8 @@ def _environment(environ: Mapping[str, str]) -> Source:
     for variable in sorted(environ):
         if not variable.startswith(PREFIX) or variable == CONFIG_FILE:
             continue
+        if is_of_service(variable, environ[variable]):
+            continue
         if variable not in known:
             raise OptionError(
                 option_types.unknown("environment variable", variable, [*known, CONFIG_FILE], PREFIX)
@@ -417,6 +457,13 @@ def _environment(environ: Mapping[str, str]) -> Source:
         if environ[variable]:  # an empty variable counts as one that is not set
             found[known[variable]] = (environ[variable], f"the environment variable {variable}", variable)
     return found
+
+
+def is_of_service(variable: str, value: str) -> bool:
+    """Whether Kubernetes has set this variable, for a service whose name begins with hetrun."""
+    if OF_SERVICES.fullmatch(variable):
+        return True
+    return bool(PORT_OF_SERVICE.fullmatch(variable) and ADDRESS_OF_SERVICE.fullmatch(value))
 
 
 def _file(environ: Mapping[str, str]) -> Source:

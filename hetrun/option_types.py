@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
 from reprlib import repr as short
+from typing import Any, cast
 
 from hetrun.errors import OptionError
 from hetrun.system.units import counted
@@ -67,6 +68,41 @@ def path(value: object, where: str) -> Path:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise refused(where, value, "the path of a file")
     return Path(os.fsdecode(value)).expanduser()
+
+
+def template(value: object, where: str) -> str:
+    """A chat template: the path of a file, a name, or its text, which holds a block of Jinja."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise refused(where, value, "the path of a file, a name, or a Jinja template")
+    found = os.fsdecode(value)
+    return found if is_template(found) else os.path.expanduser(found)
+
+
+def is_template(given: str) -> bool:
+    """Whether this is a template's text; no path holds blocks of Jinja."""
+    return "{{" in given or "{%" in given
+
+
+def json_object(value: object, where: str) -> dict[str, Any]:
+    """A JSON object, as text or as a table of TOML."""
+    import json  # on use: few set one
+
+    said = 'a JSON object such as {"enable_thinking": false}'
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        if isinstance(found, Mapping):
+            return cast("dict[str, Any]", json.loads(json.dumps(dict(found), allow_nan=False)))
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise refused(where, value, said)
+
+
+def host(value: object, where: str) -> str:
+    """One address to listen on."""
+    found = text(value, where)
+    if "," in found or " " in found.strip():
+        raise refused(where, value, "one address: a server listens on one, or on all of them (0.0.0.0 or ::)")
+    return found
 
 
 def boolean(value: object, where: str) -> bool:
@@ -173,15 +209,16 @@ def names(value: object, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in found))
 
 
+THIS_MACHINE = "localhost"  # as an origin: pages on any port of this machine
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", re.ASCII | re.IGNORECASE)
 
 
 def origins(value: object, where: str) -> tuple[str, ...]:
-    """Web pages as browsers name them: a scheme, a host and a port, or * for all."""
+    """Web pages as browsers name them: a scheme, a host and a port; or localhost, or * for all."""
     found = names(value, where)
     for origin in found:
-        if origin != "*" and not ORIGIN.fullmatch(origin.rstrip("/")):
-            raise refused(where, origin, "a scheme and a host, as https://example.com:3000, or *")
+        if origin not in ("*", THIS_MACHINE) and not ORIGIN.fullmatch(origin.rstrip("/")):
+            raise refused(where, origin, "a scheme and a host, as https://example.com:3000, localhost, or *")
     return found
 
 

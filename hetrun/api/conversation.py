@@ -13,6 +13,7 @@ from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.text.answers.reading import Reading, ReadingOptions, parts, reading
 from hetrun.text.answers.tools import read_tools
+from hetrun.text.chat import continuation
 from hetrun.text.chat.messages import ROLES, checked_messages
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
 
@@ -77,8 +78,9 @@ def chat_request(
     reads = ReadingOptions(
         settings.tool_parser, settings.reasoning_format, info.tool_format, info.thought_mark
     )
-    how = reading(tools, reads, has_form=structure is not None)
     options = dict(template_options or {})
+    resumed = bool(options.get(continuation.OPTION))
+    how = reading(tools, reads, has_form=structure is not None, resumed=resumed)
     schema = structure.text if structure and structure.kind == "json_schema" else None
     thinks = options.get("enable_thinking") is not False
     request = GenerateRequest(

@@ -69,7 +69,13 @@ class ModelOptions(TypedDict, total=False):
     seed: int | None
     """Random seed (default: random, and shown)."""
     chat_template: str | PathLike[str] | None
-    """A file with a Jinja template, or the word chatml (default: the model's own)."""
+    """A file with a Jinja template, the template itself, or a name such as chatml or llama3 (default: the
+    model's own)."""
+    chat_template_kwargs: Mapping[str, Any] | None
+    """Variables for the chat template, as JSON such as {"enable_thinking": false} (default: none)."""
+    reasoning: Literal["auto", "on", "off"] | None
+    """Reasoning before answers, if the model's template can switch it: on, off, or auto (default: auto: as
+    the template does by itself)."""
     tool_parser: (
         Literal[
             "auto",

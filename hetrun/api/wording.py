@@ -22,7 +22,7 @@ VALUES = {
     "speculation": r"draft:\S+|off|lookup|mtp|auto",
     "names": r"[a-z][a-z0-9-]*",
 }
-NAMES = ("path", "text")  # of options with arbitrary values: only the flag is replaced
+NAMES = ("path", "template", "text", "host")  # of options with arbitrary values: only the flag is replaced
 
 
 @contextmanager

@@ -189,11 +189,15 @@ def chat(**given: object) -> None:
 
 @hetrun.command(cls=sampling.Command, short_help="Serve OpenAI's chat API on this machine.")
 @options.model
-@options.settings("models", "models_max", "sleep_idle")
+@options.settings("aliases", "models", "models_max", "sleep_idle")
 @options.settings("host", "port", "ollama", "uds", "api_key", "allowed_hosts", "cors_origins", "queue")
 @options.settings("strict")
-@options.settings("temperature", shows={"temperature": "what the model recommends, or 1"})
-@options.settings("chat_template", "tool_parser", "reasoning_format", "prompt_cache")
+@options.settings(
+    *("max_tokens", "temperature", "seed"),
+    help={"max_tokens": "most tokens in an answer of requests that set no limit; -1: no limit"},
+    shows={"temperature": "what the model recommends, or 1", "seed": "random"},
+)
+@options.settings(*options.TEMPLATE, "tool_parser", "reasoning_format", "prompt_cache")
 @options.settings("slot_save_path", "context_shift", "keep_billing_header")
 @options.settings(*options.RUNNING)
 @options.verbose

@@ -33,6 +33,15 @@ class AliasedOption(click.Option):
         super().__init__(names, multiple=multiple, metavar=metavar, help=help, shell_complete=shell_complete)
         self.aliases = aliases
 
+    def process_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401
+        """Several values may stand in one word, with commas between them."""
+        found = super().process_value(ctx, value)
+        if not self.multiple:
+            return found
+        # The path of a file may hold a comma.
+        words = [[word] if os.path.exists(word) else word.split(",") for word in found]
+        return tuple(one for word in words for one in word)
+
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Without the aliases."""
         every = self.opts

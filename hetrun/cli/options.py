@@ -32,7 +32,7 @@ Decorator = Callable[[Command], Command]
 
 FLAGS = ("deterministic", "offline", "strict", "no_server", "ollama", "context_shift", "keep_billing_header")
 FILES = ("model", "models", "plan", "prompt_cache", "slot_save_path", "chat_template", "uds")
-REPEATED = ("backends", "models", "allowed_hosts", "cors_origins")
+REPEATED = ("backends", "models", "allowed_hosts", "cors_origins", "aliases")
 RUNNING = (
     "ctx",
     "ram",
@@ -48,7 +48,8 @@ RUNNING = (
     "streaming",
     "plan",
 )
-ANSWERING = ("max_tokens", "temperature", "seed", "system", "chat_template")
+TEMPLATE = ("chat_template", "chat_template_kwargs", "reasoning")
+ANSWERING = ("max_tokens", "temperature", "seed", "system", *TEMPLATE)
 
 
 def settings(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from hetrun.cli.options import RUNNING
+from hetrun.cli.options import RUNNING, TEMPLATE
 from hetrun.client import local_servers
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.http_client import Broken, RemoteClient
@@ -18,7 +18,7 @@ from hetrun.client.model_catalog import identity
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.errors import BackendError, ContextFull, EngineStopped, OptionError, Overloaded, UserError
 
-OWN = (*RUNNING, "chat_template", "prompt_cache")  # options for an engine of one's own
+OWN = (*RUNNING, *TEMPLATE, "prompt_cache")  # options for an engine of one's own
 # What a server cannot do now, or with its context, an engine here may.
 PASSING = (ContextFull, Overloaded, EngineStopped, BackendError, Broken)
 

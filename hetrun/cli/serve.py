@@ -21,8 +21,9 @@ from hetrun.client.interface import ChatClient
 from hetrun.client.model_catalog import Found, find_models
 from hetrun.client.model_pool import Shelf
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.config import Settings, default_model
+from hetrun.config import Settings, default_model, is_of_service
 from hetrun.errors import OptionError, UserError, printable
+from hetrun.option_types import ANSWER_LENGTH, refused
 from hetrun.system.garbage_collection import all_of_this_lasts
 from hetrun.system.units import counted
 
@@ -38,6 +39,10 @@ def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: b
     """Bind first, so that a wrong address is said before a model is loaded."""
     from hetrun.server import listen
 
+    sampling = usual_sampling(settings, sampling)
+    if settings.aliases and settings.models:
+        raise OptionError("--alias names a single model: it does not go with --models")
+    remark_on_kubernetes()
     address = listen.Address(settings.host, port(settings), settings.uds)
     listen.check_exposure(address, settings.api_key)
     logging.getLogger("uvicorn").addHandler(REMARKS)
@@ -49,6 +54,21 @@ def port(settings: Settings) -> int:
     """The port to listen on: one that was given, or else Ollama's if its clients should find the server."""
     is_given = settings.origin("port") != "default"
     return OLLAMA_PORT if settings.ollama and not is_given else settings.port
+
+
+def usual_sampling(settings: Settings, sampling: Mapping[str, object]) -> dict[str, object]:
+    """What holds for requests that do not say otherwise."""
+    given = {"max_tokens": settings.max_tokens, "seed": settings.seed}
+    if settings.max_tokens == 0:
+        raise refused("max_tokens (--max-tokens)", 0, ANSWER_LENGTH)
+    return {**{name: value for name, value in given.items() if value not in (None, -1)}, **sampling}
+
+
+def remark_on_kubernetes() -> None:
+    """Say it where a variable looks as if it set the port, but was set for a service of that name."""
+    name = "HETRUN_PORT"
+    if is_of_service(name, value := os.environ.get(name, "")):
+        say(f"{name}={printable(value[:80])} is ignored: Kubernetes has set it for a service called hetrun")
 
 
 @contextmanager
@@ -112,12 +132,14 @@ async def _serve(
             library=LocalLibrary(ctx=settings.ctx, offline=settings.offline),
             ollama_client=settings.ollama,
             keep_billing_header=settings.keep_billing_header,
+            aliases=settings.aliases,
         )
 
         def started() -> None:
             all_of_this_lasts()
             several = f"{counted(len(shelf.models), 'model')} ({', '.join(shelf.models)})"
-            what = info.id if shelf.only else several
+            named = f" as {', '.join(settings.aliases)}" if settings.aliases else ""
+            what = f"{info.id}{named}" if shelf.only else several
             say(f"{what} on {listen.url(bound)}/v1 (Ctrl-C stops)")
             if bound.family != socket.AF_UNIX:
                 say(f"a chat for browsers: {listen.url(bound)}/")

@@ -17,6 +17,10 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "threads": ("-t",),
     "ubatch": ("-ub", "--ubatch-size"),
     "system": ("-sys", "--system-prompt"),
+    "chat_template": ("--chat-template-file",),
+    "reasoning": ("-rea",),
+    "aliases": ("--served-model-name",),
+    "cors_origins": ("--cors-origins",),
     "json_schema": ("-jf", "--json-schema-file"),
     "grammar": ("--grammar-file",),
 }
@@ -33,6 +37,7 @@ _MEMORY = "leave it out: --ram says how much memory is taken, and what does not 
 _TEMPLATE = (
     "leave it out: the model's own chat template is used (--chat-template FILE: another one; run --raw: none)"
 )
+_REASONING = "--reasoning off answers without reasoning, if the model's template can; there is no budget"
 _PICTURES = "hetrun reads text only: models that see pictures run without their vision part"
 _LORA = "hetrun loads no adapters: merge it into the model first, then: hetrun convert"
 _HUB = "-m hf:user/repo:Q4_K_M is a model of Hugging Face's hub"
@@ -83,6 +88,13 @@ OPTIONS: Mapping[str, str] = {
         ),
         ("--check-tensors", "hetrun check --weights MODEL reads every weight"),
         ("--list-devices", "hetrun devices lists them"),
+        ("--reasoning-budget --reasoning-budget-message", _REASONING),
+        ("--prefill-assistant", _ALWAYS),
+        (
+            "--no-prefill-assistant",
+            "leave it out: a request with add_generation_prompt: true begins a new answer",
+        ),
+        ("--tags", "--alias NAME is the model's name for clients; it has no tags"),
         ("-s", "--seed N for the seed, --system TEXT for the system message"),
         ("-e --escape --no-escape", "leave it out: a prompt is taken as it stands"),
     )

@@ -214,10 +214,16 @@ class ModelInfo:
     reranks: bool = False  # it judges how well documents answer a query (`text.reranking`)
     fills: bool = False  # it has the tokens to fill in the middle of a text (`text.infill`)
     thought_mark: str = ""  # the opening mark of its reasoning, if it reasons
+    aliases: tuple[str, ...] = ()  # its names for clients of a server, if it was given some (--alias)
 
     @property
     def id(self) -> str:
-        """The file's name, which users know; `name` comes from the file's metadata."""
+        """Its first alias, else the file's name, which users know; `name` comes from the file's metadata."""
+        return self.aliases[0] if self.aliases else self.file_id
+
+    @property
+    def file_id(self) -> str:
+        """The file's name."""
         name = PurePath(self.path).name
         return name.removesuffix(".gguf")  # a folder's name may have dots, as in Qwen2.5-0.5B
 

@@ -30,8 +30,8 @@ from hetrun.memory.kv.prefix_cache import CACHED, Prefixes
 from hetrun.planner.options import Options, Wishes
 from hetrun.system.progress import Progress
 from hetrun.text.chat import ChatTemplate, checked_messages
-from hetrun.text.chat.messages import checked_objects
-from hetrun.text.chat.reasoning import mark_of
+from hetrun.text.chat.messages import RESERVED, checked_objects
+from hetrun.text.chat.reasoning import mark_of, switched
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.tool_prompt import needs_telling, told
 from hetrun.text.reranking import reranker_of
@@ -61,7 +61,7 @@ def load(
         speculation = speculation_of(settings, options, tokenizer)
         if speculation:
             undo.callback(speculation.close)
-        render = renderer(templates, tokenizer)
+        render = renderer(templates, tokenizer, template_variables(settings))
         look = FirstLook(first, tokenizer, render)
         model = models.open_planned(source, options, progress, look)
         undo.callback(model.close)
@@ -186,8 +186,19 @@ def template_of(source: ModelSource, settings: Settings) -> ChatTemplate:
     return ChatTemplate.of_model(source)
 
 
-def renderer(templates: TemplateWorker, tokenizer: Tokenizer | None) -> Renderer:
-    """Messages to text by the template in use."""
+def template_variables(settings: Settings) -> dict[str, object]:
+    """Variables that the template gets if a request does not set them."""
+    given = dict(settings.chat_template_kwargs or {})
+    if forbidden := RESERVED & given.keys():
+        flag = "chat_template_kwargs (--chat-template-kwargs)"
+        raise OptionError(f"{flag} may not set {min(forbidden)}: hetrun itself gives that to templates")
+    return given if settings.reasoning == "auto" else switched(settings.reasoning == "on") | given
+
+
+def renderer(
+    templates: TemplateWorker, tokenizer: Tokenizer | None, usual: Mapping[str, object] | None = None
+) -> Renderer:
+    """Messages to text by the template in use; `usual`: variables that a request may set to others."""
 
     # Asked for here, because these are native calls.
     bos, eos = (tokenizer.bos_text, tokenizer.eos_text) if tokenizer else ("", "")
@@ -197,7 +208,7 @@ def renderer(templates: TemplateWorker, tokenizer: Tokenizer | None) -> Renderer
             raise OptionError(
                 "messages cannot be a template option: the template gets the messages of the request"
             )
-        variables: dict[str, Any] = {"bos_token": bos, "eos_token": eos, **options}
+        variables: dict[str, Any] = {"bos_token": bos, "eos_token": eos, **(usual or {}), **options}
         if needs_telling(templates.template, variables.get("tools")):
             tools = checked_objects("tools", variables.pop("tools", None))
             return templates.render(told(checked_messages(messages), tools), **variables)

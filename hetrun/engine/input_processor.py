@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from hetrun.client.events import GenerateRequest, Message
 from hetrun.errors import OptionError
 from hetrun.sampling.interface import Constraint
+from hetrun.text.chat import continuation
 from hetrun.text.chat.reasoning import opened_in, within_thought
 
 if TYPE_CHECKING:
@@ -110,12 +111,26 @@ def prepared(
 ) -> Prepared:
     """What a request becomes; not `rendered`: its grammar only."""
     text = _text(request, render) if rendered else None
-    opened = opened_in(text or "") if request.messages is not None else ""
+    opened, before = _end_of(request, text or "")
     structure = request.structure
     if structure and structure.kind == "parts" and opened:
         structure = replace(structure, text=within_thought(opened, structure.text))
-    constraint = grammars.constraint(structure) if grammars and structure else None
+    constraint = None
+    if grammars and structure:
+        constraint = grammars.constraint(structure, "" if structure.kind == "parts" else before)
     return Prepared(text, constraint, opened)
+
+
+def _end_of(request: GenerateRequest, text: str) -> tuple[str, str]:
+    """The mark of a thought that is open at a prompt's end, and the beginning of the answer that is already
+    there."""
+    if not request.messages:
+        return "", ""
+    wanted, last = request.template_options.get(continuation.OPTION), request.messages[-1]
+    if not wanted:
+        return opened_in(text), ""
+    opened = continuation.thought_within(text, last, wanted)
+    return opened, "" if opened else continuation.written(text, last, wanted)
 
 
 def _text(request: GenerateRequest, render: Renderer | None) -> str | None:

@@ -70,12 +70,14 @@ def create_app(
     library: Library | None = None,
     ollama_client: bool = False,
     keep_billing_header: bool = False,
+    aliases: Iterable[str] = (),
 ) -> Starlette:
     """The server for this client; the caller closes the client.
 
     `hosts`: host names of this server, besides this machine's own; None: any. `origins`: web pages that may
     use it. `library`: what clients of Ollama's API may learn of models that are not loaded, download and
-    delete. `ollama_client`: `GET /` answers programs as Ollama does.
+    delete. `ollama_client`: `GET /` answers programs as Ollama does. `aliases`: names of a single model,
+    instead of its file's.
     """
     service = Service(
         *(client, strict, sampling or {}, tool_parser, reasoning_format, most_requests),
@@ -84,6 +86,7 @@ def create_app(
         ollama=ollama_client,
         keep_billing_header=keep_billing_header,
         slot_save_path=slot_save_path,
+        aliases=tuple(aliases),
     )
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from reprlib import repr as short
 
 from hetrun.client.events import Message
-from hetrun.server.errors import ApiError, wrong_type
-from hetrun.text.chat.messages import ROLES
+from hetrun.server.errors import ApiError, api_errors, wrong_type
+from hetrun.text.chat import continuation
+from hetrun.text.chat.messages import RESERVED, ROLES
+from hetrun.text.chat.reasoning import switched
 
 THOUGHTS = ("reasoning_content", "reasoning")  # an assistant's earlier reasoning
 MOST_ID = 256  # characters of a call's id
@@ -27,12 +29,6 @@ SENSES: Mapping[str, str] = {
 }
 MOST_EFFORT = 64  # characters of reasoning_effort
 MOST_TEMPLATE_OPTIONS = 1 << 14  # characters of JSON
-# Variables that hetrun passes to templates, and further arguments of transformers' apply_chat_template: with
-# these a client would get a prompt other than its messages (CVE-2025-62426).
-RESERVED = frozenset(
-    "messages tools documents bos_token eos_token add_generation_prompt continue_final_message "
-    "tokenize chat_template conversation return_dict return_tensors".split()
-)
 
 
 def template_options(body: Mapping[str, object]) -> Mapping[str, object]:
@@ -53,8 +49,8 @@ def template_options(body: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def thinking(body: Mapping[str, object]) -> Mapping[str, object]:
-    """The variables that reasoning_effort sets: the effort by name (Muse has another name), and
-    enable_thinking for templates that can turn reasoning off."""
+    """The variables that reasoning_effort sets: the effort by name (Muse has another name), and those with
+    which templates turn reasoning on or off."""
     field = "reasoning_effort"
     effort = body.get(field)
     if effort is None:
@@ -63,7 +59,37 @@ def thinking(body: Mapping[str, object]) -> Mapping[str, object]:
         raise wrong_type(field, "a text", effort)
     if len(effort) > MOST_EFFORT:
         raise ApiError(f"{field} may have {MOST_EFFORT} characters", field, "invalid_value")
-    return {field: effort, "reasoning_strength": effort, "enable_thinking": effort != "none"}
+    return {field: effort, "reasoning_strength": effort, **switched(effort != "none")}
+
+
+TURN = ("add_generation_prompt", continuation.OPTION)
+
+
+def turn(body: Mapping[str, object], said: Sequence[Message], *, resumes: bool = True) -> dict[str, object]:
+    """How the prompt ends, as options of the template: with the beginning of an answer, which is the usual
+    end, with the last message, or within it.
+
+    `resumes`: a last message of the assistant is continued, as in llama.cpp, unless one of the two fields
+    says what the request wants.
+    """
+    begins, wanted = (body.get(name) for name in TURN)
+    if begins is not None and not isinstance(begins, bool):
+        raise wrong_type(TURN[0], "true or false", begins)
+    if wanted is None:
+        is_open = resumes and begins is None and _can_be_continued(said[-1])
+        return {continuation.OPTION: True} if is_open else {} if begins is None else {TURN[0]: begins}
+    if wanted is False:
+        return {} if begins is None else {TURN[0]: begins}
+    if begins:
+        message = f"{TURN[0]} and {TURN[1]} are both true: a prompt ends in one way"
+        raise ApiError(message, TURN[1], "invalid_value")
+    with api_errors():
+        continuation.part_of(said[-1], wanted)
+    return {continuation.OPTION: wanted}
+
+
+def _can_be_continued(message: Message) -> bool:
+    return message.get("role") == "assistant" and not message.get("tool_calls")
 
 
 def messages(body: Mapping[str, object]) -> tuple[Message, ...]:
@@ -75,10 +101,14 @@ def messages(body: Mapping[str, object]) -> tuple[Message, ...]:
         raise wrong_type("messages", "a list", given)
     if not given:
         raise ApiError("messages is empty: there is nothing to answer", "messages", "empty_array")
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(given))
+    read = [_message(message, f"messages[{i}]") for i, message in enumerate(given[:-1])]
+    # What is continued has no line ends that the client did not write.
+    resumed = continuation.OPTION in body or TURN[0] not in body
+    return (*read, _message(given[-1], f"messages[{len(read)}]", between="" if resumed else "\n"))
 
 
-def _message(message: object, where: str) -> Message:
+def _message(message: object, where: str, between: str = "\n") -> Message:
+    """`between`: what stands between two parts of an assistant's text."""
     if not isinstance(message, dict):
         raise wrong_type(where, "an object", message)
     role = message.get("role")
@@ -97,7 +127,8 @@ def _message(message: object, where: str) -> Message:
     if calls:
         read["tool_calls"] = calls
     if content is not None or not calls:
-        read["content"] = _content(content, f"{where}.content", optional=role == "assistant")
+        mine = role == "assistant"
+        read["content"] = _content(content, f"{where}.content", mine, between if mine else "\n")
     for thought in THOUGHTS if role == "assistant" else ():
         if message.get(thought) is not None:
             read[thought] = required_text(message, thought, where)
@@ -151,7 +182,7 @@ def required_text(values: Mapping[str, object], name: str, where: str, most: int
     return text
 
 
-def _content(content: object, where: str, optional: bool) -> str:
+def _content(content: object, where: str, optional: bool, between: str) -> str:
     if isinstance(content, str):
         return content
     if content is None:
@@ -160,7 +191,7 @@ def _content(content: object, where: str, optional: bool) -> str:
         raise ApiError(f"{where} is missing", where, "missing_required_parameter")
     if not isinstance(content, list):
         raise wrong_type(where, "a string or a list of parts", content)
-    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+    return between.join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
 def _part(part: object, where: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from reprlib import repr as short
-from typing import Any
+from typing import Any, cast
 
 from hetrun.client import sampler_plugins
 from hetrun.client.events import ModelInfo
@@ -56,7 +56,9 @@ def sampling_params(
     brought = sampler_plugins.parameters()
     values |= {name: _brought(brought[name], body[name]) for name in brought if body.get(name) is not None}
     values["logprobs"], values["prompt_logprobs"] = wanted.answer, wanted.prompt
-    values["max_tokens"] = _max_tokens(body, most_tokens, scored=wanted.prompt is not None)
+    usual = cast("int | None", defaults.get("max_tokens"))  # of the server
+    most_tokens = most_tokens if usual is None else usual
+    values["max_tokens"] = _max_tokens(body, most_tokens, usual, scored=wanted.prompt is not None)
     form = form_field(body)
     if form is not None:
         name, value = _structure(form, body[form])
@@ -174,12 +176,14 @@ def limit_field(body: Body) -> str | None:
     return given[-1] if given else None
 
 
-def _max_tokens(body: Body, most: int | None, scored: bool) -> int | None:
+def _max_tokens(body: Body, most: int | None, usual: int | None, scored: bool) -> int | None:
+    """The limit of a request, else `most`; as in llama-server, a request without any limit of its own has the
+    server's (`usual`)."""
     name = limit_field(body)
     if name is None:
         return most
     if name == "n_predict" and type(body[name]) is int and body[name] in UNLIMITED:
-        return None
+        return usual
     limit: int = _check(name, "max_tokens", body[name])
     if limit == 0 and not scored:
         raise ApiError(f"{name} must be 1 or more, not 0", name, "invalid_value")

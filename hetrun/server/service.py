@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetrun.client.events import ModelInfo
@@ -31,12 +31,14 @@ class Service:
     ollama: bool = False  # whether clients should take this server for Ollama's
     slot_save_path: Path | None = None  # the folder of saved slots
     keep_billing_header: bool = False  # of Claude Code, in prompts
+    aliases: tuple[str, ...] = ()  # names of the model, of which answers have the first
     traffic: Traffic = field(default_factory=Traffic)
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def info(self) -> ModelInfo:
         """The running model; if there is none, that is not the client's mistake."""
         try:
-            return await self.client.info()
+            info = await self.client.info()
         except UserError as error:
             raise api_error(EngineStopped(str(error))) from error
+        return replace(info, aliases=self.aliases) if self.aliases else info

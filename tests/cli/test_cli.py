@@ -575,22 +575,35 @@ def test_measuring_shows_which_backend_is_measured(run: Run, monkeypatch: pytest
 
 def test_serve_answers_and_cleans_up(tiny: str, tmp_path: Path) -> None:
     path = tmp_path / "hetrun.sock"
-    with start("serve", "-m", tiny, "--backend", "reference", "--uds", str(path)) as process:
+    options = ("--alias", "gpt-4o,other", "-n", "3", "--seed", "5", "--cors-origin", "localhost")
+    with start("serve", "-m", tiny, "--backend", "reference", "--uds", str(path), *options) as process:
         assert process.stderr is not None
         said = process.stderr.readline().decode()
-        assert said == f"hetrun: tiny on unix:{path}/v1 (Ctrl-C stops)\n"
+        assert said == f"hetrun: tiny as gpt-4o, other on unix:{path}/v1 (Ctrl-C stops)\n"
         said = process.stderr.readline().decode()
         assert said == "hetrun: chat template: the model's own (tokenizer.chat_template)\n"
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as http:
-            body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "temperature": 0}
-            answered = http.post("/v1/chat/completions", json=body).json()
-            assert answered["usage"]["completion_tokens"] == 3
+            body = {"messages": [{"role": "user", "content": "hello"}], "temperature": 1.5}
+            page = {"origin": "http://localhost:3000"}
+            answered = http.post("/v1/chat/completions", json=body, headers=page).json()
+            assert (answered["model"], answered["usage"]["completion_tokens"]) == ("gpt-4o", 3)
+            params = http.get("/props").json()["default_generation_settings"]["params"]
+            assert (params["seed"], params["max_tokens"]) == (5, 3)
             assert http.get("/health").json() == {"status": "ok"}
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0
         (line,) = process.stderr.read().decode().splitlines()  # of GETs none is said without -v
         assert re.fullmatch(r"hetrun: [\d:]{8} socket POST /v1/chat/completions 200 \d+\.\d\d s", line)
     assert not path.exists()
+
+
+def test_several_values_in_one_word(run: Run, tiny: str) -> None:
+    found = run("serve", "--models", f"{tiny},missing.gguf")
+    assert (found.code, found.err.startswith("hetrun: missing.gguf does not exist")) == (2, True)
+    found = run("plan", "-m", tiny, "--backend", "reference,xyz")
+    assert (found.code, "reference,xyz" in found.err, "xyz" in found.err) == (2, False, True)
+    found = run("serve", "-m", tiny, "--models", tiny, "--alias", "a,b")
+    assert found.err == "hetrun: --alias names a single model: it does not go with --models\n"
 
 
 def test_a_server_is_listed_used_and_stopped(run: Run, tiny: str, tmp_path: Path) -> None:

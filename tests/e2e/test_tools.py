@@ -116,3 +116,38 @@ async def test_a_schema_that_cannot_be_followed_is_an_error_of_the_request(sdk: 
         )
     assert refused.value.param == "tools[2].function.parameters"
     assert refused.value.code == "invalid_function_parameters"
+
+
+BEGUN: list[ChatCompletionMessageParam] = [*ASK, {"role": "assistant", "content": '{"city": "Os'}]
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": TOOLS}])
+async def test_a_message_with_a_form_is_continued_in_that_form(
+    sdk: openai.AsyncOpenAI, tools: dict[str, Any]
+) -> None:
+    answer = await sdk.chat.completions.create(
+        model="m", messages=BEGUN, response_format=FORM, temperature=0, max_tokens=60, **tools
+    )
+    choice = answer.choices[0]
+    assert choice.finish_reason == "stop"
+    found = json.loads('{"city": "Os' + (choice.message.content or ""))
+    jsonschema.validate(found, SCHEMA)
+    assert found["city"].startswith("Os")
+
+
+async def test_a_message_that_cannot_have_the_form(sdk: openai.AsyncOpenAI) -> None:
+    last: Any = {"role": "assistant", "content": "Well, "}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await sdk.chat.completions.create(model="m", messages=[*ASK, last], response_format=FORM)
+    assert caught.value.param == "response_format"
+    assert "the message that is continued is not the beginning of such an answer" in str(caught.value)
+
+
+async def test_a_message_that_is_continued_as_it_stands(sdk: openai.AsyncOpenAI, llm: LocalModel) -> None:
+    last: Any = {"role": "assistant", "content": "The capital of France is"}
+    asked: Any = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = await sdk.chat.completions.create(
+        model="m", messages=[*asked, last], temperature=0, max_tokens=3
+    )
+    assert (answer.choices[0].message.content or "").startswith(" Paris")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ GREEDY = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LocalModel]:
-    options = {"ctx": CONTEXT, "deterministic": True, "precision": "fast"}
+    options: Any = {"ctx": CONTEXT, "deterministic": True, "precision": "fast"}
     with LocalModel(model_file(GQA), backends=["reference"], **options) as model:
         yield model
 

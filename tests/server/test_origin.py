@@ -136,3 +136,33 @@ def test_origins_are_checked_when_they_are_given(origin: str) -> None:
     with pytest.raises(OptionError, match="a scheme and a host"):
         Settings.resolve(environ={}, cors_origins=[origin])
     assert Settings.resolve(environ={}, cors_origins=[PAGE, "*"]).cors_origins == (PAGE, "*")
+    assert Settings.resolve(environ={}, cors_origins="localhost").cors_origins == ("localhost",)
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:3000", 200),
+        ("https://LOCALHOST", 200),
+        ("http://127.0.0.1:5173", 200),
+        ("http://[::1]:1", 200),
+        ("http://localhost.evil.example", 403),
+        ("http://evil.example:3000", 403),
+        ("http://127.0.0.1.evil.example", 403),
+        ("http://localhost:3000@evil.example", 403),
+        ("http://user@localhost:3000", 403),
+        ("http://localhost:x", 403),
+        ("file://localhost", 403),
+        ("null", 403),
+    ],
+)
+async def test_pages_on_any_port_of_this_machine(engine: FakeEngine, origin: str, status: int) -> None:
+    async with app_client(engine, origins=("localhost",)) as http:
+        headers = {"Origin": origin}
+        response = await http.post(CHAT, json=asking(), headers=headers)
+        assert response.status_code == status
+        preflight = headers | {"Access-Control-Request-Method": "POST"}
+        answer = await http.options(CHAT, headers=preflight)
+        assert answer.status_code == (204 if status == 200 else 403)
+        for found in (response, answer):
+            assert found.headers.get("access-control-allow-origin") == (origin if status == 200 else None)

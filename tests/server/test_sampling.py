@@ -116,13 +116,15 @@ async def test_options_of_the_template(http: httpx.AsyncClient, engine: FakeEngi
     await params_of(http, engine, chat_template_kwargs=None)
     assert engine.requests[-1].template_options == {}
     await params_of(http, engine, reasoning_effort="low")
-    said = {"reasoning_effort": "low", "reasoning_strength": "low", "enable_thinking": True}
+    on = {"enable_thinking": True, "thinking": True}
+    said = {"reasoning_effort": "low", "reasoning_strength": "low", **on}
     assert engine.requests[-1].template_options == said
     await params_of(http, engine, reasoning_effort="none", chat_template_kwargs={"x": 1})
     assert engine.requests[-1].template_options == {
         "reasoning_effort": "none",
         "reasoning_strength": "none",
         "enable_thinking": False,
+        "thinking": False,
         "x": 1,
     }
     await params_of(http, engine, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})

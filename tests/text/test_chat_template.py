@@ -297,7 +297,7 @@ def test_a_template_from_a_file(tmp_path: Path, worker_of: WorkerOf) -> None:
     path.write_bytes(b"x\xff\xfe")
     with pytest.raises(TemplateError, match=r"x.jinja: byte 1 is not UTF-8 text; give a file with a Jinja"):
         ChatTemplate.named(path)
-    with pytest.raises(TemplateError, match=r"missing: No such file or directory; .* or a name: chatml$"):
+    with pytest.raises(TemplateError, match=r"missing: No such file or directory; .* or a name such as"):
         ChatTemplate.named(tmp_path / "missing")
     with pytest.raises(TemplateError, match=r"is a directory, not a file"):
         ChatTemplate.named(tmp_path)
@@ -308,6 +308,18 @@ def test_a_template_from_a_file(tmp_path: Path, worker_of: WorkerOf) -> None:
     for name in (tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(TemplateError, match=f"{name}: is not a regular file; give a file with a Jinja"):
             ChatTemplate.named(name)
+
+
+def test_a_template_given_as_text(worker_of: WorkerOf) -> None:
+    found = ChatTemplate.named("{{ messages[0].content }} // x")
+    assert found.origin == "--chat-template, given as text"
+    assert worker_of(found.source).render(HI) == "Hi // x"
+
+
+def test_a_name_that_is_nearly_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TemplateError, match=r"lama3: No such file or directory; .* a name such as llama3$"):
+        ChatTemplate.named("lama3")
 
 
 def test_a_template_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,8 @@ def ask(url: str, system: str, messages: list[dict[str, Any]], *, tools: bool = 
     request = urllib.request.Request(
         f"{url}/v1/messages", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    began, first_s, usage = time.perf_counter(), 0.0, {}
+    usage: dict[str, int] = {}
+    began, first_s = time.perf_counter(), 0.0
     with urllib.request.urlopen(request, timeout=600) as answer:
         for line in answer:
             if not line.startswith(b"data: "):

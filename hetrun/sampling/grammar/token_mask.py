@@ -61,8 +61,9 @@ class Grammars:
         """Tokens in the vocabulary."""
         return len(self._pieces)
 
-    def constraint(self, structure: Structure) -> Constraint:
-        """A constraint at its beginning; OptionError for a structure that cannot be.
+    def constraint(self, structure: Structure, begun: str = "") -> Constraint:
+        """A constraint at its beginning, or after a text with which what it binds has begun; OptionError for
+        a structure that cannot be, or that cannot begin so.
 
         This may take seconds, and once it takes as long as llguidance needs to sort the vocabulary.
         """
@@ -73,7 +74,14 @@ class Grammars:
             compiled = self._compile(structure)
             with self._lock:
                 self._keep(structure, compiled)
-        return TokenMasks(self, structure, compiled.matcher.deep_copy(), compiled.first)
+        matcher = compiled.matcher.deep_copy()
+        if not begun:
+            return TokenMasks(self, structure, matcher, compiled.first)
+        tokens = self._ready().greedy_tokenize(begun)  # in any way: a grammar sees their bytes
+        if matcher.validate_tokens(tokens) < len(tokens) or not matcher.consume_tokens(tokens):
+            kind = structure.kind
+            raise OptionError(f"{kind}: the message that is continued is not the beginning of such an answer")
+        return TokenMasks(self, structure, matcher, None)
 
     def forget(self, structure: Structure) -> None:
         """Compile it again the next time: its copies share a lexer, and one has spoilt it."""

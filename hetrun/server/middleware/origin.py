@@ -15,9 +15,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hetrun.option_types import THIS_MACHINE
 from hetrun.server.errors import FINAL, ApiError
 
 ANY = "*"
+# Pages that a server on this machine has sent, by the names under which no other machine can be meant.
+LOCAL_PAGE = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::[0-9]{1,5})?", re.ASCII)
 METHODS = "GET, POST"
 READABLE = "Retry-After, retry-after-ms, x-should-retry"  # headers of answers that a page may read
 MOST_AGE_S = 600  # for which a browser caches the answer to a preflight
@@ -71,6 +74,8 @@ class Guard:
 
     def _wrong_origin(self, origin: str | None, headers: Headers) -> ApiError | None:
         if origin is None or ANY in self._origins or origin.lower() in self._origins:
+            return None
+        if THIS_MACHINE in self._origins and LOCAL_PAGE.fullmatch(origin.lower()):
             return None
         # The server's own page, by its host name. That name was checked before, or the request needs the key,
         # which a page with a rebound name doesn't have.

@@ -50,6 +50,7 @@ from hetrun.server.routes import embeddings, rerank, tokenize
 from hetrun.server.routes.completions import MOST_TOKENS, PROMPT
 from hetrun.server.sampling import LIMITS, UNLIMITED
 from hetrun.text.answers.tools import CHOICES, MOST_TOOLS
+from hetrun.text.chat.continuation import CONTENT, REASONING
 from hetrun.text.chat.messages import ROLES
 
 MOST_TOKEN = 2**31 - 1
@@ -185,9 +186,15 @@ MESSAGE = either(
     ),
 )
 _MESSAGES = array(ref("Message"), 1)
+_TURN: dict[str, Json] = {
+    "add_generation_prompt": described(BOOLEAN, "true if not given; not with continue_final_message"),
+    "continue_final_message": described(
+        either(BOOLEAN, enum(CONTENT, REASONING)), "of the assistant; true if not given"
+    ),
+}
 _TEMPLATE: dict[str, Json] = {
     "chat_template_kwargs": {"type": "object"},
-    "add_generation_prompt": BOOLEAN,
+    **_TURN,
     **{name: _NEUTRAL[name] for name in tokenize.TEMPLATE if name in _NEUTRAL},
 }
 
@@ -204,6 +211,7 @@ CHAT = _body(
             "prompt_logprobs": integer(0, MOST_TOP),
             "n_probs": integer(0, MOST_TOP),
             "chat_template_kwargs": {"type": "object"},
+            **_TURN,
             "reasoning_effort": optional(_EFFORT),
         }
     ),

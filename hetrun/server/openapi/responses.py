@@ -195,6 +195,7 @@ MODEL = struct(
         "object": const("model"),
         "created": INTEGER,
         "owned_by": STRING,
+        "aliases": array(STRING),
         "status": struct({"value": enum("loaded", "loading", "failed", "unloaded")}),
         "meta": optional(
             struct(

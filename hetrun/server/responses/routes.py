@@ -190,7 +190,8 @@ def response_order(
         chat = _as_chat(body)
         orders.check(chat, info, service, KNOWN, built=toolschemas.NAMES)
         messages = input.with_instructions(instructions, [*history, *said])
-        prompt, how = chat_asked(chat, info, service, wanted, messages)
+        # An answer is a new message here, also where the conversation ends with one.
+        prompt, how = chat_asked(chat, info, service, wanted, messages, resumes=False)
         order = orders.order(chat, info, client, [prompt], wanted, input.FIELD)
         order = orders.bounded(replace(order, reading=how))
     store = body.get("store") is None or flag(body, "store")

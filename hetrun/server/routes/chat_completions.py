@@ -21,7 +21,7 @@ from hetrun.server.errors import ApiError, api_errors
 from hetrun.server.input_tokens import counted
 from hetrun.server.json_stream import Long, json_text
 from hetrun.server.logprobs import Wanted
-from hetrun.server.messages import messages, template_options
+from hetrun.server.messages import TURN, messages, template_options, turn
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.query import few
 from hetrun.server.request import Order
@@ -42,8 +42,9 @@ from hetrun.server.sampling import form_field, sampling_params
 from hetrun.server.service import Service
 from hetrun.server.usage import Counts
 from hetrun.text.answers.reading import ChoiceReader, Reading, ReadingOptions, parts, reading
+from hetrun.text.chat.continuation import OPTION
 
-KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs")
+KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs", *TURN)
 
 
 def routes(service: Service) -> list[Route]:
@@ -77,20 +78,28 @@ def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, cl
 
 
 def asked(
-    body: Mapping[str, object], info: ModelInfo, service: Service, wanted: Wanted, said: tuple[Message, ...]
+    body: Mapping[str, object],
+    info: ModelInfo,
+    service: Service,
+    wanted: Wanted,
+    said: tuple[Message, ...],
+    *,
+    resumes: bool = True,
 ) -> tuple[GenerateRequest, Reading]:
-    """The engine's request for these messages, and the parsers of its answers."""
+    """The engine's request for these messages, and the parsers of its answers. `resumes`: a last message of
+    the assistant is continued."""
     tools = toolschemas.tools_of(body)
     params = sampling_params(body, info, service.sampling, wanted)
     if tools.all and params.structure and params.json_schema is None:
         form = form_field(body)
         message = f"{form} and tools are both given: an answer cannot follow both"
         raise ApiError(message, form, "invalid_value")
-    options = template_options(body)
+    options = {**template_options(body), **turn(body, said, resumes=resumes)}
+    resumed = bool(options.get(OPTION))
     reads = ReadingOptions(service.tool_parser, service.reasoning_format, info.tool_format, info.thought_mark)
     has_form = params.structure is not None
     with api_errors():
-        how = reading(tools, reads, has_form=has_form)
+        how = reading(tools, reads, has_form=has_form, resumed=resumed)
     thinks = options.get("enable_thinking") is not False
     # `SamplingParams` keeps a schema as JSON text.
     schema = None if params.json_schema is None else str(params.json_schema)

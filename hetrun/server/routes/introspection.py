@@ -44,6 +44,7 @@ def routes(service: Service) -> list[Route]:
         defaults = {"temperature": own, **service.sampling}
         usual = asdict(SamplingParams.from_mapping(defaults))
         params = {name: value for name, value in usual.items() if name not in OF_REQUESTS} | usual["more"]
+        params["n_predict"] = -1 if params["max_tokens"] is None else params["max_tokens"]  # llama.cpp's name
         said: Json = {
             "default_generation_settings": {"n_ctx": info.context, "params": params},
             "total_slots": places,

@@ -26,7 +26,13 @@ ANTHROPIC = "anthropic-version"  # a header that all of its clients send
 
 def answers_to(info: ModelInfo, name: str) -> bool:
     """Whether this name means the server's model."""
-    return not {info.id, info.name, PurePath(info.path).name}.isdisjoint(spellings(name))
+    names = {*info.aliases, info.file_id, info.name, PurePath(info.path).name}
+    return not names.isdisjoint(spellings(name))
+
+
+def names_of(info: ModelInfo) -> list[str]:
+    """The names under which the server's model is listed."""
+    return list(info.aliases) or [info.id]
 
 
 async def meant(said: Mapping[str, object], service: Service) -> Service:
@@ -40,7 +46,7 @@ async def meant(said: Mapping[str, object], service: Service) -> Service:
     if isinstance(service.client, Shelf):
         return replace(service, client=_of_several(name, service.client))
     if name is not None and service.strict and not answers_to(info := await service.info(), name):
-        raise not_found(name, [info.id])
+        raise not_found(name, names_of(info))
     return service
 
 
@@ -67,6 +73,7 @@ def engines(client: ChatClient) -> list[ChatClient]:
 def routes(service: Service) -> list[Route]:
     def described(name: str, client: ChatClient, info: ModelInfo | None) -> Json:
         model: Json = {"id": name, "object": "model", "created": service.created, "owned_by": "hetrun"}
+        model["aliases"] = list(info.aliases) if info else []
         return model | {"status": {"value": status_of(client)}, "meta": _meta(info) if info else None}
 
     async def all_of_them() -> list[Json]:
@@ -74,7 +81,7 @@ def routes(service: Service) -> list[Route]:
         if isinstance(shelf, Shelf):
             return [described(name, model, model.known) for name, model in shelf.models.items()]
         info = await service.info()
-        return [described(info.id, service.client, info)]
+        return [described(name, service.client, info) for name in names_of(info)]
 
     async def listed(request: Request) -> Response:
         found = await all_of_them()
@@ -92,8 +99,9 @@ def routes(service: Service) -> list[Route]:
             return JSONResponse(described(model.found.name, model, model.known))
         info = await service.info()
         if not answers_to(info, name):
-            raise not_found(name, [info.id])
-        return JSONResponse(described(info.id, service.client, info))
+            raise not_found(name, names_of(info))
+        called = name if name in info.aliases else info.id
+        return JSONResponse(described(called, service.client, info))
 
     # A model's name may contain a slash.
     return [Route("/v1/models", listed), Route("/models", listed), Route("/v1/models/{name:path}", one)]

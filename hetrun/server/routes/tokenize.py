@@ -20,11 +20,12 @@ from hetrun.server.body import json_object
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body
 from hetrun.server.json_stream import Long, json_response
-from hetrun.server.messages import messages, template_options
+from hetrun.server.messages import TURN, messages, template_options, turn
 from hetrun.server.query import asked, few
 from hetrun.server.request import check
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
+from hetrun.text.chat.continuation import OPTION
 
 MOST_TEXT = 1 << 20  # characters: some 250,000 tokens
 MOST_SPELLED = 1 << 17  # characters of a text whose tokens are returned with their texts
@@ -32,7 +33,7 @@ MOST_TOKENS = 1 << 18
 # Names of the field with the text; whether special tokens are added by default.
 SOURCES: Mapping[str, bool] = {"content": False, "prompt": True, "messages": False}
 ADD = ("add_special", "add_special_tokens")
-TEMPLATE = ("messages", "chat_template_kwargs", "add_generation_prompt", "tools", "tool_choice")
+TEMPLATE = ("messages", "chat_template_kwargs", *TURN, "tools", "tool_choice")
 TOKENIZE = ("model", *SOURCES, *ADD, "parse_special", "with_pieces", "return_token_strs", *TEMPLATE)
 
 Json = dict[str, object]
@@ -120,10 +121,12 @@ async def _text(service: Service, body: Body) -> tuple[str, Tokenize]:
 
 
 def _render(body: Body) -> Render:
-    more: dict[str, object] = {"add_generation_prompt": _flag(body, "add_generation_prompt", default=True)}
+    said = messages(body)
+    end = turn(body, said)
+    more: dict[str, object] = end if OPTION in end else {"add_generation_prompt": True, **end}
     if tools := toolschemas.tools_of(body).all:
         more["tools"] = [tool.given for tool in tools]
-    return Render(messages(body), {**template_options(body), **more})
+    return Render(said, {**template_options(body), **more})
 
 
 def _tokens(body: Body) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ class Reading:
     tools: Tools = field(default_factory=Tools)
     format: str = ""  # of calls; empty: they stay text
     thought: str = ""  # the mark of thoughts; empty: they stay text
+    resumed: bool = False  # they continue the last message
 
     def __bool__(self) -> bool:
         return bool(self.format or self.thought)
@@ -48,12 +49,12 @@ class Reading:
         divider: Divider | None = None
         if dialect:
             tools = self.tools.schemas if in_messages else None
-            divider = ChannelReader(tools, most, raw=not self.thought, dialect=dialect)
+            divider = ChannelReader(tools, most, raw=not self.thought, dialect=dialect, resumed=self.resumed)
         elif self.thought == gemma4.THOUGHT:
             # What is thought stands among calls, and marks of one stand in texts of the other.
             divider = CallReader(with_thoughts(found or TEXT_ONLY), self.tools.schemas, most)
         elif self.thought:
-            divider = ThoughtSplitter(self.thought)
+            divider = ThoughtSplitter(self.thought, self.resumed)
         has_calls = (in_messages and dialect and not dialect.tagged) or isinstance(divider, CallReader)
         calls = CallReader(found, self.tools.schemas, most) if found and not has_calls else None
         return ChoiceReader(AnswerReader(divider, calls), bool(found and found.short_ids))
@@ -86,8 +87,9 @@ class ReadingOptions:
     thought_mark: str  # of thoughts, by the model's template
 
 
-def reading(tools: Tools, options: ReadingOptions, *, has_form: bool) -> Reading:
-    """How the answers to a request are read; `has_form`: they follow a schema, an expression or a grammar."""
+def reading(tools: Tools, options: ReadingOptions, *, has_form: bool, resumed: bool = False) -> Reading:
+    """How the answers to a request are read; `has_form`: they follow a schema, an expression or a grammar;
+    `resumed`: they continue the last message."""
     chosen = options.tool_format if options.tool_parser == "auto" else options.tool_parser
     format = chosen if tools.all and chosen != "none" else ""
     if tools.choice == "required" and not format:
@@ -100,7 +102,7 @@ def reading(tools: Tools, options: ReadingOptions, *, has_form: bool) -> Reading
     # What must have a form has it from its first token on: nothing is thought before, unless a message is
     # there for what has the form.
     wanted = mark in BY_THOUGHT or not has_form
-    return Reading(tools, format, mark if wanted and options.reasoning_format != "none" else "")
+    return Reading(tools, format, mark if wanted and options.reasoning_format != "none" else "", resumed)
 
 
 def parts(how: Reading, json_schema: str | None, *, has_form: bool, thinks: bool) -> str | None:
@@ -113,6 +115,8 @@ def parts(how: Reading, json_schema: str | None, *, has_form: bool, thinks: bool
     schemas = {tool.name: tool.parameters for tool in tools.wanted}
     if how.format and tools.choice == "required":
         return forced_calls.calls(how.format, schemas, tools.parallel, thought)
+    if json_schema is not None and how.resumed:
+        return None  # the whole message follows the schema: its beginning and the answer
     if json_schema is not None:
         return _formed(how, json.loads(json_schema), schemas, thought)
     if how.format and not has_form and any(tool.strict for tool in tools.all):

@@ -51,9 +51,11 @@ class ChannelReader:
         most: int | None = None,
         raw: bool = False,
         dialect: Dialect = HARMONY,
+        resumed: bool = False,
     ) -> None:
         """`tools`: None where calls stay text. `most` calls are given at most; `raw`: all but calls stays as
-        it was written."""
+        it was written; `resumed`: the answer continues a message, whose beginning the client has."""
+        self._resumed = resumed
         self._dialect, self._ends, self._all_marks = dialect, dialect.ends, dialect.marks
         self._calls = Calls(tools or (), most)
         self._looks = tools is not None
@@ -81,7 +83,8 @@ class ChannelReader:
 
     def open(self) -> None:
         """The prompt has begun a thought."""
-        self._place, self._kind, self._fresh = "body", "text" if self._raw else "thought", True
+        self._place, self._kind = "body", "text" if self._raw else "thought"
+        self._fresh = not self._resumed
 
     def push(self, text: str) -> list[Piece]:
         """Take more text; what is certain now."""

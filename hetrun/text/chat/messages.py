@@ -22,6 +22,12 @@ ROLES: Mapping[str, str] = {
     "tool": "tool",
 }
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # what an assistant thought; the first is the usual
+# Variables that hetrun passes to templates, and further arguments of transformers' apply_chat_template: with
+# these a client would get a prompt other than its messages (CVE-2025-62426).
+RESERVED = frozenset(
+    "messages tools documents bos_token eos_token add_generation_prompt continue_final_message "
+    "tokenize chat_template conversation return_dict return_tensors".split()
+)
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:

@@ -31,6 +31,18 @@ def opened_in(prompt: str) -> str:
     return next((begin for begin, _ in MARKS if end.endswith(begin)), "")
 
 
+def unclosed_in(text: str) -> str:
+    """The mark of a thought that a text begins and does not end."""
+    at, mark, end = max((text.rfind(begin), begin, end) for begin, end in MARKS)
+    return mark if at >= 0 and end not in text[at + len(mark) :] else ""
+
+
+def switched(on: bool) -> dict[str, object]:
+    """The variables with which templates turn reasoning on or off: most have the first (Qwen, Gemma, GLM),
+    DeepSeek's and Granite's the second."""
+    return {"enable_thinking": on, "thinking": on}
+
+
 def within_thought(mark: str, parts: str) -> str:
     """Parts of a structure (`grammar.composed`) for an answer that goes on with a thought."""
     dialect = dialects.BY_THOUGHT.get(mark)
@@ -44,14 +56,16 @@ class ThoughtSplitter:
     Space around thoughts is none. An answer that ends within a thought was nothing but thinking.
     """
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, resumed: bool = False) -> None:
+        """`resumed`: the answer continues a message, whose beginning the client has."""
         self._mark = mark
+        self._resumed = resumed
         self._read = ""  # of the mark, and
         self._space: list[str] = []  # before it
         self._margin = Margin([end_of(mark)])
         self._thinking = False  # something was thought
         self._pieces: list[Piece] = []
-        self._state: Literal["before", "thought", "behind", "answer"] = "before"
+        self._state: Literal["before", "thought", "behind", "answer"] = "answer" if resumed else "before"
 
     @property
     def begun(self) -> int:
@@ -60,7 +74,7 @@ class ThoughtSplitter:
 
     def open(self) -> None:
         """The prompt has begun a thought."""
-        self._state = "thought"
+        self._state, self._thinking = "thought", self._resumed
 
     def push(self, text: str) -> list[Piece]:
         """Take more text; what is certain now."""

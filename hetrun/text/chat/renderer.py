@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
 from hetrun.errors import EngineStopped, HetrunError, OptionError, TemplateError
 from hetrun.system.terminal_text import visible
 from hetrun.text.chat import gemma4_turns, limits
+from hetrun.text.chat.continuation import Cut
 from hetrun.text.chat.framing import framed
 from hetrun.text.chat.messages import checked_messages, checked_objects, plain
 from hetrun.text.chat.sandbox_process import Gone, Process
 from hetrun.text.chat.template import MOST_SOURCE, ChatTemplate
+from hetrun.text.tool_parsers.formats import takes_functions
 
 NEXT = "use another with --chat-template FILE"
+# A template that asks whether the variable is there has a default of its own.
+HAS_DEFAULT = re.compile(r"\benable_thinking\s*(?:is\b|\|\s*default\b)")
 # Of what the process says of an error.
 MOST_LINE = 1 << 20
 MOST_REASON = 600
@@ -58,27 +65,36 @@ class TemplateWorker:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool | str = False,
         bos_token: str = "",
         eos_token: str = "",
         **variables: object,
     ) -> str:
         """The text for the model. It holds the special tokens, perhaps the one for the beginning too.
 
-        `variables` are the template's own, such as enable_thinking, and other special tokens.
+        `continue_final_message`: the text ends where the last message does; no answer begins. `variables` are
+        the template's own, such as enable_thinking, and other special tokens.
         """
         number = 1 if tools and len(self._all) > 1 else 0
         source = self._all[number].source
+        said, cut = checked_messages(messages), None
+        if continue_final_message:
+            cut = Cut.after_last(said, continue_final_message)
+            said, add_generation_prompt = cut.messages, False
+        variables = usual_variables(source, tools) | variables
         variables |= {
             "add_generation_prompt": add_generation_prompt,
             "bos_token": bos_token,
             "eos_token": eos_token,
         }
         given = plain("the template's variables", variables) | {
-            "messages": gemma4_turns.suited(source, checked_messages(messages)),
+            "messages": gemma4_turns.suited(source, said),
             "tools": checked_objects("tools", tools),
             "documents": checked_objects("documents", documents),
         }
         text = self._ask(number, {"variables": given})
+        if cut:
+            return cut.of(text)
         return gemma4_turns.ready(source, text) if add_generation_prompt else text
 
     def close(self) -> None:
@@ -158,6 +174,20 @@ class TemplateWorker:
         if self._process:
             self._process.end()
         self._process = None
+
+
+def usual_variables(source: str, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, object]:
+    """Variables that templates get besides those of the conversation, as in llama.cpp."""
+    now = datetime.now()
+    found: dict[str, object] = {
+        "date_string": now.strftime("%d %b %Y"),  # Llama 3
+        "datetime": now.strftime("%b %d %Y"),
+    }
+    if "enable_thinking" in source and not HAS_DEFAULT.search(source):
+        found["enable_thinking"] = True
+    if takes_functions(source):
+        found["functions"] = json.dumps(list(tools), indent=2, ensure_ascii=False) if tools else ""
+    return found
 
 
 def _fault(source: str) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hetrun.errors import TemplateError
+from hetrun.option_types import is_template
 from hetrun.system.files import read_text
 from hetrun.system.terminal_text import visible
 
@@ -18,7 +19,6 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-BUILT_IN = {"chatml": CHATML}
 
 # The names that Hugging Face gives to the templates of a model that has several.
 DEFAULT = "default"
@@ -80,10 +80,12 @@ class ChatTemplate:
 
     @classmethod
     def named(cls, given: str | Path) -> ChatTemplate:
-        """What --chat-template names: a file, or a template that hetrun has."""
+        """What --chat-template says: a template itself, a file, or the name of a template that hetrun has."""
         name = str(given)
-        if name in BUILT_IN and not Path(given).is_file():
-            return cls(BUILT_IN[name], f"--chat-template {name}, which is built into hetrun")
+        if is_template(name):
+            return cls(name, "--chat-template, given as text")
+        if not Path(given).is_file() and name in (known := built_in()):
+            return cls(known[name], f"--chat-template {name}, which is built into hetrun")
         return cls.from_file(given)
 
     @classmethod
@@ -92,7 +94,17 @@ class ChatTemplate:
         try:
             return cls(read_text(path, 4 * MOST_SOURCE), f"--chat-template {path}")
         except ValueError as error:
-            names = ", ".join(BUILT_IN)
+            from difflib import get_close_matches  # on use: 4 ms
+
+            close = get_close_matches(str(path), built_in(), n=1) or ["chatml"]
             raise TemplateError(
-                f"--chat-template {path}: {error}; give a file with a Jinja template, or a name: {names}"
+                f"--chat-template {path}: {error}; give a file with a Jinja template, or a name such as "
+                f"{close[0]}"
             ) from None
+
+
+def built_in() -> Mapping[str, str]:
+    """Templates by name."""
+    from hetrun.text.chat.named_templates import named  # on use: models have their own
+
+    return {"chatml": CHATML, **named()}

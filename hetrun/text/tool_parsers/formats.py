@@ -145,8 +145,20 @@ _BEFORE = re.compile(r"(?:\b(?:in|if|elif|and|or|not)\s+|\(\s*|\{[%{]-?\s*)\Z")
 NEAR = 500  # characters of a template before a name, in which the block begins that it stands in
 
 
+# Firefunction's template has them as a text of this name, which it puts together with others.
+_FUNCTIONS = re.compile(r"(?:\+|\{\{-?)\s*functions\b(?!\s*[.\[(])")
+_FUNCTIONS_TESTED = re.compile(r"\bfunctions\s+is\b")
+
+
+def takes_functions(template: str) -> bool:
+    """Whether a template writes tools from a text that is called functions."""
+    return bool(_FUNCTIONS.search(template)) and not _FUNCTIONS_TESTED.search(template)
+
+
 def takes_tools(template: str) -> bool:
     """Whether a template writes what tools there are."""
+    if takes_functions(template):
+        return True
     for found in _TOOLS.finditer(template):
         before = template[max(0, found.start() - NEAR) : found.start()]
         begun = max(before.rfind("{%"), before.rfind("{{"))
