@@ -271,7 +271,7 @@ class Settings:
             "a model, or a folder of models, to load on demand; may be repeated",
             option_types.names,
             "--models",
-            shows="only that of -m",
+            shows="none",
         ),
     )
     models_max: int = field(

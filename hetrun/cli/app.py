@@ -188,7 +188,7 @@ def chat(**given: object) -> None:
 
 
 @hetrun.command(cls=sampling.Command, short_help="Serve OpenAI's chat API on this machine.")
-@options.model
+@options.model_or_all
 @options.settings("models", "models_max", "sleep_idle")
 @options.settings("host", "port", "uds", "api_key", "allowed_hosts", "cors_origins", "queue", "strict")
 @options.settings("temperature", shows={"temperature": "what the model recommends, or 1"})
@@ -198,6 +198,8 @@ def chat(**given: object) -> None:
 @sampling.options(*sampling.SAMPLING)
 def serve(verbose: bool, **given: object) -> None:
     """Serve OpenAI's chat API on this machine.
+
+    Without a model, every model that hetrun list shows is offered, and loaded when a request names it.
 
     Sampling options are the defaults for requests that do not set their own.
     """

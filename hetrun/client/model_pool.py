@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import PurePath
 from time import monotonic
 from typing import TypeVar
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import ChatClient, Health
-from hetrun.client.model_catalog import Found, identity, name_of
+from hetrun.client.model_catalog import Found, ModelCatalog, identity, name_of
 from hetrun.client.queries import Question, SetRam
 from hetrun.errors import BudgetError, EngineStopped, OptionError
 
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 Start = Callable[[Found, int | None], ChatClient]  # starts to load a model, with a memory limit in bytes
 
 MOST_LOADED = 4
+SCAN_AGAIN_S = 1.0  # between two looks at which models there are
 STOPPED = "the server was stopped before this answer was complete"
 # Estimated memory of a model that was never loaded: its weights, keys and values, and the process.
 BESIDE_WEIGHTS, PROCESS = 0.25, 256 << 20
@@ -132,16 +135,30 @@ class Shelf:
         ram: int | None = None,
         most_loaded: int = MOST_LOADED,
         idle_s: float | None = None,
+        catalog: ModelCatalog | None = None,
     ) -> None:
-        """At most `most_loaded` are loaded at a time; each is unloaded after `idle_s` without a request."""
+        """At most `most_loaded` are loaded at a time; each is unloaded after `idle_s` without a request.
+        `catalog`: further models are found there while the server runs."""
         self.models = {found.name: OnDemand(found, self) for found in models}
         self._start = start
         self._ram = ram
-        self._most = min(most_loaded, len(self.models))
+        self._most_loaded = most_loaded
         self._idle_s = idle_s
         self._turn = asyncio.Lock()  # held while room is needed or changed
         self._going: set[asyncio.Task[None]] = set()
+        self._catalog = catalog
+        self._scan: asyncio.Task[None] | None = None  # while it runs
+        self._scanned_at = monotonic()
         self.closed = False
+
+    @property
+    def shares(self) -> bool:
+        """Whether there are several models, or may be."""
+        return len(self.models) > 1 or self._catalog is not None
+
+    def allow(self, nbytes: int) -> None:
+        """Set the memory limit of all models together; those that are loaded keep what they have."""
+        self._ram = nbytes
 
     @property
     def only(self) -> OnDemand | None:
@@ -150,11 +167,14 @@ class Shelf:
 
     @property
     def progress(self) -> float:
-        return 1.0
+        return self.only.progress if self.only else 1.0
 
     @property
     def health(self) -> Health:
-        """Ok even while models load, since others answer. Not if one is stuck, because it occupies cores."""
+        """Of several models it is ok even while some load, since others answer; not if one is stuck, because
+        that occupies cores."""
+        if self.only:
+            return self.only.health
         stuck = (m.health for m in self.loaded if m.health.status == "stuck")
         return next(stuck, Health("ok"))
 
@@ -166,7 +186,46 @@ class Shelf:
 
     def find(self, name: str) -> OnDemand | None:
         """The model that a request names."""
-        return self.models.get(name) or self.models.get(name_of(PurePath(name)))
+        if model := self.models.get(name) or self.models.get(name_of(PurePath(name))):
+            return model
+        other = self._catalog.named(name) if self._catalog else None
+        return None if other is None else self.models.get(other)
+
+    async def look_for(self, name: str) -> OnDemand | None:
+        """The same, among models that have just come, too."""
+        if (model := self.find(name)) is None and self._catalog:
+            await self.look_again()
+            model = self.find(name)
+        return model
+
+    async def look_again(self) -> None:
+        """Offer the models that have come, and no longer those whose files are gone."""
+        if self._catalog is None:
+            return
+        if self._scan is None:
+            if monotonic() - self._scanned_at < SCAN_AGAIN_S:
+                return
+            self._scan = asyncio.ensure_future(self._scan_catalog(self._catalog))
+        await asyncio.shield(self._scan)
+
+    async def _scan_catalog(self, catalog: ModelCatalog) -> None:
+        try:
+            found = await asyncio.to_thread(catalog.scan)
+            gone = await asyncio.to_thread(self._gone, found)
+        finally:
+            self._scan, self._scanned_at = None, monotonic()
+        for name, model in found.items():
+            if name in self.models:
+                self.models[name].found = model
+            else:
+                self.models[name] = OnDemand(model, self)
+        for name in gone:
+            if name in self.models and self.models[name].client is None:
+                del self.models[name]
+
+    def _gone(self, found: Mapping[str, Found]) -> list[str]:
+        others = [model.found for name, model in list(self.models.items()) if name not in found]
+        return [one.name for one in others if not os.path.exists(one.path)]
 
     @property
     def usual(self) -> OnDemand | None:
@@ -197,7 +256,8 @@ class Shelf:
         model.unused.clear()
         model.used_at = monotonic()
         try:
-            model.known = await client.info()  # another one than before, perhaps: its share of memory may be
+            # Another one than before, perhaps: its share of memory may be.
+            model.known = replace(await client.info(), alias=model.found.name)
         except BaseException as error:
             self.give_back(model)
             if self.has_ended(error):
@@ -274,17 +334,22 @@ class Shelf:
             del shares[model.found.name]
             await self._unload(model)
 
+    @property
+    def _most(self) -> int:
+        """The most models that can be loaded at a time."""
+        return min(self._most_loaded, len(self.models))
+
     def _share(self, model: OnDemand, ram: int) -> int:
         return min(ram, max(ram // self._most, model.need))
 
     async def _make_room(self, model: OnDemand) -> None:
         """Unload others until it fits, and return its memory limit. Without a budget it takes what is free,
         so it is loaded alone."""
-        if self._ram is not None:
+        if self._ram is not None and self.only is None:  # the only model needs no share: it may have all
             model.budget = self._share(model, self._ram)
         share = model.budget
         while others := self.loaded:
-            fits = self._ram is not None and sum(m.budget for m in others) + share <= self._ram
+            fits = self._ram is not None and sum(m.budget or self._ram for m in others) + share <= self._ram
             if fits and len(others) < self._most:
                 return
             await self._unload(min(others, key=_who_goes))
