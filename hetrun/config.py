@@ -316,6 +316,14 @@ class Settings:
             shows="none",
         ),
     )
+    api: str = field(
+        default="auto",
+        metadata=option(
+            "the API of the server of --url: openai, ollama, anthropic, or auto",
+            option_types.choice("auto", "openai", "ollama", "anthropic"),
+            "--api",
+        ),
+    )
     no_server: bool = field(
         default=False,
         metadata=option(

@@ -79,6 +79,7 @@ def run_command(arguments: list[str]) -> int:
 )
 @options.settings(
     "url",
+    "api",
     "no_server",
     "api_key",
     "strict",
@@ -130,7 +131,7 @@ def run(
     from hetrun.cli.batch import Files, run_file
 
     options.refuse_beside("-f", {"-i": interactive, "--continue": go_on})
-    elsewhere = {"--url": given["url"], "--no-server": given["no_server"]}
+    elsewhere = {"--url": given["url"], "--api": given["api"], "--no-server": given["no_server"]}
     options.refuse_beside("-f", elsewhere, "use --workers")
     if asked.prompt is not None:
         raise OptionError(f"-f {source} and a prompt are both given: use only one of them")
@@ -155,6 +156,7 @@ def _ask(
     else:
         options.refuse_without("-f or --url", {"--api-key": given["api_key"]})
     settings = asked.resolved(given)
+    _refuse_api(settings)
     interactive, go_on = talks["-i"], talks["--continue"]
     if not settings.url and asked.is_conversation(interactive, go_on, plain=not raw and not as_json):
         from hetrun.cli.conversation import converse
@@ -169,10 +171,16 @@ def _ask(
     return 0
 
 
+def _refuse_api(settings: Settings) -> None:
+    """--api says what the server of --url speaks."""
+    if settings.url is None and settings.origin("api") == "explicit":
+        options.refuse_without("--url", {"--api": settings.api})
+
+
 @hetrun.command(cls=sampling.Command, short_help="Talk to a model in the terminal.")
 @options.model
 @options.settings(
-    *("url", "api_key", *options.ANSWERING, "prompt_cache", *options.RUNNING),
+    *("url", "api", "api_key", *options.ANSWERING, "prompt_cache", *options.RUNNING),
     help={"api_key": "with --url: the key of the server"},
 )
 @sampling.options(*sampling.SAMPLING)
@@ -184,7 +192,9 @@ def chat(**given: object) -> None:
     from hetrun.cli.chat import talk
 
     chosen = sampling.taken(given)
-    talk(options.resolved_or_remote(given), chosen)
+    settings = options.resolved_or_remote(given)
+    _refuse_api(settings)
+    talk(settings, chosen)
 
 
 @hetrun.command(cls=sampling.Command, short_help="Serve OpenAI's chat API on this machine.")
