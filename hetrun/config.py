@@ -342,7 +342,7 @@ class Settings:
             "a model, or a folder of models, to load on demand; may be repeated",
             option_types.names,
             "--models",
-            shows="only that of -m",
+            shows="none",
         ),
     )
     models_max: int = field(
@@ -385,6 +385,14 @@ class Settings:
             option_types.text,
             "--url",
             shows="none",
+        ),
+    )
+    api: str = field(
+        default="auto",
+        metadata=option(
+            "the API of the server of --url: openai, ollama, anthropic, or auto",
+            option_types.choice("auto", "openai", "ollama", "anthropic"),
+            "--api",
         ),
     )
     no_server: bool = field(

@@ -79,6 +79,7 @@ def run_command(arguments: list[str]) -> int:
 )
 @options.settings(
     "url",
+    "api",
     "no_server",
     "api_key",
     "strict",
@@ -130,7 +131,7 @@ def run(
     from hetrun.cli.batch import Files, run_file
 
     options.refuse_beside("-f", {"-i": interactive, "--continue": go_on})
-    elsewhere = {"--url": given["url"], "--no-server": given["no_server"]}
+    elsewhere = {"--url": given["url"], "--api": given["api"], "--no-server": given["no_server"]}
     options.refuse_beside("-f", elsewhere, "use --workers")
     if asked.prompt is not None:
         raise OptionError(f"-f {source} and a prompt are both given: use only one of them")
@@ -155,6 +156,7 @@ def _ask(
     else:
         options.refuse_without("-f or --url", {"--api-key": given["api_key"]})
     settings = asked.resolved(given)
+    _refuse_api(settings)
     interactive, go_on = talks["-i"], talks["--continue"]
     if not settings.url and asked.is_conversation(interactive, go_on, plain=not raw and not as_json):
         from hetrun.cli.conversation import converse
@@ -169,10 +171,16 @@ def _ask(
     return 0
 
 
+def _refuse_api(settings: Settings) -> None:
+    """--api says what the server of --url speaks."""
+    if settings.url is None and settings.origin("api") == "explicit":
+        options.refuse_without("--url", {"--api": settings.api})
+
+
 @hetrun.command(cls=sampling.Command, short_help="Talk to a model in the terminal.")
 @options.model
 @options.settings(
-    *("url", "api_key", *options.ANSWERING, "prompt_cache", *options.RUNNING),
+    *("url", "api", "api_key", *options.ANSWERING, "prompt_cache", *options.RUNNING),
     help={"api_key": "with --url: the key of the server"},
 )
 @sampling.options(*sampling.SAMPLING)
@@ -184,11 +192,13 @@ def chat(**given: object) -> None:
     from hetrun.cli.chat import talk
 
     chosen = sampling.taken(given)
-    talk(options.resolved_or_remote(given), chosen)
+    settings = options.resolved_or_remote(given)
+    _refuse_api(settings)
+    talk(settings, chosen)
 
 
 @hetrun.command(cls=sampling.Command, short_help="Serve OpenAI's chat API on this machine.")
-@options.model
+@options.model_or_all
 @options.settings("aliases", "models", "models_max", "sleep_idle")
 @options.settings("host", "port", "ollama", "uds", "api_key", "allowed_hosts", "cors_origins", "queue")
 @options.settings("strict")
@@ -205,12 +215,55 @@ def chat(**given: object) -> None:
 def serve(verbose: bool, **given: object) -> None:
     """Serve OpenAI's chat API on this machine.
 
+    Without a model, every model that hetrun list shows is offered, and loaded when a request names it.
+
     Sampling options are the defaults for requests that do not set their own.
     """
     from hetrun.cli.serve import serve_forever
 
     chosen = sampling.taken(given)
     serve_forever(options.resolved(given), chosen, verbose)
+
+
+@hetrun.command(short_help="Start an agent, such as Claude Code, with a model of this machine.")
+@click.argument("name", required=False)
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]", type=click.UNPROCESSED)
+@options.settings(
+    *("model", "ctx", "ram", "url", "api_key"),
+    help={
+        "ctx": "context length of a server that is started",
+        "ram": "memory limit of a server that is started, such as 2GiB or 50%",
+        "url": "use this running server, such as http://localhost:8080",
+        "api_key": "the key of the server",
+    },
+    shows={"model": "the one that is loaded, or the only one", "url": "one of yours, else a new one"},
+)
+@click.option("--keep", is_flag=True, help="leave a server that was started running afterwards")
+@click.option("--print", "shown", is_flag=True, help="print what would be started and written, and end")
+@options.as_json
+def launch(
+    name: str | None, arguments: tuple[str, ...], keep: bool, shown: bool, as_json: bool, **given: object
+) -> int:
+    """Start an agent with a model of this machine: claude, codex, opencode, aider, cline, goose or llm.
+
+    Arguments after -- are the agent's: hetrun launch claude -m qwen3:8b -- -p "What is in this folder?"
+
+    A running server of yours that has the model is used; if there is none, one is started, which ends with
+    the agent. The agent gets the server's address and the model by its environment, by options, and in files
+    below ~/.cache/hetrun/launch; its own configuration is not changed. The exit code is the agent's.
+
+    Without a NAME, the agents are listed: which are installed, and how each would be started.
+    """
+    from hetrun.cli import launch as tool
+
+    settings = Settings.resolve(environ=None, **given)
+    if name is None:
+        tool.print_agents(settings, as_json)
+        return 0
+    if shown or as_json:
+        tool.show(settings, name, arguments, as_json)
+        return 0
+    return tool.launch(settings, name, arguments, keep)
 
 
 @hetrun.command(name="ps", short_help="List your running servers.")

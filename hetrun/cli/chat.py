@@ -56,7 +56,7 @@ def _client(settings: Settings, log: BinaryIO) -> ChatClient:
         return WorkerClient(settings, log=log, engine=CHAT)
     from hetrun.client.http_client import RemoteClient
 
-    return RemoteClient(settings.url, api_key=settings.api_key, model=settings.model)
+    return RemoteClient(settings.url, api_key=settings.api_key, model=settings.model, api=settings.api)
 
 
 def _doors(settings: Settings, log: BinaryIO) -> Doors:
@@ -86,7 +86,7 @@ def doors_of_server(settings: Settings, url: str) -> Doors:
     from hetrun.tui.host import Doors, Offered
 
     def client(model: str | None) -> RemoteClient:
-        return RemoteClient(url, api_key=settings.api_key, model=model)
+        return RemoteClient(url, api_key=settings.api_key, model=model, api=settings.api)
 
     def reopen(changes: Mapping[str, object], tell: Tell) -> Opening:
         return partial(client, str(changes["model"]) if "model" in changes else settings.model)

@@ -69,13 +69,21 @@ def settings(
 
 def model(command: Command) -> Command:
     """-m and --offline; the model may also be the first word."""
+    return _model(command, {})
 
+
+def model_or_all(command: Command) -> Command:
+    """The same for a command that takes all models if none is named."""
+    return _model(command, {"model": "all that hetrun list shows"})
+
+
+def _model(command: Command, shows: Mapping[str, str]) -> Command:
     @wraps(command)
     def call(named: str | None, **given: object) -> object:
         return command(**given | {"model": one_of(named, cast("str | None", given["model"]))})
 
     return click.argument("named", required=False, metavar="[MODEL]", shell_complete=files)(
-        settings("model", "offline")(call)
+        settings("model", "offline", shows=shows)(call)
     )
 
 

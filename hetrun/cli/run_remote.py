@@ -46,11 +46,13 @@ def of_url(settings: Settings, say: Callable[[str], None]) -> Iterator[Answerer]
         if settings.origin(name) == "explicit":
             flag = OPTIONS[name].flags[-1]
             raise OptionError(f"{flag} is for a model that is loaded here: leave out {flag} or --url")
-    client = RemoteClient(settings.url, api_key=settings.api_key, model=settings.model, tell=say)
+    client = RemoteClient(
+        settings.url, api_key=settings.api_key, model=settings.model, tell=say, api=settings.api
+    )
     with asyncio.Runner() as runner:
         runner.run(client.info())
         if client.is_guess:
-            names = ", ".join(info.path for info in runner.run(client.models()))
+            names = ", ".join(info.id for info in runner.run(client.models()))
             raise OptionError(
                 f"{settings.url} has several models and none is loaded; choose one with -m: {names}"
             )

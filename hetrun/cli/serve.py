@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from hetrun.cli.progress import OPENING, loading
 from hetrun.client import local_servers
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.interface import ChatClient
-from hetrun.client.model_catalog import Found, find_models
+from hetrun.client.model_catalog import Found, ModelCatalog, find_models
 from hetrun.client.model_pool import Shelf
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, default_model, is_of_service
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 BESIDE = 256  # requests held besides those that the queue has room for: read, or answered
 OLLAMA_PORT = 11434
+MOST_NAMED = 10  # models in the line at the start
 POLL_S = 0.1  # how often the bar looks at how far loading has come
 
 
@@ -101,24 +102,28 @@ async def _serve(
     shelf = shelf_of(settings)
     async with AsyncExitStack() as ends:
         ends.push_async_callback(shelf.close)
-        if shelf.only:
-            shelf.only.begin()
+        if only := shelf.only:
+            only.begin()
         # Imported while the worker loads.
         from hetrun.server import listen
         from hetrun.server.app import create_app
         from hetrun.tools.model_library import LocalLibrary
 
+        if shelf.shares:
+            from hetrun.memory.ledger import granted
+
+            shelf.allow(granted(settings.ram).nbytes)
         stop = asyncio.Event()
         listen.stop_on_signals(stop)
         await ends.enter_async_context(listed(shelf, stop, settings, listen.url(bound)))
-        if shelf.only:
-            await loaded(shelf.only, stop)
+        if only:
+            await loaded(only, stop)
             if stop.is_set():
                 return
-            info = await shelf.only.info()
+            info = await only.info()
             SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
         app = create_app(
-            shelf.only or shelf,
+            only if only and not shelf.shares else shelf,
             strict=settings.strict,
             api_key=settings.api_key,
             sampling=sampling,
@@ -137,13 +142,12 @@ async def _serve(
 
         def started() -> None:
             all_of_this_lasts()
-            several = f"{counted(len(shelf.models), 'model')} ({', '.join(shelf.models)})"
             named = f" as {', '.join(settings.aliases)}" if settings.aliases else ""
-            what = f"{info.id}{named}" if shelf.only else several
+            what = f"{info.id}{named}" if only else in_words(list(shelf.models))
             say(f"{what} on {listen.url(bound)}/v1 (Ctrl-C stops)")
             if bound.family != socket.AF_UNIX:
                 say(f"a chat for browsers: {listen.url(bound)}/")
-            if shelf.only:
+            if only:
                 say(f"chat template: {info.template_origin}")
 
         await listen.serve(app, bound, stop, started, shelf.close)
@@ -158,6 +162,12 @@ def folder_of_slots(path: Path | None) -> Path | None:
     if not path.is_dir():
         raise OptionError(f"--slot-save-path {printable(str(path))}: the folder does not exist; create it")
     return path.resolve()
+
+
+def in_words(names: Sequence[str]) -> str:
+    """How many models, and the names of the first."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{counted(len(names), 'model')} ({', '.join(names[:MOST_NAMED])}{more})"
 
 
 @asynccontextmanager
@@ -179,27 +189,44 @@ async def listed(shelf: Shelf, stop: asyncio.Event, settings: Settings, url: str
 
 
 def shelf_of(settings: Settings) -> Shelf:
-    """The models that are offered: one, or several that are loaded on demand within one budget."""
-    if not settings.models:
-        named = settings.model or "the default model"
+    """The models that are offered: one that was named; several, loaded on demand within one budget; or, if
+    none was named, all that `hetrun list` shows."""
+    if settings.models:
+        if settings.prompt_cache:
+            raise OptionError("--prompt-cache is a file of one model: it does not go with --models")
+        named = [*([settings.model] if settings.model else []), *settings.models]
+        return _several(settings, find_models(named))
+    from hetrun.loader.hub.catalog import StoredModels, name_in_list
 
-        def alone(found: Found, ram: int | None) -> ChatClient:
-            return WorkerClient(settings if ram is None else _for(settings, settings.model, ram))
+    if settings.model is None and (catalog := StoredModels(say)).found():
+        models = catalog.found()
+        if settings.prompt_cache is None and settings.plan is None:
+            return _several(settings, models, catalog)
+        if len(models) > 1:
+            flag = "--plan" if settings.prompt_cache is None else "--prompt-cache"
+            raise OptionError(f"{flag} is a file of one model: name the model with -m")
+        settings = _for(settings, str(next(iter(models.values())).path), settings.ram)
+    place = Path(settings.model).expanduser() if settings.model else default_model()
 
-        place = Path(settings.model).expanduser() if settings.model else default_model()
-        return Shelf([Found(named, place, 0)], alone, idle_s=settings.sleep_idle)
-    from hetrun.memory.ledger import granted  # numpy comes with it
+    def alone(found: Found, ram: int | None) -> ChatClient:
+        return WorkerClient(settings if ram is None else _for(settings, settings.model, ram))
 
-    if settings.prompt_cache:
-        raise OptionError("--prompt-cache is a file of one model: it does not go with --models")
-    models = find_models([*([settings.model] if settings.model else []), *settings.models])
+    named_alone = Found(name_in_list(place), place, 0)
+    return Shelf([named_alone], alone, idle_s=settings.sleep_idle)
+
+
+def _several(settings: Settings, models: Mapping[str, Found], catalog: ModelCatalog | None = None) -> Shelf:
+    """Several models, and those of the catalog that come later."""
 
     def one_of_several(found: Found, ram: int | None) -> ChatClient:
-        return WorkerClient(_for(settings, str(found.path), ram))
+        return WorkerClient(_for(settings, str(found.path), settings.ram if ram is None else ram))
 
-    ram = granted(settings.ram).nbytes
     return Shelf(
-        models.values(), one_of_several, ram=ram, most_loaded=settings.models_max, idle_s=settings.sleep_idle
+        models.values(),
+        one_of_several,
+        most_loaded=settings.models_max,
+        idle_s=settings.sleep_idle,
+        catalog=catalog,
     )
 
 

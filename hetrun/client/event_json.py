@@ -13,7 +13,7 @@ from typing import Any
 
 from hetrun import errors
 from hetrun.client.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
-from hetrun.client.openai_format import read
+from hetrun.client.remote.openai_format import read
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import EngineStopped, HetrunError, Overloaded, UserError
 

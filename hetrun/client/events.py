@@ -215,11 +215,13 @@ class ModelInfo:
     fills: bool = False  # it has the tokens to fill in the middle of a text (`text.infill`)
     thought_mark: str = ""  # the opening mark of its reasoning, if it reasons
     aliases: tuple[str, ...] = ()  # its names for clients of a server, if it was given some (--alias)
+    listed_as: str = ""  # its name in a list of models
 
     @property
     def id(self) -> str:
-        """Its first alias, else the file's name, which users know; `name` comes from the file's metadata."""
-        return self.aliases[0] if self.aliases else self.file_id
+        """Its first alias, its name in a list, or the file's name, which users know; `name` comes from the
+        file's metadata."""
+        return self.aliases[0] if self.aliases else self.listed_as or self.file_id
 
     @property
     def file_id(self) -> str:

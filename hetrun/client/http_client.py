@@ -1,4 +1,5 @@
-"""The client contract over a running server with OpenAI's interface: ours, llama.cpp's, Ollama's.
+"""The client contract over a running server that has OpenAI's API (as ours, llama.cpp's, vLLM's), Ollama's or
+Anthropic's.
 
 Each request has its own connection: closing it tells the server to cancel the request.
 """
@@ -18,17 +19,6 @@ import h11
 from hetrun.client.address import Address, address
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import Health
-from hetrun.client.openai_format import (
-    asked_for,
-    echoed,
-    failure,
-    info_of,
-    last_of,
-    number,
-    piece_of,
-    read,
-    status_of,
-)
 from hetrun.client.queries import (
     EngineState,
     Foreseen,
@@ -44,6 +34,18 @@ from hetrun.client.queries import (
     TokenizerInfo,
     WhatIf,
 )
+from hetrun.client.remote.interface import RemoteApi
+from hetrun.client.remote.openai_format import (
+    OpenAIApi,
+    echoed,
+    failure,
+    info_of,
+    last_of,
+    number,
+    read,
+    status_of,
+)
+from hetrun.client.remote.probe import APIS, api_of
 from hetrun.errors import HetrunError, UserError
 from hetrun.system.strict_json import parsed
 
@@ -74,12 +76,16 @@ class RemoteClient:
         api_key: str | None = None,
         model: str | None = None,
         tell: Callable[[str], None] | None = None,
+        api: str = "auto",
     ) -> None:
         """`model`: which one, if there are several; by default one that is loaded. `tell` is called when the
-        server has to load it for an answer."""
+        server has to load it for an answer. `api`: openai, ollama, anthropic, or auto to find out."""
         self._where = address(url, "--url")
         self._key = api_key
+        self._api: RemoteApi = APIS[api]() if api in APIS else OpenAIApi()
+        self._is_probed = api in APIS
         self._model = model
+        self._chosen: Json = {}  # what the server says of the model
         self._tell = tell
         self._several = False
         self.is_guess = False  # the server has several models, none was named, and none is loaded
@@ -125,16 +131,20 @@ class RemoteClient:
 
     async def _listed(self) -> list[Json]:
         """The server's models, loaded ones first."""
-        status, said = await self._json("GET", "/v1/models")
-        models = said.get("data")
-        if status != 200 or not isinstance(models, list):
-            raise failure(self._where.url, status, said)
-        known = [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        if not self._is_probed:
+            self._api = await api_of(self._json)
+            self._is_probed = True
+        known = await self._api.listed(self._json, self._where.url)
         return sorted(known, key=lambda model: status_of(model) != "loaded")
 
     async def _first_model(self) -> ModelInfo:
         known = await self._listed()
-        named = [model for model in known if self._model in (None, model["id"])]
+        if not known and not self._api.needs_list:
+            if self._model is None:
+                raise UserError(f"{self._where.url} does not list its models: name the model with -m")
+            known = [{"id": self._model}]
+        names = (self._model, f"{self._model}:latest")  # Ollama's tag, which people leave out
+        named = [model for model in known if self._model is None or model["id"] in names]
         if not named:
             some = ", ".join([model["id"] for model in known[:5]]) or "none"
             raise UserError(f"{self._where.url} has no model {self._model or 'at all'}; it has: {some}")
@@ -142,10 +152,14 @@ class RemoteClient:
         is_cold = status_of(chosen) in COLD
         self.is_guess = self._model is None and self._several and is_cold
         self._model = chosen["id"]
-        if is_cold and not self.is_guess:
+        if is_cold and not self.is_guess and self._api.load_path:
             await self._load()
             chosen = next((model for model in await self._listed() if model["id"] == self._model), chosen)
-        return info_of(chosen, self._where.url)
+        return await self._info_of(chosen)
+
+    async def _info_of(self, model: Json) -> ModelInfo:
+        self._chosen = await self._api.described(model, self._json)
+        return info_of(self._chosen, self._where.url)
 
     async def _seen_again(self, before: ModelInfo) -> ModelInfo:
         """The model as the server has it now, which is not asked to load it for that."""
@@ -155,14 +169,15 @@ class RemoteClient:
         if found is None or status_of(found) in COLD:
             return before
         self._model, self._several = found["id"], len(known) > 1
-        self._info = info_of(found, self._where.url)
+        self._info = await self._info_of(found)
         self._is_old = self.is_guess = False
         return self._info
 
     async def _load(self) -> None:
         """Make the server load the model; before, it knows little about it."""
         self._say_loading()
-        status, said = await self._json("GET", f"/props?{urlencode({'model': self.model})}", limit_s=None)
+        path = f"{self._api.load_path}?{urlencode({'model': self.model})}"
+        status, said = await self._json("GET", path, limit_s=None)
         if status >= 500:
             raise failure(self._where.url, status, said)
 
@@ -196,7 +211,7 @@ class RemoteClient:
     async def _stream(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         await self._known()
         self._is_old = True
-        path, body = asked_for(request, self.model)
+        path, body = self._api.order(request, {**self._chosen, "id": self.model})
         if request.echo:
             status, said = await self._json("POST", path, body, limit_s=None)
             if status != 200:
@@ -209,13 +224,14 @@ class RemoteClient:
         async with self._loading_told() as told, aclosing(self._lines(path, body)) as lines:
             async for line in lines:
                 told()
-                if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
+                if not (data := _data_of(line)):
                     continue
                 said = self._parsed(data)
                 if "error" in said:
                     raise failure(self._where.url, 200, said)
-                end |= {name: said[name] for name in ("usage", "timings") if said.get(name)}
-                piece = piece_of(said, thinking)
+                piece = self._api.piece_of(said, thinking)
+                for name, figures in piece.figures.items():
+                    end[name] = {**end.get(name, {}), **figures}
                 thinking = piece.thinking
                 end |= {"finish_reason": piece.finish_reason} if piece.finish_reason else {}
                 if piece.text:
@@ -247,6 +263,8 @@ class RemoteClient:
 
     async def _answer(self, question: Question[Any]) -> object:
         info = await self._known()
+        if not isinstance(self._api, OpenAIApi):
+            raise UserError(f"{self._where.url} does not offer that in {self._api.title} API")
         match question:
             case Tokenize(text, add_special, parse_special):
                 body = {"content": text, "add_special": add_special, "parse_special": parse_special}
@@ -373,7 +391,8 @@ class RemoteClient:
         except OSError as error:
             raise Broken(f"{where.url} cannot be reached: {error}; is the server running?") from None
         try:
-            yield _events(reader, writer, where, _request(where, method, path, body, self._key))
+            headers = self._api.headers(self._key)
+            yield _events(reader, writer, where, _request(where, method, path, body, headers))
         except (OSError, EOFError, h11.ProtocolError) as error:
             raise Broken(
                 f"{where.url} closed the connection{f': {error}' if str(error) else ''}; try again"
@@ -382,11 +401,21 @@ class RemoteClient:
             writer.close()
 
 
-def _request(where: Address, method: str, path: str, body: Json | None, key: str | None) -> list[h11.Event]:
+def _data_of(line: str) -> str:
+    """The object in a line of a stream: of server-sent events, or of JSON lines; empty if there is none."""
+    if line.startswith("data:"):
+        data = line[len("data:") :].strip()
+        return "" if data == "[DONE]" else data
+    return line if line.startswith("{") else ""
+
+
+def _request(
+    where: Address, method: str, path: str, body: Json | None, more: list[tuple[str, str]]
+) -> list[h11.Event]:
     content = b"" if body is None else json.dumps(body).encode()
     headers = [("Host", where.header), ("Content-Type", "application/json"), ("Accept", "*/*")]
     headers += [("Content-Length", str(len(content))), ("Connection", "close")]
-    headers += [("Authorization", f"Bearer {key}")] if key else []
+    headers += more
     request = h11.Request(method=method, target=where.path + path, headers=headers)
     return [request, h11.Data(content), h11.EndOfMessage()]
 

@@ -23,7 +23,7 @@ from hetrun import __version__
 from hetrun.client.event_json import event_of, request_as_json
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.http_client import Broken, RemoteClient
-from hetrun.client.openai_format import read
+from hetrun.client.remote.openai_format import read
 from hetrun.config import Settings, runtime_dir
 from hetrun.errors import EngineStopped, HetrunError, UserError
 

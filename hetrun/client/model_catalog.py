@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Protocol
 
 from hetrun.errors import UserError
 
@@ -26,6 +27,18 @@ class Found:
     name: str  # its name in requests
     path: Path
     nbytes: int
+
+
+class ModelCatalog(Protocol):
+    """The models that may be offered, which come and go while a server runs."""
+
+    def scan(self) -> Mapping[str, Found]:
+        """All of them by name; looks at folders, and opens no model."""
+        ...
+
+    def named(self, name: str) -> str | None:
+        """The name, among those of the last scan, of the model that may also be called so."""
+        ...
 
 
 def find_models(places: Iterable[str]) -> Mapping[str, Found]:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TypeVar
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import ChatClient, Health
-from hetrun.client.model_catalog import Found, identity, spellings
+from hetrun.client.model_catalog import Found, ModelCatalog, identity, spellings
 from hetrun.client.queries import Question, SetRam, State, TokenizerFacts, TokenizerInfo
 from hetrun.errors import BudgetError, EngineStopped, HetrunError, OptionError
 
@@ -30,6 +31,7 @@ Start = Callable[[Found, int | None], ChatClient]  # starts to load a model, wit
 
 MOST_LOADED = 4
 REMEMBER_S = 2.0  # for what is asked of a model before it is unloaded
+SCAN_AGAIN_S = 1.0  # between two looks at which models there are
 STOPPED = "the server was stopped before this answer was complete"
 REMOVED = "the model was removed from this server"
 # Estimated memory of a model that was never loaded: its weights, keys and values, and the process.
@@ -170,8 +172,10 @@ class Shelf:
         ram: int | None = None,
         most_loaded: int = MOST_LOADED,
         idle_s: float | None = None,
+        catalog: ModelCatalog | None = None,
     ) -> None:
-        """At most `most_loaded` are loaded at a time; each is unloaded after `idle_s` without a request."""
+        """At most `most_loaded` are loaded at a time; each is unloaded after `idle_s` without a request.
+        `catalog`: further models are found there while the server runs."""
         self.idle_s = idle_s
         self.models = {found.name: OnDemand(found, self) for found in models}
         self._start = start
@@ -179,7 +183,19 @@ class Shelf:
         self._most_loaded = most_loaded
         self._turn = asyncio.Lock()  # held while room is needed or changed
         self._going: set[asyncio.Task[None]] = set()
+        self._catalog = catalog
+        self._scan: asyncio.Task[None] | None = None  # while it runs
+        self._scanned_at = monotonic()
         self.closed = False
+
+    @property
+    def shares(self) -> bool:
+        """Whether there are several models, or may be."""
+        return len(self.models) > 1 or self._catalog is not None
+
+    def allow(self, nbytes: int) -> None:
+        """Set the memory limit of all models together; those that are loaded keep what they have."""
+        self._ram = nbytes
 
     @property
     def only(self) -> OnDemand | None:
@@ -188,11 +204,14 @@ class Shelf:
 
     @property
     def progress(self) -> float:
-        return 1.0
+        return self.only.progress if self.only else 1.0
 
     @property
     def health(self) -> Health:
-        """Ok even while models load, since others answer. Not if one is stuck, because it occupies cores."""
+        """Of several models it is ok even while some load, since others answer; not if one is stuck, because
+        that occupies cores."""
+        if self.only:
+            return self.only.health
         stuck = (m.health for m in self.loaded if m.health.status == "stuck")
         return next(stuck, Health("ok"))
 
@@ -204,7 +223,10 @@ class Shelf:
 
     def find(self, name: str) -> OnDemand | None:
         """The model that a request names."""
-        return next((self.models[n] for n in spellings(name) if n in self.models), None)
+        if model := next((self.models[n] for n in spellings(name) if n in self.models), None):
+            return model
+        other = self._catalog.named(name) if self._catalog else None
+        return None if other is None else self.models.get(other)
 
     def add(self, found: Found) -> None:
         """Offer another model."""
@@ -216,6 +238,42 @@ class Shelf:
         async with self._turn:
             if model.client:
                 await self._unload(model)
+
+    async def look_for(self, name: str) -> OnDemand | None:
+        """The same, among models that have just come, too."""
+        if (model := self.find(name)) is None and self._catalog:
+            await self.look_again()
+            model = self.find(name)
+        return model
+
+    async def look_again(self) -> None:
+        """Offer the models that have come, and no longer those whose files are gone."""
+        if self._catalog is None:
+            return
+        if self._scan is None:
+            if monotonic() - self._scanned_at < SCAN_AGAIN_S:
+                return
+            self._scan = asyncio.ensure_future(self._scan_catalog(self._catalog))
+        await asyncio.shield(self._scan)
+
+    async def _scan_catalog(self, catalog: ModelCatalog) -> None:
+        try:
+            found = await asyncio.to_thread(catalog.scan)
+            gone = await asyncio.to_thread(self._gone, found)
+        finally:
+            self._scan, self._scanned_at = None, monotonic()
+        for name, model in found.items():
+            if name in self.models:
+                self.models[name].found = model
+            else:
+                self.models[name] = OnDemand(model, self)
+        for name in gone:
+            if name in self.models and self.models[name].client is None:
+                del self.models[name]
+
+    def _gone(self, found: Mapping[str, Found]) -> list[str]:
+        others = [model.found for name, model in list(self.models.items()) if name not in found]
+        return [one.name for one in others if not os.path.exists(one.path)]
 
     @property
     def usual(self) -> OnDemand | None:
@@ -248,7 +306,8 @@ class Shelf:
         model.unused.clear()
         model.used_at = monotonic()
         try:
-            model.known = await client.info()  # another one than before, perhaps: its share of memory may be
+            # Another one than before, perhaps: its share of memory may be.
+            model.known = replace(await client.info(), listed_as=model.found.name)
         except BaseException as error:
             self.give_back(model)
             if self.has_ended(error):
@@ -337,11 +396,11 @@ class Shelf:
     async def _make_room(self, model: OnDemand) -> None:
         """Unload others until it fits, and return its memory limit. Without a budget it takes what is free,
         so it is loaded alone."""
-        if self._ram is not None:
+        if self._ram is not None and self.only is None:  # the only model needs no share: it may have all
             model.budget = self._share(model, self._ram)
         share = model.budget
         while others := self.loaded:
-            fits = self._ram is not None and sum(m.budget for m in others) + share <= self._ram
+            fits = self._ram is not None and sum(m.budget or self._ram for m in others) + share <= self._ram
             if fits and len(others) < self._most:
                 return
             await self._unload(min(others, key=_who_goes))

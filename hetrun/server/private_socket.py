@@ -43,6 +43,7 @@ def private_app(
     since = time.time()
 
     async def server(request: Request) -> Response:
+        await shelf.look_again()
         models = await asyncio.gather(*map(_described, shelf.models.values()))
         pid = os.getpid()
         facts = ServerFacts(__version__, pid, address, since, needs_key, options, tuple(models))
@@ -54,9 +55,9 @@ def private_app(
 
     async def generate(request: Request) -> Response:
         body = await json_object(request)
-        model = next((m for m in shelf.models.values() if _name(m) == body.get("model")), None)
+        model = next((m for m in shelf.models.values() if m.found.name == body.get("model")), None)
         if model is None or stop.is_set():
-            raise not_found(str(body.get("model")), [_name(m) for m in shelf.models.values()])
+            raise not_found(str(body.get("model")), [m.found.name for m in shelf.models.values()])
         said = body.get("request")
         try:
             order = request_of(said if isinstance(said, dict) else {})
@@ -91,8 +92,4 @@ async def _described(model: OnDemand) -> ServedModel:
             memory, budget, requests = state.used, state.budget, len(state.slots)
         except (TimeoutError, HetrunError):
             pass
-    return ServedModel(_name(model), model.identity, status, health.progress, memory, budget, requests)
-
-
-def _name(model: OnDemand) -> str:
-    return model.found.name if model.known is None else model.known.id
+    return ServedModel(model.found.name, model.identity, status, health.progress, memory, budget, requests)

@@ -13,7 +13,6 @@ import pytest
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.http_client import RemoteClient
-from hetrun.client.openai_format import THINKING, THOUGHT, read
 from hetrun.client.queries import (
     Counts,
     Detokenize,
@@ -27,6 +26,8 @@ from hetrun.client.queries import (
     TokenizerInfo,
     WhatIf,
 )
+from hetrun.client.remote.interface import THINKING, THOUGHT
+from hetrun.client.remote.openai_format import read
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError, UserError
 from hetrun.server import listen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,8 @@ from hetrun.server import listen
 from hetrun.server.app import create_app
 from hetrun.tui.app import ChatApp
 from hetrun.tui.widgets.machine import MachinePane
+from tests.server.test_remote_apis import ANTHROPIC, OLLAMA
+from tests.server.test_remote_apis import serving as scripted
 from tests.support.fakes import INFO, FakeEngine
 from tests.tui.driver import Driver
 
@@ -124,6 +126,26 @@ async def test_a_model_that_went_and_came_back_has_its_present_context(tmp_path:
         await chat.exchange("say on")
         await shows(chat, "a", 512)
         assert server.loads == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("routes", "name", "others"),
+    [(OLLAMA, "qwen3:8b", ["llama3.2:1b"]), (ANTHROPIC, "claude-small", [])],
+    ids=["ollama", "anthropic"],
+)
+async def test_a_server_with_another_api_answers_and_lists_its_models(
+    routes: Mapping[str, tuple[int, object]], name: str, others: list[str], tmp_path: Path
+) -> None:
+    url = f"unix:{tmp_path / 's'}"
+    async with scripted(routes, tmp_path / "s"), chat_over(tmp_path / "s") as chat:
+        assert chat.screen.info is not None
+        assert chat.screen.info.id == name
+        await chat.exchange("hi")
+        assert "Hello" in chat.shown
+        doors = doors_of_server(Settings.resolve(environ={}, url=url), url)
+        assert doors.models
+        offered = await asyncio.to_thread(doors.models)
+        assert [model.label for model in offered] == [name, *others]
 
 
 async def test_a_server_that_was_started_again_with_another_model(tmp_path: Path) -> None:

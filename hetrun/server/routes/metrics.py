@@ -58,7 +58,7 @@ def routes(service: Service) -> list[Route]:
         health = service.client.health.status
         found = [Metric("up", "gauge", "Whether requests are answered now.", {"": int(health == "ok")})]
         found += of_server(service.traffic)
-        several = isinstance(service.client, Shelf)
+        several = isinstance(service.client, Shelf) and service.client.only is None
         for client in engines(service.client):
             if client.health.status in ("ok", "stuck"):  # else there is no engine to ask
                 here = replace(service, client=client)

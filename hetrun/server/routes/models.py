@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
-from hetrun.client.model_catalog import spellings
+from hetrun.client.model_catalog import name_of, spellings
 from hetrun.client.model_pool import OnDemand, Shelf
 from hetrun.server.errors import ApiError, not_found, wrong_type
 from hetrun.server.service import Service
@@ -26,7 +26,8 @@ ANTHROPIC = "anthropic-version"  # a header that all of its clients send
 
 def answers_to(info: ModelInfo, name: str) -> bool:
     """Whether this name means the server's model."""
-    names = {*info.aliases, info.file_id, info.name, PurePath(info.path).name}
+    path = PurePath(info.path)
+    names = {*info.aliases, info.id, info.file_id, info.name, path.name, name_of(path)}
     return not names.isdisjoint(spellings(name))
 
 
@@ -39,22 +40,25 @@ async def meant(said: Mapping[str, object], service: Service) -> Service:
     """The service with the model that a request's body, or its query, means.
 
     A single model is always meant, unless the server is strict, because most tools insist on sending a name.
+    An unknown name may be that of a model that has just come.
     """
     name = said.get("model")
     if name is not None and not isinstance(name, str):
         raise wrong_type("model", "a string", name)
-    if isinstance(service.client, Shelf):
-        return replace(service, client=_of_several(name, service.client))
+    shelf = service.client
+    if isinstance(shelf, Shelf):
+        if name is not None and (model := await shelf.look_for(name)):
+            return replace(service, client=model)
+        service = replace(service, client=shelf.only or _usual(name, shelf))
     if name is not None and service.strict and not answers_to(info := await service.info(), name):
         raise not_found(name, names_of(info))
     return service
 
 
-def _of_several(name: str | None, shelf: Shelf) -> OnDemand:
+def _usual(name: str | None, shelf: Shelf) -> OnDemand:
+    """The one of several models that is meant if none is named."""
     if name is not None:
-        if (model := shelf.find(name)) is None:
-            raise not_found(name, list(shelf.models))
-        return model
+        raise not_found(name, list(shelf.models))
     if shelf.usual is None:
         message = (
             f"model is missing: this server has several, see /v1/models; one is {next(iter(shelf.models))}"
@@ -79,7 +83,9 @@ def routes(service: Service) -> list[Route]:
     async def all_of_them() -> list[Json]:
         shelf = service.client
         if isinstance(shelf, Shelf):
-            return [described(name, model, model.known) for name, model in shelf.models.items()]
+            await shelf.look_again()
+            if shelf.only is None:
+                return [described(name, model, model.known) for name, model in shelf.models.items()]
         info = await service.info()
         return [described(name, service.client, info) for name in names_of(info)]
 
@@ -95,8 +101,10 @@ def routes(service: Service) -> list[Route]:
     async def one(request: Request) -> Response:
         name, shelf = request.path_params["name"], service.client
         if isinstance(shelf, Shelf):
-            model = _of_several(name, shelf)
-            return JSONResponse(described(model.found.name, model, model.known))
+            if model := await shelf.look_for(name):
+                return JSONResponse(described(model.found.name, model, model.known))
+            if shelf.only is None:
+                raise not_found(name, list(shelf.models))
         info = await service.info()
         if not answers_to(info, name):
             raise not_found(name, names_of(info))

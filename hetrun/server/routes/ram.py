@@ -39,7 +39,7 @@ def routes(service: Service) -> list[Route]:
 
 async def _set(client: ChatClient, nbytes: int) -> Mapping[str, int]:
     """Several models share the limit; the answer contains their shares."""
-    if isinstance(client, Shelf):
+    if isinstance(client, Shelf) and client.only is None:
         return await client.set_ram(nbytes)
     return await client.ask(SetRam(nbytes))
 

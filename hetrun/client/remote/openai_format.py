@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from hetrun.client.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
-from hetrun.client.sampling_params import SamplingParams
+from hetrun.client.remote.interface import THOUGHT, Ask, Json, Order, Piece, differing, together
 from hetrun.errors import HetrunError, UserError
 
-Json = Mapping[str, Any]
-
-THINKING, THOUGHT = "<think>\n", "\n</think>\n\n"
 REASONS: dict[str, FinishReason] = {"length": "length", "cancelled": "cancelled"}
 MOST_SAID = 500  # characters of a server's error message
 # Fields that have another name or place there.
@@ -22,11 +19,39 @@ MOST_SCORES = 5  # alternatives of a token that OpenAI's completions give
 _APART = ("logprobs", "prompt_logprobs", "max_tokens", "logit_bias")
 
 
-def asked_for(request: GenerateRequest, model: str) -> tuple[str, Json]:
+class OpenAIApi:
+    """OpenAI's API, with what hetrun and llama.cpp add to it (`RemoteApi`)."""
+
+    name = "openai"
+    title = "OpenAI's"
+    needs_list = True
+    load_path = "/props"
+
+    def headers(self, key: str | None) -> list[tuple[str, str]]:
+        return [("Authorization", f"Bearer {key}")] if key else []
+
+    async def listed(self, ask: Ask, url: str) -> list[Json]:
+        status, said = await ask("GET", "/v1/models")
+        models = said.get("data")
+        if status != 200 or not isinstance(models, list):
+            raise failure(url, status, said)
+        return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+
+    async def described(self, model: Json, ask: Ask) -> Json:
+        return model
+
+    def order(self, request: GenerateRequest, model: Json) -> Order:
+        return asked_for(request, str(model["id"]))
+
+    def piece_of(self, said: Json, thinking: bool) -> Piece:
+        return piece_of(said, thinking)
+
+
+def asked_for(request: GenerateRequest, model: str) -> Order:
     """The route and the body of a request."""
     params = request.params
     body: dict[str, Any] = {"model": model, "stream": not request.echo}
-    body |= {name: value for name, value in _differing(params) if name not in _APART}
+    body |= {name: value for name, value in differing(params) if name not in _APART}
     if params.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
     if params.max_tokens is not None:
@@ -38,33 +63,12 @@ def asked_for(request: GenerateRequest, model: str) -> tuple[str, Json]:
             body |= {"logprobs": True, "top_logprobs": params.logprobs}
         if request.template_options:
             body["chat_template_kwargs"] = dict(request.template_options)
-        return "/v1/chat/completions", body | {"messages": list(request.messages)}
+        return Order("/v1/chat/completions", body | {"messages": list(request.messages)})
     most = params.prompt_logprobs if request.echo else params.logprobs
     body |= {"logprobs": min(most, MOST_SCORES)} if most is not None else {}
     body |= {"echo": True} if request.echo else {}
     prompt = request.text if request.text is not None else list(request.tokens or ())
-    return "/v1/completions", body | {"prompt": prompt}
-
-
-def _differing(params: SamplingParams) -> Iterator[tuple[str, Any]]:
-    """The parameters that are not at their default; other servers know few of these names."""
-    usual = SamplingParams()
-    yield from params.more.items()
-    for field in fields(params):
-        value = getattr(params, field.name)
-        if field.name == "more":
-            continue
-        if value != getattr(usual, field.name):
-            yield field.name, list(value) if isinstance(value, tuple) else value
-
-
-class Piece(NamedTuple):
-    """One event of a stream."""
-
-    text: str
-    thinking: bool  # what follows is reasoning
-    finish_reason: str = ""
-    logprob: TokenLogprob | None = None
+    return Order("/v1/completions", body | {"prompt": prompt})
 
 
 def piece_of(said: Json, thinking: bool) -> Piece:
@@ -75,15 +79,13 @@ def piece_of(said: Json, thinking: bool) -> Piece:
     delta: Json = inner if isinstance(inner, dict) else choice
     thought = next((t for n in ("reasoning_content", "reasoning") if isinstance(t := delta.get(n), str)), "")
     text = next((t for n in ("content", "text") if isinstance(t := delta.get(n), str)), "")
-    if thought and not thinking:
-        thought, thinking = THINKING + thought, True
-    elif text and thinking and not thought:
-        text, thinking = THOUGHT + text, False
-    reason, score = choice.get("finish_reason"), _score(choice.get("logprobs"))
-    return Piece(thought + text, thinking, reason if isinstance(reason, str) else "", score)
+    shown, thinking = together(thought, text, thinking)
+    reason, score = choice.get("finish_reason"), score_of(choice.get("logprobs"))
+    figures = {name: said[name] for name in ("usage", "timings") if said.get(name)}
+    return Piece(shown, thinking, reason if isinstance(reason, str) else "", score, figures)
 
 
-def _score(said: object) -> TokenLogprob | None:
+def score_of(said: object) -> TokenLogprob | None:
     """Of the first token; a stream has one in each piece."""
     match said:
         case {"content": [{"token": str(token), "logprob": int() | float() as logprob, **more}, *_]}:
@@ -160,6 +162,7 @@ def info_of(model: Json, url: str) -> ModelInfo:
         file_bytes=count("size"),
         template_origin=text("chat_template") or "the server",
         load_s=0.0,
+        listed_as=str(model["id"]),
     )
 
 

@@ -1,0 +1,1 @@
+"""The APIs in which a running server is asked: OpenAI's, Ollama's, Anthropic's."""
