@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hetrun.api.llm import LLM as LLM
     from hetrun.client.completion import ChatChunk as ChatChunk
     from hetrun.client.completion import Completion as Completion
+    from hetrun.client.completion import Ranked as Ranked
     from hetrun.client.completion import ToolCall as ToolCall
     from hetrun.client.events import Event as Event
     from hetrun.client.events import ModelInfo as ModelInfo
@@ -32,6 +33,7 @@ _EXPORTS = {
     "Event": "hetrun.client.events",
     "HetrunError": "hetrun.errors",
     "ModelInfo": "hetrun.client.events",
+    "Ranked": "hetrun.client.completion",
     "SamplingParams": "hetrun.client.sampling_params",
     "ToolCall": "hetrun.client.completion",
     "UserError": "hetrun.errors",
@@ -45,6 +47,7 @@ __all__ = [
     "Event",
     "HetrunError",
     "ModelInfo",
+    "Ranked",
     "SamplingParams",
     "ToolCall",
     "UserError",

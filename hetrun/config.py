@@ -184,6 +184,23 @@ class Settings:
             shows="none",
         ),
     )
+    slot_save_path: Path | None = field(
+        default=None,
+        metadata=option(
+            "a folder in which clients may save and restore slots",
+            option_types.path,
+            "--slot-save-path",
+            shows="none",
+        ),
+    )
+    context_shift: bool = field(
+        default=False,
+        metadata=option(
+            "when a text fills the context, drop its oldest tokens and go on",
+            option_types.boolean,
+            "--context-shift",
+        ),
+    )
     max_tokens: int | None = field(
         default=None,
         metadata=option(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import accumulate
 from pathlib import Path
 from reprlib import repr as short
 
@@ -24,6 +25,8 @@ UNITS = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", start=1)
     for ending, base in (("", 1024), ("ib", 1024), ("b", 1000))
 }
+MEANT = {"context": "ctx"}  # words that begin another name as well
+MOST_NAMES = 320  # characters of a list of names
 SPECULATION = ("off", "lookup", "mtp", "auto")
 TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
@@ -34,11 +37,18 @@ def unknown(what: str, name: str, known: Iterable[str], prefix: str = "") -> str
 
     tails = [other.removeprefix(prefix) for other in known]
     tail = name.removeprefix(prefix)
+    meant = [
+        ours for word, ours in MEANT.items() if len(tail) > 3 and word.startswith(tail) and ours in tails
+    ]
     longer = [other for other in tails if tail and other.startswith(tail)]
-    close = longer or get_close_matches(tail, tails, n=1)
+    close = meant or longer or get_close_matches(tail, tails, n=1)
     if close:
         return f"unknown {what} {name}: did you mean {prefix}{close[0]}?"
-    return f"unknown {what} {name}: known are {', '.join(prefix + other for other in tails)}"
+    names = [prefix + other for other in tails]
+    lengths = accumulate(len(found) + 2 for found in names)
+    shown = sum(length <= MOST_NAMES for length in lengths)
+    more = f" and {len(names) - shown} more" if shown < len(names) else ""
+    return f"unknown {what} {name}: known are {', '.join(names[:shown])}{more}"
 
 
 def refused(where: str, value: object, said: str) -> OptionError:

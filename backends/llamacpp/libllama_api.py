@@ -121,6 +121,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "llama_vocab_bos": (c_int32, c_void_p),
     "llama_vocab_eos": (c_int32, c_void_p),
     "llama_vocab_sep": (c_int32, c_void_p),
+    **{f"llama_vocab_fim_{kind}": (c_int32, c_void_p) for kind in ("pre", "suf", "mid", "pad", "rep", "sep")},
     "llama_vocab_get_add_bos": (c_bool, c_void_p),
     "llama_vocab_get_add_eos": (c_bool, c_void_p),
     "llama_vocab_get_attr": (c_int32, c_void_p, c_int32),

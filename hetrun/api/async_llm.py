@@ -31,9 +31,12 @@ from hetrun.client.completion import (
     ChatChunk,
     Completion,
     Prompt,
+    Ranked,
     as_prompts,
+    checked_documents,
     completion,
     prompt_request,
+    ranked,
 )
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo
@@ -214,6 +217,14 @@ class AsyncLLM:
         model = await self._opened()
         with in_python():
             return vectors(await _collected(model, model.embedding_requests(texts, pooling)), normalise)
+
+    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
+        """Documents by how well they meet a query's requirements, the best first; see `LLM.rerank`."""
+        with in_python():
+            texts = checked_documents(query, documents, top_n)
+            requests = await self._aside(lambda model: model.ranking_requests(query, texts))
+            found = await _collected(await self._opened(), requests)
+            return ranked([events[-1] for events in found], texts, top_n)
 
     # --- texts and tokens
 

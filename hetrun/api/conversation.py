@@ -105,7 +105,12 @@ class ChatReader:
     def read(self, event: Event) -> ChatChunk | None:
         """The event's addition to the answer; None: nothing yet."""
         self._events.append(event)
-        pieces = self._reader.push(event.text, opened=bool(event.opened), last=event.kind == "done")
+        pieces = self._reader.push(
+            event.text,
+            opened=bool(event.opened),
+            last=event.kind == "done",
+            cut=event.finish_reason == "length",
+        )
         chunk = self._chunk(pieces)
         if event.kind == "done":
             if self._begun:

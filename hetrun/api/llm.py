@@ -22,7 +22,7 @@ from hetrun.api.local_model import LocalModel
 from hetrun.api.notebook import notebook_progress
 from hetrun.api.wording import in_python
 from hetrun.backend import Floats
-from hetrun.client.completion import ChatChunk, Completion, Prompt
+from hetrun.client.completion import ChatChunk, Completion, Prompt, Ranked
 from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo
 from hetrun.client.queries import Render
 from hetrun.client.sampling_params import SamplingParams
@@ -219,6 +219,17 @@ class LLM:
         """
         with in_python():
             return self._model.embed(texts, pooling=pooling, normalise=normalise)
+
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
+        """Documents by how well they meet a query's requirements, the best first; needs a reranker, such as
+        Qwen3-Reranker.
+
+        query: what is looked for.
+        documents: texts, each judged by itself.
+        top_n: return only this many of the best.
+        """
+        with in_python():
+            return self._model.rerank(query, documents, top_n=top_n)
 
     # --- texts and tokens
 

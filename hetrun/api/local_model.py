@@ -18,21 +18,25 @@ from hetrun.backend import Floats
 from hetrun.client.completion import (
     Completion,
     Prompt,
+    Ranked,
     as_prompts,
+    checked_documents,
     completion,
     embedding_request,
     prompt_request,
+    ranked,
+    ranking_requests,
 )
 from hetrun.client.events import Doing, Event, GenerateRequest, OnEvent, Streaming
 from hetrun.client.hook_dispatcher import heard
-from hetrun.client.queries import Foreseen, Question
+from hetrun.client.queries import Foreseen, Question, RankPrompts
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine.counters import Held
 from hetrun.engine.engine import CLOSED, Engine
-from hetrun.engine.factory import describe, load, prompts_of, template_of
+from hetrun.engine.factory import describe, load, template_of
 from hetrun.engine.input_processor import Renderer
-from hetrun.engine.loaded_model import Loaded, tokenizer_of
+from hetrun.engine.loaded_model import Loaded, prompts_of, tokenizer_of
 from hetrun.engine.query_handlers import answered
 from hetrun.errors import EngineStopped, OptionError
 from hetrun.executor import planned_model as models
@@ -156,6 +160,16 @@ class LocalModel:
         Its length is 1 unless `normalise` is off."""
         found = self.collect(self.embedding_requests(texts, pooling))
         return vectors(found, normalise)
+
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranked]:
+        """Documents by how well they meet a query's requirements, the best first; at most `top_n`."""
+        texts = checked_documents(query, documents, top_n)
+        found = self.collect(self.ranking_requests(query, texts))
+        return ranked([events[-1] for events in found], texts, top_n)
+
+    def ranking_requests(self, query: str, documents: Sequence[str]) -> list[GenerateRequest]:
+        """The engine's requests for the scores of documents."""
+        return ranking_requests(self.ask(RankPrompts(query, tuple(documents))), self.info.context)
 
     def embedding_requests(
         self, texts: Prompt | Sequence[Prompt], pooling: Pooling | None

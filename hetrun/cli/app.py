@@ -194,6 +194,7 @@ def chat(**given: object) -> None:
 @options.settings("strict")
 @options.settings("temperature", shows={"temperature": "what the model recommends, or 1"})
 @options.settings("chat_template", "tool_parser", "reasoning_format", "prompt_cache")
+@options.settings("slot_save_path", "context_shift")
 @options.settings(*options.RUNNING)
 @options.verbose
 @sampling.options(*sampling.SAMPLING)

@@ -27,10 +27,11 @@ from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.client.queries import State, StepSeconds
+from hetrun.client.sampling_params import DEFAULT_TEMPERATURE
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.planner.precision import precision_of
-from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
+from hetrun.sampling.sampler import random_seed
 from hetrun.system.units import counted
 from hetrun.tools.batch.line_reader import Lines
 from hetrun.tools.batch.output_file import Output, OutputFile

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
-FLAGS = ("deterministic", "offline", "strict", "no_server", "ollama")
-FILES = ("model", "models", "plan", "prompt_cache", "chat_template", "uds")
+FLAGS = ("deterministic", "offline", "strict", "no_server", "context_shift", "ollama")
+FILES = ("model", "models", "plan", "prompt_cache", "slot_save_path", "chat_template", "uds")
 REPEATED = ("backends", "models", "allowed_hosts", "cors_origins")
 RUNNING = (
     "ctx",

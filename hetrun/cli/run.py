@@ -15,10 +15,10 @@ from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
 from hetrun.client.completion import completion
 from hetrun.client.events import Event, GenerateRequest, Streaming, TokenLogprob, accepted
-from hetrun.client.sampling_params import SamplingParams
+from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams
 from hetrun.config import Settings, runtime_dir
 from hetrun.errors import OptionError, UserError, printable
-from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, random_seed
+from hetrun.sampling.sampler import random_seed
 from hetrun.system.terminal_text import visible
 from hetrun.system.units import counted, size_in_words
 

@@ -22,7 +22,7 @@ from hetrun.client.model_catalog import Found, find_models
 from hetrun.client.model_pool import Shelf
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, default_model
-from hetrun.errors import OptionError, UserError
+from hetrun.errors import OptionError, UserError, printable
 from hetrun.system.garbage_collection import all_of_this_lasts
 from hetrun.system.units import counted
 
@@ -77,6 +77,7 @@ async def _serve(
     hosts: Iterable[str] | None,
     log: RequestLog,
 ) -> None:
+    folder_of_slots(settings.slot_save_path)  # what is wrong is said before a model is loaded
     shelf = shelf_of(settings)
     async with AsyncExitStack() as ends:
         ends.push_async_callback(shelf.close)
@@ -106,6 +107,7 @@ async def _serve(
             origins=settings.cors_origins,
             tool_parser=settings.tool_parser,
             reasoning_format=settings.reasoning_format,
+            slot_save_path=folder_of_slots(settings.slot_save_path),
             log=log,
             library=LocalLibrary(ctx=settings.ctx, offline=settings.offline),
             ollama_client=settings.ollama,
@@ -123,6 +125,16 @@ async def _serve(
 
         await listen.serve(app, bound, stop, started, shelf.close)
         await shelf.close()  # while it is listed: who stops it hears when its memory is free
+
+
+def folder_of_slots(path: Path | None) -> Path | None:
+    """The folder in which slots are saved, without symbolic links on the way to it."""
+    if path is None:
+        return None
+    path = path.expanduser()
+    if not path.is_dir():
+        raise OptionError(f"--slot-save-path {printable(str(path))}: the folder does not exist; create it")
+    return path.resolve()
 
 
 @asynccontextmanager

@@ -60,7 +60,7 @@ OPTIONS: Mapping[str, str] = {
         ("-b --batch-size", "--ubatch is the most tokens in one step"),
         ("-fa --flash-attn -cb --cont-batching --cache-prompt --metrics", _ALWAYS),
         ("--embedding --embeddings", "leave it out: hetrun serve always has /v1/embeddings"),
-        ("--rerank --reranking", "hetrun has no reranking"),
+        ("--rerank --reranking", "leave it out: hetrun serve always has /v1/rerank, for models that rank"),
         ("--mmap --no-mmap --mlock -nkvo --no-kv-offload -kvo --kv-offload", _MEMORY),
         ("--jinja --no-jinja", _TEMPLATE),
         ("--image --audio --mmproj -mm --mmproj-url --no-mmproj", _PICTURES),
@@ -112,6 +112,7 @@ COMMANDS: Mapping[str, str] = {
         ("remove delete uninstall", "hetrun rm NAME removes a model"),
         ("models", "hetrun list has the models on this machine"),
         ("embed embeddings embedding", "hetrun serve MODEL has /v1/embeddings"),
+        ("rerank reranking", "hetrun serve MODEL has /v1/rerank, if the model is a reranker"),
     )
     for word in words.split()
 }

@@ -50,7 +50,7 @@ def request_of(said: Json) -> GenerateRequest:
 def event_as_json(event: Event) -> dict[str, object]:
     """The JSON that `event_of` reads, without fields that have their default."""
     said: dict[str, object] = {"kind": event.kind}
-    for name in ("text", "token", "finish_reason", "opened"):
+    for name in ("text", "token", "finish_reason", "opened", "stopped"):
         if (value := getattr(event, name)) not in ("", None):
             said[name] = value
     if event.logprob is not None:
@@ -83,6 +83,7 @@ def event_of(said: Json) -> Event:
             tuple(_score(score) for score in said.get("prompt_logprobs", ())),
             tuple(piece.encode(BYTES) for piece in said.get("echo", ())),
             opened=str(said.get("opened", "")),
+            stopped=str(said.get("stopped", "")),
         )
     except (KeyError, TypeError, AttributeError, UnicodeError) as error:
         raise ValueError(f"this is not an event: {error}") from None

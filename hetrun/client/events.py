@@ -21,6 +21,19 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
+class ContextShift:
+    """What becomes of a text that fills the context: its oldest tokens are dropped, and it goes on.
+
+    The first `keep` tokens stay (-1: the whole prompt), and of the rest `discard` are dropped at a time (0:
+    half of them). What is left is computed again, at its new place.
+    """
+
+    on: bool | None = None  # None: as the engine was opened
+    keep: int = 0
+    discard: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One text to continue: exactly one of `messages`, `text` and `tokens` is given.
 
@@ -41,8 +54,17 @@ class GenerateRequest:
     linger_s: float = 0.0  # how long events after the first token may be held back, to be sent together
     whole: bool = False  # the receiver needs nothing before the end: events may arrive all at once
     echo: bool = False  # also return the bytes of the prompt's tokens
-    pooling: Pooling | None = None  # return an embedding instead of an answer
+    pooling: Pooling | Literal["rank"] | None = None  # return an embedding, or a score, and no answer
     forced: tuple[int, ...] = ()  # forced first tokens of the answer, for measurements
+    progress: bool = False  # also report how much of the prompt is computed
+    slot: int | None = None  # the number of the place that it must have; None: any
+    shift: ContextShift | None = None
+    fresh: bool = False  # compute the whole prompt, whatever is cached of it
+    prompt_only: bool = False  # compute the prompt, for the prefix cache, and nothing else
+    line_limit_s: float | None = (
+        None  # the answer ends so long after its first token, once it has a line break
+    )
+    sampled_logprobs: bool = False  # log-probabilities of what the samplers leave, not of the model's own
 
     def __post_init__(self) -> None:
         given = [x for x in (self.messages, self.text, self.tokens) if x is not None]
@@ -52,7 +74,7 @@ class GenerateRequest:
     @property
     def most_tokens(self) -> int | None:
         """The length limit of the answer; None: no limit."""
-        return 0 if self.pooling else self.params.max_tokens
+        return 0 if self.pooling or self.prompt_only else self.params.max_tokens
 
     @property
     def structure(self) -> Structure | None:
@@ -67,6 +89,17 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    dropped_tokens: int = 0  # of prompt and answer, by context shifts
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of a prompt is computed."""
+
+    total: int
+    cached: int
+    computed: int  # including those that were cached
+    seconds: float  # since it began
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +151,12 @@ def brief(value: Any) -> str:  # noqa: ANN401 - any dataclass
 class Event:
     """One thing that happened to a request.
 
-    `prompt` events come first, if requested: the bytes of the prompt's tokens, all at once (`echo`), and
-    their log-probabilities from the second token on, in parts. `token` events carry `token` and the `text`
-    that became certain with it; it may be empty, for half a character or the possible beginning of a stop
-    string. The `done` event carries the rest of the text, and the log-probability of the token that ended
-    the answer, which is not part of it. For an embedding it carries the vector: little-endian float32, not
-    yet normalised.
+    `prompt` events come first, if requested: the bytes of the prompt's tokens, all at once (`echo`), their
+    log-probabilities from the second token on, in parts, and how far it is computed (`progress`). `token`
+    events carry `token` and the `text` that became certain with it; it may be empty, for half a character or
+    the possible beginning of a stop string. The `done` event carries the rest of the text, and the
+    log-probability of the token that ended the answer, which is not part of it. For an embedding it carries
+    the vector: little-endian float32, not yet normalised; for a document that is ranked its log-odds.
     """
 
     kind: Literal["prompt", "token", "done", "error"]
@@ -138,6 +171,9 @@ class Event:
     echo: tuple[bytes, ...] = ()
     embedding: bytes | None = None
     opened: str = ""  # with the first token: the opening mark of reasoning that the prompt has begun
+    stopped: str = ""  # with `done`: the stop string that ended the answer
+    slot: int = -1  # with the echo and `done`: the number of the request's place
+    progress: PromptProgress | None = None
 
     def __repr__(self) -> str:
         return brief(self)
@@ -175,6 +211,8 @@ class ModelInfo:
     width: int = 0  # the width of an embedding; 0: not supported
     tool_format: str = "hermes"  # the format of its tool calls, by its template (`tool_parsers.formats`)
     pooling: Pooling = "mean"  # how its embeddings are pooled
+    reranks: bool = False  # it judges how well documents answer a query (`text.reranking`)
+    fills: bool = False  # it has the tokens to fill in the middle of a text (`text.infill`)
     thought_mark: str = ""  # the opening mark of its reasoning, if it reasons
 
     @property

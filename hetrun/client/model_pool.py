@@ -11,15 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import ChatClient, Health
 from hetrun.client.model_catalog import Found, identity, spellings
-from hetrun.client.queries import Question, SetRam
-from hetrun.errors import BudgetError, EngineStopped, OptionError
+from hetrun.client.queries import Question, SetRam, State, TokenizerFacts, TokenizerInfo
+from hetrun.errors import BudgetError, EngineStopped, HetrunError, OptionError
 
 A = TypeVar("A")
 
@@ -28,10 +29,19 @@ log = logging.getLogger(__name__)
 Start = Callable[[Found, int | None], ChatClient]  # starts to load a model, with a memory limit in bytes
 
 MOST_LOADED = 4
+REMEMBER_S = 2.0  # for what is asked of a model before it is unloaded
 STOPPED = "the server was stopped before this answer was complete"
 REMOVED = "the model was removed from this server"
 # Estimated memory of a model that was never loaded: its weights, keys and values, and the process.
 BESIDE_WEIGHTS, PROCESS = 0.25, 256 << 20
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What can be told of a model that is not loaded any more."""
+
+    facts: TokenizerFacts | None = None
+    places: int = 0
 
 
 class OnDemand:
@@ -49,6 +59,7 @@ class OnDemand:
         self.unused.set()
         self.known: ModelInfo | None = None  # what was seen when it was loaded last
         self.idle_s = shelf.idle_s  # it is unloaded after so long without a request; None: never
+        self.memory = Memory()
         self._shelf = shelf
 
     @property
@@ -335,9 +346,26 @@ class Shelf:
         model.leaving = True
         try:
             await model.unused.wait()
+            await self._remember(model)
             await asyncio.shield(self._in_background(model.close()))
         finally:
             model.leaving = False
+
+    async def _remember(self, model: OnDemand) -> None:
+        """Ask what is told of it while it sleeps. If it does not answer at once, it is unloaded all the
+        same."""
+        client = model.client
+        if client is None or model.known is None or client.health.status != "ok":
+            return
+        facts = None
+        try:
+            async with asyncio.timeout(REMEMBER_S):
+                places = (await client.ask(State())).places
+                with suppress(OptionError):  # it has no tokenizer
+                    facts = await client.ask(TokenizerInfo())
+                model.memory = Memory(facts, places)
+        except (TimeoutError, HetrunError) as error:
+            log.debug("%s did not say what it is: %s", model.found.name, error)
 
     def _sleep(self, model: OnDemand, since: float) -> None:
         if model.client and not model.users and model.used_at == since:

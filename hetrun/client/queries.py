@@ -61,6 +61,41 @@ class Detokenize(Question[list[bytes]]):
     tokens: tuple[int, ...]
 
 
+# A text, or texts and tokens in turn; the texts are taken literally, whatever special tokens they spell.
+Literally = str | tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A file, or a part of one, that belongs to the text with the gap."""
+
+    text: str
+    filename: str = "tmp"
+
+
+@dataclass(frozen=True)
+class FillPrompt(Question[list[int]]):
+    """The prompt with which the model writes what stands between two texts, by its own tokens for that
+    (`text.infill`); an error says which of these it lacks."""
+
+    lane = "texts"
+    prefix: Literally
+    suffix: Literally
+    extra: tuple[Snippet, ...] = ()
+    prompt: str = ""  # the beginning of what is to be written, with special tokens
+    repository: bool = False  # the text is one of the files of a repository, and `extra` are others
+    max_tokens: int | None = None  # for which the prompt leaves room
+
+
+@dataclass(frozen=True)
+class RankPrompts(Question[list[list[int]]]):
+    """The prompts with which a reranker judges each of these documents; an error if the model is none."""
+
+    lane = "texts"
+    query: str
+    documents: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class TokenizerFacts:
     """A vocabulary, and the template that writes in it."""
@@ -120,6 +155,28 @@ class SetRam(Question[Mapping[str, int]]):
 
 
 @dataclass(frozen=True)
+class SlotDone:
+    """What was done with a slot: its tokens, and the bytes of its file."""
+
+    tokens: int
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class SlotAction(Question[SlotDone]):
+    """Write what was computed last in a slot to a file, read it from one, or forget it.
+
+    UserError says why nothing was done. The file is not opened if its name is a symbolic link.
+    """
+
+    lane = "model"
+    repeatable = False
+    action: Literal["save", "restore", "erase"]
+    slot: int
+    path: str = ""
+
+
+@dataclass(frozen=True)
 class Slot:
     """A request in the engine, without any text."""
 
@@ -131,6 +188,7 @@ class Slot:
     cached_tokens: int = 0
     answer_tokens: int = 0
     answer_limit: int = 0
+    place: int = -1  # the number of its place; -1: it waits for one
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from hetrun.client import sampler_plugins
 from hetrun.errors import OptionError
 
+DEFAULT_TEMPERATURE = 0.8  # llama.cpp's
 LEAST_TEMPERATURE = 1e-6  # far below it, a quotient of two logits overflows; a smaller temperature means 0
 MOST_LOGPROBS = 128  # each is sorted out on the engine thread and sent with every token
 MOST = 1e6  # of numbers with no natural end; far from overflow in any formula they stand in

@@ -253,6 +253,7 @@ def _packed_event(event: Event) -> Event | tuple[int | None, str]:
         and not event.prompt_logprobs
         and not event.echo
         and not event.opened
+        and event.progress is None
     )
     return (event.token, event.text) if plain else event
 

@@ -14,7 +14,7 @@ from hetrun.client.events import GenerateRequest, Message, ModelInfo
 from hetrun.config import Settings
 from hetrun.engine.first_look import FirstLook
 from hetrun.engine.input_processor import Renderer
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import NOT_SAVED, Loaded
 from hetrun.engine.prefix_store import Prompts, check_place
 from hetrun.engine.speculation.draft_model import DraftModel
 from hetrun.engine.speculation.interface import Speculation
@@ -34,10 +34,9 @@ from hetrun.text.chat.messages import checked_objects
 from hetrun.text.chat.reasoning import mark_of
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.tool_prompt import needs_telling, told
+from hetrun.text.reranking import reranker_of
 from hetrun.text.tokenizer import Tokenizer, open_vocabulary
 from hetrun.text.tool_parsers.formats import family
-
-NOT_SAVED = "this model runs through libllama, and its keys and values cannot be read"
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +83,9 @@ def load(
         prompts=prompts,
         speculation=speculation,
         grammars=look.grammars,
+        reranker=reranker_of(source, tokenizer) if model.width else None,
         ending=remembering(prompts, settings.prompt_cache),
+        shift=settings.context_shift,
     )
 
 
@@ -159,13 +160,6 @@ def remembering(prompts: Prompts | None, path: Path | None) -> Callable[[], None
     return partial(prompts.end, path)
 
 
-def prompts_of(loaded: Loaded) -> Prompts:
-    """What is kept of prompts, for files."""
-    if loaded.prompts is None:
-        raise OptionError(f"prompts cannot be saved: {NOT_SAVED}")
-    return loaded.prompts
-
-
 def most_kept(model: Model) -> int:
     """How many prompts stay in the KV cache; a library has as many places as sequences that run."""
     return model.max_sequences if isinstance(model, WholeModel) else CACHED
@@ -233,6 +227,8 @@ def describe(source: ModelSource, template: ChatTemplate, loaded: Loaded) -> Mod
         temperature=loaded.temperature,
         width=loaded.model.width,
         pooling=source.pooling,
+        reranks=loaded.reranker is not None,
+        fills=loaded.tokenizer is not None and loaded.tokenizer.fim.complete,
         tool_format=family((template.for_tools or template).source),
         thought_mark=mark_of(template.source),
     )

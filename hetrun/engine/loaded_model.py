@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from hetrun.client.events import GenerateRequest
+from hetrun.client.events import ContextShift, GenerateRequest
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.prefix_store import Prompts
+from hetrun.engine.slots import Slots
 from hetrun.engine.speculation.interface import Speculation
 from hetrun.engine.step_time import StepTimes
 from hetrun.errors import ContextFull, OptionError, TemplateError
 from hetrun.executor.interface import Limits, Model
 from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.system.units import counted
+from hetrun.text.reranking import Reranker
 from hetrun.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from hetrun.sampling.grammar.token_mask import Grammars
 
+NO_RERANKER = (
+    "this model is not a reranker: use one that judges documents with yes or no, such as Qwen3-Reranker (a "
+    "folder, or a GGUF file of it); encoders such as bge-reranker do not run here"
+)
+NOT_SAVED = "this model runs through libllama, and its keys and values cannot be read"
 MOST_LETTERS = 128  # of a token: tokenising a text that is longer than a context of such would only take time
 
 
@@ -38,6 +45,9 @@ class Loaded:
     ending: Callable[[], None] = lambda: None  # what is to be done before the model goes
     speculation: Speculation | None = None  # None: a step gives each sequence one token
     grammars: Grammars | None = None  # with what was compiled before the model was loaded
+    shift: bool = False  # a text that fills the context goes on, unless its request says otherwise
+    reranker: Reranker | None = None  # None: the model does not judge documents
+    slots: Slots = field(default_factory=Slots)  # numbers of places, and what was last computed in each
     # Looks for what is wrong with the weights, when their results are no numbers.
     diagnose: Callable[[], Exception | None] = lambda: None
     times: StepTimes = field(init=False)  # what its steps take
@@ -65,6 +75,20 @@ def present(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
+def prompts_of(loaded: Loaded) -> Prompts:
+    """What is kept of prompts, for files."""
+    if loaded.prompts is None:
+        raise OptionError(f"prompts cannot be saved: {NOT_SAVED}")
+    return loaded.prompts
+
+
+def reranker_of(loaded: Loaded) -> Reranker:
+    """What judges documents, which must be there."""
+    if loaded.reranker is None:
+        raise OptionError(NO_RERANKER)
+    return loaded.reranker
+
+
 def prompt_tokens(
     limits: Limits, tokenizer: Tokenizer | None, request: GenerateRequest, messages: str | None
 ) -> list[int]:
@@ -88,6 +112,15 @@ def prompt_tokens(
     if not tokens:
         raise OptionError("the prompt is empty; give at least one token")
     return tokens
+
+
+def shift_of(loaded: Loaded, request: GenerateRequest) -> ContextShift | None:
+    """How a request's text goes on where the context is full; None: it ends there."""
+    shift = request.shift or ContextShift()
+    if request.pooling or not (loaded.shift if shift.on is None else shift.on):
+        return None
+    begins = loaded.tokenizer is not None and loaded.tokenizer.add_bos
+    return replace(shift, keep=shift.keep + begins) if shift.keep >= 0 else shift
 
 
 def check_length(limits: Limits, request: GenerateRequest, n_tokens: int) -> None:

@@ -59,6 +59,7 @@ class Loop:
         self._times = loaded.times
         self._mixing = Mixing(loaded.model, self._shares, self._times)
         self._places = Places(loaded, self._running, self._displaced)
+        self._slots = loaded.slots
         self._answering = Answering(loaded)
         self._speculating = Speculating(loaded.model, loaded.speculation, self._times)
         self._entry = Entry(loaded, self._running, self._displaced, self._waiting)
@@ -279,6 +280,8 @@ class Loop:
             r = w.running = w.running or begun(self._loaded, w.asked, w.prepared or Prepared())
             if self._places.awaits(r):
                 return True  # another request computes its prefix right now
+            if self._slots.is_taken(self._wanted(r)):
+                return True  # it waits for this place
             if not self._places.begin(r):
                 return False
         except Exception as e:
@@ -287,10 +290,16 @@ class Loop:
         self._waiting.remove(w)
         self._entry.began(r, w)
         r.began = perf_counter()
+        r.slot = self._slots.take(r.id, self._wanted(r))
         self._running.append(r)
         self._newcomers = True
         self._answering.began(r)
         return True
+
+    def _wanted(self, r: Running) -> int | None:
+        """The place that a request asks for, if there is such a one."""
+        slot = r.request.slot
+        return slot if slot is not None and slot < self._model.max_sequences else None
 
     # --- steps
 
@@ -359,6 +368,7 @@ class Loop:
             seen += len(chunk.shown) if chunk.hidden else 0
             r.computed += n
             r.drafted += len(draft)
+            self._answering.progressed(r, n, now)
             try:
                 ending = self._answering.took(r, n, rows, now, mine, draft)
                 if draft:
@@ -378,6 +388,9 @@ class Loop:
     def _ended(self, r: Running, ending: Ending | None) -> None:
         if ending == "gone":
             self._drop(r)
+        elif ending == "full":
+            self._speculating.ended(r)
+            self._places.shift(r)
         elif ending:
             self._finish(r, ending)
 
@@ -399,4 +412,5 @@ class Loop:
             self._speculating.ended(r)
             self._places.end(r, keep)  # if that fails, it is still among those who hear that all is over
             self._running.remove(r)
+        self._slots.left(r.slot, r.tokens[: r.computed] if keep and not r.pooled else ())
         self._shares.left(r.client)

@@ -9,11 +9,12 @@ from typing import Literal
 from hetrun.backend import Floats, Greatest, Rows
 from hetrun.client.events import Event, FinishReason, TokenLogprob
 from hetrun.engine.inbox import Request
-from hetrun.engine.loaded_model import Loaded, tokenizer_of
+from hetrun.engine.loaded_model import Loaded, reranker_of, tokenizer_of
 from hetrun.engine.sequence import Draft, Drafts, Running
 from hetrun.errors import BackendError, HetrunError
 from hetrun.executor.interface import Chooses
 from hetrun.executor.steps import Between, Step
+from hetrun.graph.pooling import read_vector
 from hetrun.sampling.batch import choose
 from hetrun.sampling.interface import Choice
 from hetrun.sampling.logprobs import of_prompt
@@ -21,7 +22,8 @@ from hetrun.sampling.logprobs import of_prompt
 log = logging.getLogger(__name__)
 
 Choices = Sequence[Choice | None]
-Ending = FinishReason | Literal["gone"]  # gone: the client does not listen any more
+# gone: the client does not listen any more; full: the context is, and the text is to go on.
+Ending = FinishReason | Literal["gone", "full"]
 
 
 class Answering:
@@ -39,10 +41,18 @@ class Answering:
         return self._model.step(step, between)
 
     def began(self, r: Running) -> None:
-        """A request has its place: say what its prompt's tokens stand for, where that is wanted."""
+        """A request has its place: say what its prompt's tokens stand for, and how many of them are cached,
+        where that is wanted."""
         if r.request.echo:
             piece = tokenizer_of(self._loaded).piece
-            tell(r, Event("prompt", echo=tuple(piece(token) for token in r.tokens)))
+            tell(r, Event("prompt", echo=tuple(piece(token) for token in r.tokens), slot=r.slot))
+        if r.request.progress:
+            tell(r, Event("prompt", progress=r.progress(r.began)))
+
+    def progressed(self, r: Running, n: int, now: float) -> None:
+        """A step has computed n more tokens of a request: say how far its prompt is, where that is wanted."""
+        if r.request.progress and not r.dropped and r.computed - n < r.n_prompt:
+            tell(r, Event("prompt", progress=r.progress(now)))
 
     def took(
         self, r: Running, n: int, rows: Rows, now: float, choices: Choices = (None,), draft: Draft = ()
@@ -92,7 +102,16 @@ class Answering:
             return "gone"
         if r.decoder.stopped is not None or r.sampler.finished:
             return "stop"
-        return "length" if r.generated >= r.limit else None
+        if r.generated >= r.limit or self._is_late(r, event.text, now):
+            return "length"
+        return "full" if r.shift and len(r.tokens) >= self._model.context else None
+
+    def _is_late(self, r: Running, text: str, now: float) -> bool:
+        """Whether an answer has taken the time that it may take; a line of it is complete in any case."""
+        if (limit := r.request.line_limit_s) is None:
+            return False
+        r.has_line = r.has_line or "\n" in text
+        return r.has_line and now - r.first > limit
 
     def _take(self, r: Running, choice: Choice) -> Event | None:
         """The next token; None where the model says that it has finished."""
@@ -117,8 +136,24 @@ class Answering:
     def finish(self, r: Running, reason: FinishReason) -> None:
         """Say that a request is over, with the rest of its text."""
         text, timings = r.decoder.flush(), r.timings(self._loaded.load_s)
+        vector = self._pooled(r)
+        stopped = r.decoder.stopped or ""
+        tell(
+            r,
+            Event(
+                *("done", text, None, r.end, reason, r.usage(), timings),
+                embedding=vector,
+                stopped=stopped,
+                slot=r.slot,
+            ),
+        )
+
+    def _pooled(self, r: Running) -> bytes | None:
+        """The vector of a text, or the score of a document; None if neither is complete."""
         vector = r.pooled.vector if r.pooled else None
-        tell(r, Event("done", text, None, r.end, reason, r.usage(), timings, embedding=vector))
+        if vector is None or r.request.pooling != "rank":
+            return vector
+        return reranker_of(self._loaded).log_odds(read_vector(vector, normalise=False))
 
     def fail(self, r: Running, error: Exception) -> None:
         """Say why a request ends too early."""

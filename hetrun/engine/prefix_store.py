@@ -11,10 +11,12 @@ from hetrun.errors import OptionError, UserError, printable
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.fingerprint import fingerprint
 from hetrun.memory.kv import prefix_file
-from hetrun.memory.kv.prefix_cache import Prefixes
+from hetrun.memory.kv.prefix_cache import Entry, Prefixes
 from hetrun.memory.kv.prefix_file import MOST_BYTES, Unusable
+from hetrun.memory.kv.radix_tree import Tokens
 from hetrun.memory.kv.row_serializer import SavedRows
 from hetrun.planner.options import Options
+from hetrun.system.units import size_in_words
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,34 @@ class Prompts:
         for entry in reversed(entries):  # so that the last used becomes that again
             self._prefixes.keep(entry.seq, entry.tokens)
         return len(entries)
+
+    def save_one(self, path: Path, tokens: Tokens, most: int = MOST_BYTES) -> int:
+        """Write what is kept of these tokens' beginning, and say how many that are; 0: nothing is.
+
+        UserError says why nothing was written. A symbolic link is never followed.
+        """
+        seq, n = self._prefixes.holding(tokens)
+        if not n:
+            return 0
+        entry = Entry(seq, tokens[:n])
+        if not prefix_file.save(path, self.identity, [entry], self._rows, most, follow=False):
+            raise UserError(f"{n} tokens would take more than the {size_in_words(most)} that a file may have")
+        return n
+
+    def load_one(self, path: Path) -> Tokens:
+        """Keep the prompt of a file, and return its tokens. UserError says why there is none."""
+        context, n_vocab = self._model.context, self._model.n_vocab
+        try:
+            entries = prefix_file.load(path, self.identity, self._rows, context, n_vocab, follow=False)
+        except Unusable as why:
+            raise UserError(f"{printable(path.name)} {why}") from why
+        if not entries:
+            there = path.exists()
+            said = "holds a prompt for which there is no room" if there else "does not exist"
+            raise UserError(f"{printable(path.name)} {said}")
+        for entry in reversed(entries):
+            self._prefixes.keep(entry.seq, entry.tokens)
+        return entries[0].tokens
 
     def begin(self, path: Path) -> None:
         """Read what an earlier process left; without it everything is computed again, and the log says so."""

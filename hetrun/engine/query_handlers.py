@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from hetrun.client.queries import (
     Detokenize,
     EngineState,
+    FillPrompt,
     Foreseen,
     Layers,
     PlanNow,
     Question,
+    RankPrompts,
     Render,
     SetRam,
     Slot,
+    SlotAction,
+    SlotDone,
     State,
     StepSeconds,
     Tokenize,
@@ -30,17 +35,19 @@ from hetrun.client.queries import (
 )
 from hetrun.engine.counters import Held
 from hetrun.engine.input_processor import Renderer
-from hetrun.engine.loaded_model import Loaded, tokenizer_of
+from hetrun.engine.loaded_model import MOST_LETTERS, Loaded, prompts_of, reranker_of, tokenizer_of
 from hetrun.engine.sequence import Running
 from hetrun.engine.step_time import shape_of_chunks
 from hetrun.engine.waiting_request import Waiting
-from hetrun.errors import OptionError
+from hetrun.errors import FieldError, OptionError, Overloaded, UserError
+from hetrun.memory.kv.prefix_cache import LEAST
 from hetrun.memory.ledger import kernel_figures
 from hetrun.planner.plan import PlanSet
 from hetrun.system.core_sets import CoreSet
 from hetrun.system.cpu_topology import this_machine
 from hetrun.system.thread_affinity import chosen
 from hetrun.text.chat.template import ChatTemplate
+from hetrun.text.infill import fill_prompt
 from hetrun.text.tokenizer import Tokenizer, whole
 
 R = TypeVar("R")
@@ -70,6 +77,10 @@ class Asked(Protocol):
 
     def foresee(self, changes: Mapping[str, object]) -> Foreseen: ...
 
+    def call(self, work: Callable[[Loaded], R]) -> R:
+        """Call a function on the engine's thread, between two steps."""
+        ...
+
     def aside(self, work: Callable[[Loaded], R]) -> R:
         """Call a function on the engine's thread, that does nothing to the model."""
         ...
@@ -80,6 +91,10 @@ def answered(llm: Asked, question: Question[Any]) -> object:
     match question:
         case Tokenize():
             return _tokens(llm, question)
+        case FillPrompt():
+            return _fill_prompt(llm, question)
+        case RankPrompts(query, documents):
+            return _rank_prompts(llm, query, documents)
         case Detokenize(tokens):
             return [piece for part in _parts_of(tokens) for piece in _pieces(llm, part)]
         case TokenizerInfo():
@@ -96,6 +111,8 @@ def answered(llm: Asked, question: Question[Any]) -> object:
             return llm.aside(lambda loaded: loaded.times.seconds(shape_of_chunks(chunks)))
         case SetRam(nbytes):
             return dict(llm.set_ram(nbytes).memory)
+        case SlotAction():
+            return llm.call(lambda loaded: _slot_action(loaded, question))
         case Layers():
             return llm.held.model.places
         case State():
@@ -136,6 +153,39 @@ def parts(text: str, cuts_at_spaces: bool) -> Iterator[str]:
         at = end
 
 
+def _fill_prompt(llm: Asked, question: FillPrompt) -> list[int]:
+    tokenizer = llm.aside(tokenizer_of)
+    fim, begins, bos = llm.aside(lambda loaded: (tokenizer.fim, tokenizer.add_bos, tokenizer.bos))
+    context = llm.held.model.context
+    return fill_prompt(
+        question,
+        fim,
+        bos if begins else None,
+        context,
+        plain=lambda text: _tokens(llm, Tokenize(text, add_special=False, parse_special=False)),
+        special=lambda text: _tokens(llm, Tokenize(text, add_special=False)),
+    )
+
+
+def _rank_prompts(llm: Asked, query: str, documents: tuple[str, ...]) -> list[list[int]]:
+    """The prompt of each document; one that is far too long for the context is not tokenised, and its list
+    is empty."""
+    template = llm.aside(reranker_of).template
+    most = MOST_LETTERS * llm.held.model.context
+
+    def encode(text: str, special: bool) -> list[int]:
+        return _tokens(llm, Tokenize(text, add_special=False, parse_special=special))
+
+    found = []
+    for i, document in enumerate(documents):
+        try:
+            long = len(query) + len(document) > most
+            found.append([] if long else template.tokens(query, document, encode))
+        except OptionError as error:
+            raise OptionError(f"document {i}: {error}") from error
+    return found
+
+
 def _parts_of(tokens: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     for at in range(0, len(tokens), PART):
         yield tokens[at : at + PART]
@@ -156,6 +206,36 @@ def _facts(tokenizer: Tokenizer, template: ChatTemplate) -> TokenizerFacts:
         template=template.source,
         template_origin=template.origin,
     )
+
+
+# --- slots
+
+
+def _slot_action(loaded: Loaded, asked: SlotAction) -> SlotDone:
+    """Save, restore or forget what was computed last in a slot; on the engine's thread."""
+    slots, number, places = loaded.slots, asked.slot, loaded.model.max_sequences
+    if number >= places:
+        message = f"slot {number} does not exist: they are numbered from 0 to {places - 1}"
+        raise FieldError(message, "id_slot", "invalid_value")
+    if slots.is_taken(number):
+        raise Overloaded(f"slot {number} is answering a request; ask again when it has ended", 1.0)
+    held = slots.last(number)
+    if asked.action == "erase":
+        if loaded.prefixes:
+            loaded.prefixes.forget(held)
+        slots.put(number, held[:0])
+        return SlotDone(len(held))
+    path = Path(asked.path)
+    if asked.action == "restore":
+        held = prompts_of(loaded).load_one(path)
+        slots.put(number, held)
+        return SlotDone(len(held), path.lstat().st_size)
+    if not (n := prompts_of(loaded).save_one(path, held)):
+        raise UserError(
+            f"nothing is kept of slot {number}: it has computed fewer than {LEAST} tokens, or they had to "
+            "make room"
+        )
+    return SlotDone(n, path.lstat().st_size)
 
 
 # --- the engine
@@ -218,6 +298,7 @@ def _running(r: Running, now: float, *, displaced: bool) -> Slot:
         cached_tokens=r.cached,
         answer_tokens=r.generated,
         answer_limit=r.limit,
+        place=r.slot,
     )
 
 

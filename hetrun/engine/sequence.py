@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetrun.client.events import GenerateRequest, OnEvent, Timings, TokenLogprob, Usage
+from hetrun.client.events import (
+    ContextShift,
+    GenerateRequest,
+    OnEvent,
+    PromptProgress,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from hetrun.executor.steps import Chunk
 from hetrun.graph.pooling import Pooled
 from hetrun.memory.kv.radix_tree import Tokens
@@ -50,6 +58,11 @@ class Running:
     checkpoint_every: int = 0  # tokens after which the model keeps what it knows; 0: it need not
     parts_at: int = 0  # where its text parts from another one's
     reach: int = 0  # of its last tokens hidden states are kept for guesses, and of all that follow
+    slot: int = -1  # the number of its place, for clients; kept where it gives the place up
+    shift: ContextShift | None = None  # None: its text ends where the context is full
+    dropped: int = 0  # tokens that are not in `tokens` any more, because the context was full
+    cut: int = 0  # tokens of the prompt that found no room at all
+    has_line: bool = False  # the answer has a line break; kept only where its time is limited
 
     @property
     def n_prompt(self) -> int:
@@ -84,7 +97,7 @@ class Running:
     @property
     def generated(self) -> int:
         """Tokens of the answer."""
-        return len(self.tokens) - self.n_prompt
+        return len(self.tokens) + self.dropped - self.n_prompt
 
     def chunk(self, n: int, draft: Sequence[int] = ()) -> Chunk:
         """The next n tokens, as the model takes them; after the last one a draft of what may follow."""
@@ -123,7 +136,11 @@ class Running:
 
     def usage(self) -> Usage:
         """Tokens counted."""
-        return Usage(self.n_prompt, self.generated, self.cached)
+        return Usage(self.n_prompt, self.generated, self.cached, self.dropped + self.cut)
+
+    def progress(self, now: float) -> PromptProgress:
+        """How much of the prompt is computed."""
+        return PromptProgress(self.n_prompt, self.cached, min(self.computed, self.n_prompt), now - self.began)
 
     def timings(self, load_s: float) -> Timings:
         """Rates measured."""

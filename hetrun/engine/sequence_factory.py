@@ -6,16 +6,25 @@ import sys
 
 import numpy as np
 
-from hetrun.client.sampling_params import SamplingParams
+from hetrun.client.events import GenerateRequest
+from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams
+from hetrun.engine.context_shift import shortened
 from hetrun.engine.inbox import Request
 from hetrun.engine.input_processor import Prepared
-from hetrun.engine.loaded_model import Loaded, check_length, prompt_tokens, tokenizer_of
+from hetrun.engine.loaded_model import (
+    Loaded,
+    check_length,
+    prompt_tokens,
+    reranker_of,
+    shift_of,
+    tokenizer_of,
+)
 from hetrun.engine.sequence import Running
 from hetrun.errors import OptionError
 from hetrun.graph.pooling import Pooled
 from hetrun.sampling.forced import Forced
 from hetrun.sampling.interface import Constraint, Sampler
-from hetrun.sampling.sampler import DEFAULT_TEMPERATURE, make_sampler
+from hetrun.sampling.sampler import make_sampler
 from hetrun.text.detokenizer import StreamDecoder
 
 PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token of a prompt wants its own
@@ -33,38 +42,47 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
     pooling = asked.request.pooling
     if pooling and not model.width:
         raise OptionError("embeddings are not available for this model: it runs through libllama")
+    shift, given = shift_of(loaded, asked.request), len(tokens)
+    if shift:
+        tokens = shortened(tokens, shift, model.context)
+    if pooling == "rank":
+        reranker_of(loaded)
     check_length(loaded.limits, asked.request, len(tokens))
-    room, most = model.context - len(tokens), asked.request.most_tokens
+    # A text that goes on for ever ends after as many tokens as the context has.
+    room, most = model.context - (0 if shift else len(tokens)), asked.request.most_tokens
     return Running(
         id=asked.id,
         request=asked.request,
         on_event=asked.on_event,
         tokens=tokens,
         prompt=np.array(tokens, np.int32),
-        limit=room if most is None else min(most, room),
+        limit=room if most is None else most if shift else min(most, room),
         most=most_tokens(params, model.n_vocab),
-        sampler=_forced(_sampler(loaded, params, tokens, prepared.constraint), asked.request.forced),
+        sampler=_forced(_sampler(loaded, asked.request, tokens, prepared.constraint), asked.request.forced),
         decoder=StreamDecoder(tuple(params.stop)),
         arrived=asked.arrived,
         pooled=Pooled(pooling, len(tokens), model.width) if pooling else None,
         opened=prepared.opened,
         checkpoint_every=model.checkpoint_every,
         reach=loaded.speculation.reach if loaded.speculation and not pooling else 0,
+        shift=shift,
+        cut=given - len(tokens),
     )
 
 
 def _sampler(
-    loaded: Loaded, params: SamplingParams, prompt: list[int], constraint: Constraint | None
+    loaded: Loaded, request: GenerateRequest, prompt: list[int], constraint: Constraint | None
 ) -> Sampler:
     own, tokenizer = loaded.temperature, loaded.tokenizer
     return make_sampler(
-        params,
+        request.params,
         DEFAULT_TEMPERATURE if own is None else own,
         prompt=prompt,
         context=loaded.model.context,
         pieces=tokenizer.pieces if tokenizer else None,
         encode=tokenizer.encode_plain if tokenizer else None,
         constraint=constraint,
+        sampled_logprobs=request.sampled_logprobs,
     )
 
 

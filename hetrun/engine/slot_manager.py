@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from hetrun.engine.context_shift import after_shift
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.scheduler import last_in_line
 from hetrun.engine.sequence import Chosen, Running
 from hetrun.errors import BudgetError
+from hetrun.memory.kv.prefix_cache import LEAST
 
 AHEAD = 64  # tokens that each running request should have room for when another one begins
 
@@ -45,13 +47,13 @@ class Places:
         return True
 
     def _place(self, r: Running) -> None:
-        if r.pooled:  # each of its rows is wanted, and nothing of it is kept
+        if r.pooled and not r.pooled.of_last:  # each of its rows is wanted, and nothing of it is kept
             r.seq, r.computed = (self._prefixes or self._model).alloc(), 0
         elif self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
             tokens = r.tokens if r.generated else r.prompt
             if self._model.checkpoint_every:  # where texts part another one may part from them
                 r.parts_at = self._prefixes.known(tokens)
-            r.seq, r.computed = self._prefixes.begin(tokens, reuse=not r.wants_scores)
+            r.seq, r.computed = self._prefixes.begin(tokens, reuse=not (r.wants_scores or r.request.fresh))
         else:
             r.seq, r.computed = self._model.alloc(), 0
 
@@ -85,6 +87,25 @@ class Places:
         else:
             self._free(r)
 
+    def shift(self, r: Running) -> None:
+        """The context is full of a request's text: drop the oldest of it, and compute the rest again.
+
+        What is kept stands at other positions then, and has not seen what was dropped: so its keys and values
+        are the very ones that the shorter text would have had. That takes as long as reading it as a prompt.
+        """
+        assert r.shift is not None
+        kept = after_shift(r.tokens, r.shift, r.n_prompt, self._model.context)
+        begins = kept[: r.shift.keep] if r.shift.keep >= 0 else kept[: r.n_prompt]
+        if self._prefixes and len(begins) >= LEAST:  # it begins with what stays in its place
+            self._prefixes.keep(r.seq, r.tokens[: r.computed])
+            r.seq, r.computed = -1, 0
+        else:
+            self._free(r)
+        r.dropped += len(r.tokens) - len(kept)
+        r.tokens = kept
+        self._running.remove(r)
+        self._displaced.append(r)
+
     def saw(self, r: Running) -> None:
         """A step has computed more of a request's tokens."""
         if self._prefixes:
@@ -92,14 +113,15 @@ class Places:
 
     def awaits(self, r: Running) -> bool:
         """Whether another request computes this request's prefix right now."""
-        if self._prefixes is None or r.wants_scores or r.pooled:
+        if self._prefixes is None or r.wants_scores or r.request.fresh or (r.pooled and not r.pooled.of_last):
             return False
         computing = [s.seq for s in self._running if s.missing > 1]
         return bool(computing) and self._prefixes.soon(r.prompt, computing)
 
     def _free(self, r: Running) -> None:
         """What a request has computed is gone, but not what it is."""
-        owner = self._model if r.pooled else self._prefixes or self._model
+        alone = r.pooled and not r.pooled.of_last
+        owner = self._model if alone else self._prefixes or self._model
         owner.free(r.seq)
         r.seq, r.computed = -1, 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -14,14 +15,21 @@ Pooling = Literal["mean", "last", "cls"]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 STORED = np.dtype("<f4")  # as it crosses pipes and networks
+# The first row and the one behind the last, of so many; a document is ranked by its last one.
+ROWS: dict[str, Callable[[int], tuple[int, int]]] = {
+    "mean": lambda n: (0, n),
+    "last": lambda n: (n - 1, n),
+    "cls": lambda n: (0, 1),
+    "rank": lambda n: (n - 1, n),
+}
 
 
 class Pooled:
     """The mean of the rows of some tokens; each is added once, whatever is computed again."""
 
-    def __init__(self, pooling: Pooling, tokens: int, width: int) -> None:
+    def __init__(self, pooling: Pooling | Literal["rank"], tokens: int, width: int) -> None:
         """Of a text of so many tokens."""
-        self._begin, self._end = {"mean": (0, tokens), "last": (tokens - 1, tokens), "cls": (0, 1)}[pooling]
+        self._begin, self._end = ROWS[pooling](tokens)
         self._next = self._begin  # the first token whose row is missing
         self._sum = np.zeros(width)
 
@@ -36,6 +44,11 @@ class Pooled:
         for row in rows:  # one by one, so that the sum does not tell where passes were cut
             self._sum += row
         self._next += len(rows)
+
+    @property
+    def of_last(self) -> bool:
+        """Whether only the last row counts, so that others may come from the prefix cache."""
+        return self._begin > 0 and self._end == self._begin + 1
 
     @property
     def vector(self) -> bytes | None:

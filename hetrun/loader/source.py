@@ -9,7 +9,7 @@ from hetrun.graph import ModelMeta, Weight, WeightSource
 from hetrun.graph.pooling import Pooling
 from hetrun.system.file_identity import Stamp
 
-# llama.cpp's numbers; 0 says nothing, and 4 is a model that ranks texts, which we have no other use for.
+# llama.cpp's numbers; 0 says nothing, and 4 is a model that ranks texts (`rerankers`).
 POOLINGS: Mapping[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 LEAST_TEMPERATURE = 1e-6  # of those above 0, as for requests
 

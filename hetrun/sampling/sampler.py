@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hetrun.client.sampling_params import SamplingParams, temperature_of
+from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams, temperature_of
 from hetrun.errors import BackendError, OptionError
 from hetrun.graph.top_logits import Best
 from hetrun.sampling.candidates import Candidates, Past, Rule
@@ -21,13 +21,11 @@ from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, one_tempera
 from hetrun.sampling.dry import Encode
 from hetrun.sampling.fast_path import Usual, usual
 from hetrun.sampling.interface import Choice, Constraint, Sampler
-from hetrun.sampling.logprobs import of_token
+from hetrun.sampling.logprobs import of_sampled, of_token
 from hetrun.sampling.mirostat import Mirostat, make_mirostat
 from hetrun.sampling.native import greatest
 from hetrun.sampling.rng import Floats
 from hetrun.sampling.top_k import check_peak, leaders
-
-DEFAULT_TEMPERATURE = 0.8  # llama.cpp's
 
 
 def random_seed() -> int:
@@ -44,11 +42,13 @@ def make_sampler(
     pieces: Pieces | None = None,
     encode: Encode | None = None,
     constraint: Constraint | None = None,
+    sampled_logprobs: bool = False,
 ) -> Sampler:
     """A sampler at its first token; `default_temperature` is what counts when `params` names none.
 
     Penalties and DRY look back into `prompt`. `pieces`, the bytes of every token, and `encode`, the tokens of
-    a plain text, are for DRY's sequence breakers only.
+    a plain text, are for DRY's sequence breakers only. `sampled_logprobs`: a choice
+    comes with the log-probabilities with which it was drawn, not with the model's own.
     """
     chosen = default_temperature if params.temperature is None else params.temperature
     temperature = temperature_of("default_temperature", chosen)
@@ -60,7 +60,7 @@ def make_sampler(
     )
     mirostat = make_mirostat(params)
     chain = tuple(one_temperature(temperature)) if mirostat else build(setting)
-    return ChainSampler(params, chain, params.logit_bias, past, constraint, mirostat)
+    return ChainSampler(params, chain, params.logit_bias, past, constraint, mirostat, sampled_logprobs)
 
 
 class ChainSampler:
@@ -72,8 +72,10 @@ class ChainSampler:
         past: Past,
         constraint: Constraint | None,
         mirostat: Mirostat | None,
+        sampled_logprobs: bool = False,
     ) -> None:
         self._params = params
+        self._sampled_logprobs = sampled_logprobs
         self._chain = chain
         self._usual = None if mirostat else usual(chain)
         self._greedy = len(chain) == 1 and is_greedy(chain[0])
@@ -113,6 +115,9 @@ class ChainSampler:
             raise
         if self._params.logprobs is None:
             return Choice(token)
+        if self._sampled_logprobs:
+            left = self.left(Candidates(None, row))
+            return Choice(token, *of_sampled(left, row, token, self._params.logprobs))
         return Choice(token, *of_token(logits, token, self._params.logprobs))
 
     def _among(self, best: Best) -> int:
@@ -164,7 +169,10 @@ class ChainSampler:
     def clone(self) -> Sampler:
         constraint = self._constraint.clone() if self._constraint else None
         mirostat = self._mirostat.clone() if self._mirostat else None
-        return ChainSampler(self._params, self._chain, self._bias, self._past.clone(), constraint, mirostat)
+        return ChainSampler(
+            *(self._params, self._chain, self._bias, self._past.clone(), constraint, mirostat),
+            self._sampled_logprobs,
+        )
 
     def permitted(self, logits: Floats) -> npt.NDArray[np.float32]:
         """With the biases added, and -inf wherever the constraint says no."""

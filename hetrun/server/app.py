@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,6 +15,8 @@ from hetrun.errors import HetrunError
 from hetrun.server import openapi
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
 from hetrun.server.library import Library
+from hetrun.server.llamacpp import infill, slots
+from hetrun.server.llamacpp import routes as llamacpp
 from hetrun.server.middleware.auth import RequireKey
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
 from hetrun.server.middleware.drain import Unread
@@ -35,6 +38,7 @@ from hetrun.server.routes import (
     page,
     plugin_routes,
     ram,
+    rerank,
     tokenize,
     unsupported,
 )
@@ -44,6 +48,7 @@ ENDPOINTS = (
     *(chat_completions.routes, completions.routes, routes.routes, embeddings.routes, models.routes),
     *(tokenize.routes, introspection.routes, machine.routes, metrics.routes, health.routes, ram.routes),
     ollama.routes,
+    *(llamacpp.routes, slots.routes, infill.routes, rerank.routes),
     *(openapi.routes, page.routes, plugin_routes.routes, unsupported.routes),
 )
 
@@ -59,6 +64,7 @@ def create_app(
     origins: Iterable[str] = (),
     tool_parser: str = "auto",
     reasoning_format: str = "auto",
+    slot_save_path: Path | None = None,
     log: RequestLog | None = None,
     library: Library | None = None,
     ollama_client: bool = False,
@@ -74,6 +80,7 @@ def create_app(
         needs_key=api_key is not None,
         library=library,
         ollama=ollama_client,
+        slot_save_path=slot_save_path,
     )
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],

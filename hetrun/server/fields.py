@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from reprlib import repr as short
 
+from hetrun.client.events import ContextShift
 from hetrun.server.errors import ApiError, wrong_type
 
 Body = Mapping[str, object]
@@ -13,23 +14,16 @@ Body = Mapping[str, object]
 READ = (
     *("model", "stream", "stream_options", "n"),
     *("user", "safety_identifier", "priority", "deadline_s"),
+    *("cache_prompt", "id_slot", "n_keep", "n_discard", "context_shift", "return_progress"),
+    "t_max_predict_ms",
 )
 # Fields of OpenAI's and llama.cpp's APIs that don't change answers here, so that even a strict server accepts
 # them.
 HINTS = (
     *("metadata", "store", "service_tier", "prediction", "parallel_tool_calls", "verbosity", "moderation"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort"),
-    *(
-        "cache_prompt",
-        "id_slot",
-        "n_keep",
-        "n_discard",
-        "n_cache_reuse",
-        "t_max_prompt_ms",
-        "t_max_predict_ms",
-    ),
-    *("timings_per_token", "return_tokens", "return_progress", "post_sampling_probs", "response_fields"),
-    *("backend_sampling", "sse_ping_interval"),
+    *("n_cache_reuse", "t_max_prompt_ms", "timings_per_token", "return_tokens", "post_sampling_probs"),
+    *("response_fields", "backend_sampling", "sse_ping_interval"),
 )
 # Fields that are not supported, each with the values that have no effect. Ignoring any other value would
 # silently give a wrong answer.
@@ -51,6 +45,7 @@ NEVER: Mapping[str, str] = {
 
 MOST_PRIORITY = 2**31 - 1
 MOST_DEADLINE_S = 10**9
+MOST_TOKENS = 2**31 - 1  # of llama.cpp's numbers
 
 
 def flag(body: Body, name: str, prefix: str = "") -> bool:
@@ -95,6 +90,28 @@ def deadline_s(body: Body) -> float | None:
         message = f"deadline_s must be above 0, at most {MOST_DEADLINE_S:g}"
         raise ApiError(message, "deadline_s", "invalid_value")
     return float(value)
+
+
+def context_shift(body: Body) -> ContextShift | None:
+    """What becomes of a text that fills the context; None: nothing is said of it."""
+    on = None if body.get("context_shift") is None else flag(body, "context_shift")
+    keep = count(body, "n_keep", -1, MOST_TOKENS)
+    discard = count(body, "n_discard", 0, MOST_TOKENS)
+    if on is None and keep is None and discard is None:
+        return None
+    return ContextShift(on, keep or 0, discard or 0)
+
+
+def slot(body: Body) -> int | None:
+    """The number of the place that a request wants; None: any."""
+    number = count(body, "id_slot", -1, MOST_TOKENS)
+    return None if number == -1 else number
+
+
+def line_limit_s(body: Body) -> float | None:
+    """For how long an answer may be written, but for its first line."""
+    limit = count(body, "t_max_predict_ms", -1, MOST_TOKENS) or 0
+    return limit / 1000 if limit > 0 else None
 
 
 def include_usage(body: Body, stream: bool) -> bool:

@@ -40,7 +40,7 @@ def texts(body: Body, info: ModelInfo, field: Field) -> list[Text]:
     if not given:
         raise _empty(field.name, field, "empty_array")
     if _is_number(given[0]):
-        return [_tokens(given, field.name, info, field)]
+        return [number_list(given, field.name, info, field)]
     if len(given) > field.most:
         message = (
             f"{field.name} may hold {field.most} {field.one}s, not {len(given)}: ask in several requests"
@@ -56,7 +56,7 @@ def _text(given: object, where: str, info: ModelInfo, field: Field) -> Text:
         raise wrong_type(where, "a text or a list of tokens", given)
     if not given:
         raise _empty(where, field, "empty_array")
-    return _tokens(given, where, info, field)
+    return number_list(given, where, info, field)
 
 
 def _string(given: str, where: str, field: Field) -> str:
@@ -65,7 +65,8 @@ def _string(given: str, where: str, field: Field) -> str:
     return given
 
 
-def _tokens(given: Sequence[object], where: str, info: ModelInfo, field: Field) -> tuple[int, ...]:
+def number_list(given: Sequence[object], where: str, info: ModelInfo, field: Field) -> tuple[int, ...]:
+    """A list of token ids, which the model must have."""
     if len(given) > info.context:
         said = f"the {field.one} has {counted(len(given), 'token')}; shorten it, or ask for more with --ctx"
         raise api_error(ContextFull(said), info.context, where)

@@ -104,7 +104,7 @@ def choice(prompt: GenerateRequest, i: int) -> GenerateRequest:
     if i == 0:
         return prompt
     params = replace(prompt.params, seed=seed_of(prompt.params.seed, i), prompt_logprobs=None)
-    return replace(prompt, params=params, echo=False)
+    return replace(prompt, params=params, echo=False, progress=False, slot=None)
 
 
 def seed_of(seed: int | None, i: int) -> int | None:

@@ -92,6 +92,11 @@ def order(
             priority=fields.priority(body),
             deadline_s=fields.deadline_s(body),
             whole=not stream,
+            progress=flag(body, "return_progress") and stream,
+            slot=fields.slot(body),
+            shift=fields.context_shift(body),
+            line_limit_s=fields.line_limit_s(body),
+            fresh=body.get("cache_prompt") is not None and not flag(body, "cache_prompt"),
         )
         for prompt in prompts
     ]

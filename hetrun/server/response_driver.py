@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrun import __version__
-from hetrun.client.events import Event, ModelInfo, TokenLogprob
+from hetrun.client.events import Event, ModelInfo, PromptProgress, TokenLogprob
 from hetrun.errors import DeadlineExceeded
 from hetrun.server import parallel_sampling
 from hetrun.server.disconnect import unless_gone
@@ -69,6 +69,7 @@ class Choice:
     prompt: Prompt
     texts: list[str] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     end: Event | None = None
     reader: ChoiceReader | None = None
     pieces: list[Piece] = field(default_factory=list)  # that the reader found
@@ -84,7 +85,10 @@ class Choice:
             self.texts.append(event.text)
         if event.kind == "done":
             self.end = event
-        elif event.logprob is not None:
+            return
+        if event.token is not None:
+            self.tokens.append(event.token)
+        if event.logprob is not None:
             self.scores.append(event.logprob)
 
     @property
@@ -192,7 +196,22 @@ async def gathered(order: Order, events: Events) -> Whole:
 
 def pieces_of(reader: ChoiceReader, event: Event) -> list[Piece]:
     """The text that became certain with an event."""
-    return reader.push(event.text, opened=bool(event.opened), last=event.kind == "done")
+    return reader.push(
+        event.text,
+        opened=bool(event.opened),
+        last=event.kind == "done",
+        cut=event.finish_reason == "length",
+    )
+
+
+def prompt_progress(progress: PromptProgress) -> Json:
+    """llama.cpp's object: `processed` of `total` tokens are computed, including those of the `cache`."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.computed,
+        "time_ms": round(1000 * progress.seconds),
+    }
 
 
 def finish_reason(event: Event) -> str:

@@ -42,10 +42,12 @@ def sampling_params(
     defaults: Mapping[str, object],
     wanted: Wanted,
     most_tokens: int | None = None,
+    own_temperature: float = DEFAULT_TEMPERATURE,
 ) -> SamplingParams:
     """The request's parameters. `defaults` are the server's, for parameters that it doesn't set;
-    `most_tokens` is the length limit if it sets none."""
-    own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
+    `most_tokens` is the length limit if it sets none, and `own_temperature` the endpoint's if neither the
+    server nor the model's file has one."""
+    own = own_temperature if info.temperature is None else info.temperature
     values: dict[str, object] = {"temperature": own, **defaults}
     values |= {name: body[name] for name in SAMPLING if body.get(name) is not None}
     for name, value in values.items():

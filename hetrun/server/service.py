@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
@@ -28,6 +29,7 @@ class Service:
     needs_key: bool = False
     library: Library | None = None  # models on this machine; None: only the server's own
     ollama: bool = False  # whether clients should take this server for Ollama's
+    slot_save_path: Path | None = None  # the folder of saved slots
     traffic: Traffic = field(default_factory=Traffic)
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -41,14 +41,21 @@ class Counts:
         prompt = sum(usage.prompt_tokens for usage, _ in firsts) - cached
         predicted = sum(usage.completion_tokens for usage, _ in ends)
         found: Json = {"cache_n": cached}
-        found |= _rates("prompt", prompt, max((_prompt_ms(*first) for first in firsts), default=0.0))
-        found |= _rates("predicted", predicted, max((_predicted_ms(*end) for end in ends), default=0.0))
+        found |= rates("prompt", prompt, max((_prompt_ms(*first) for first in firsts), default=0.0))
+        found |= rates("predicted", predicted, max((_predicted_ms(*end) for end in ends), default=0.0))
         if drafted := sum(timings.drafted for _, timings in ends):
             found |= {"draft_n": drafted, "draft_n_accepted": sum(timings.accepted for _, timings in ends)}
         return found
 
     def _firsts(self) -> list[tuple[Usage, Timings]]:
         return [end for index, end in sorted(self._ends.items()) if index % self._each == 0]
+
+
+def timings_of(end: Event) -> Json:
+    """llama.cpp's object for a single answer, by its last event."""
+    counts = Counts(1)
+    counts.ended(0, end)
+    return counts.timings()
 
 
 def _prompt_ms(usage: Usage, timings: Timings) -> float:
@@ -62,7 +69,8 @@ def _predicted_ms(usage: Usage, timings: Timings) -> float:
     return 1000 * waited / timings.decode_tok_s if timings.decode_tok_s > 0 else 0.0
 
 
-def _rates(what: str, n: int, ms: float) -> Json:
+def rates(what: str, n: int, ms: float) -> Json:
+    """How many tokens took how long; names begin with `what`."""
     return {
         f"{what}_n": n,
         f"{what}_ms": ms,

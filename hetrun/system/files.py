@@ -11,11 +11,12 @@ class NotAFile(OSError):
     """What a path leads to is no regular file; strerror says what it is."""
 
 
-def open_regular(path: str | os.PathLike[str]) -> int:
-    """A descriptor of a regular file, for reading; OSError says why there is none."""
+def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> int:
+    """A descriptor of a regular file, for reading; OSError says why there is none. Not `follow`: also for a
+    symbolic link."""
     try:
         # O_NONBLOCK: opening a named pipe must not wait for someone to write into it.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
     except ValueError as error:
         raise NotAFile(errno.EINVAL, "is not a path: it holds a NUL") from error
     mode = os.fstat(fd).st_mode

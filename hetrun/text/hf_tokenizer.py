@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hetrun.errors import ModelFileError, OptionError
+from hetrun.loader.formats.fim_tokens import by_text
 from hetrun.loader.formats.hf_folder import Folder
 from hetrun.loader.formats.json_file import read_bytes, read_object
 from hetrun.loader.formats.tokenizer_json import check_file, check_post_processor, check_pre_tokenizer, growth
@@ -74,6 +75,8 @@ class HfVocabulary:
         self.bos = self._token(folder, "bos_token")
         self.eos = self._token(folder, "eos_token")
         self.add_bos = self.bos is not None and self.tokenize("", True, True)[:1] == [self.bos]
+        numbers = {text: i for i, text in self._added.items() if i < n_rows}
+        self.fim = by_text(numbers.get)
         self._ends = self._find_ends(folder)
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
@@ -135,7 +138,7 @@ class HfVocabulary:
         known = {i for i, text in self._added.items() if text in ENDS}
         own = folder.settings("generation_config.json").get_ids("eos_token_id")
         eos = () if self.eos is None else (self.eos,)
-        found = frozenset({*known, *own, *folder.config.get_ids("eos_token_id"), *eos})
+        found = frozenset({*known, *self.fim.ends, *own, *folder.config.get_ids("eos_token_id"), *eos})
         texts = set(self._added.values())
         if any(texts.issuperset(pair) for pair in ANSWER_ENDS):
             found -= {i for i, text in self._added.items() if text == MESSAGE_END}

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 from hetrun.errors import OptionError
+from hetrun.loader.formats.fim_tokens import FimTokens
 from hetrun.system import entry_points
 from hetrun.text.encode_cache import LEAST, RecentTexts
 
@@ -51,6 +52,12 @@ class Tokenizer:
     def add_bos(self) -> bool:
         """Whether the model wants a sequence to begin with its token."""
         return self._vocabulary.add_bos
+
+    @property
+    def fim(self) -> FimTokens:
+        """The tokens with which the model fills in the middle; a plugin's vocabulary need not name them."""
+        found: FimTokens = getattr(self._vocabulary, "fim", FimTokens())
+        return found
 
     @cached_property
     def bos_text(self) -> str:

@@ -15,7 +15,7 @@ from hetrun import SamplingParams, UserError
 from hetrun.api.local_model import LocalModel
 from hetrun.client.events import GenerateRequest
 from hetrun.engine import factory
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import Loaded, prompts_of
 from hetrun.errors import OptionError
 from hetrun.memory.kv.prefix_cache import LEAST
 from tests.engine.fakemodel import FakeModel
@@ -163,7 +163,7 @@ def test_a_file_without_a_folder_is_refused_before_anything_is_loaded(tmp_path: 
 
 def test_what_a_library_runs_as_a_whole_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="prompts cannot be saved: this model runs through libllama"):
-        factory.prompts_of(fake(FakeModel()))
+        prompts_of(fake(FakeModel()))
     factory.remembering(None, tmp_path / "p")()
     assert os.listdir(tmp_path) == []
 

@@ -95,7 +95,7 @@ ROWS: list[Row] = [
     (TEXT, {"prompt": [65, 256]}, "prompt[1]", "invalid_value"),
     (TEXT, {"prompt": [65, -1]}, "prompt[1]", "invalid_value"),
     (TEXT, {"prompt": "refuse"}, "prompt", "context_length_exceeded"),
-    (TEXT, {"suffix": "end"}, "suffix", "unsupported_parameter"),
+    (TEXT, {"suffix": "end"}, "suffix", "not_supported"),
     (TEXT, {"best_of": 3, "n": 2, "stream": True}, "best_of", "invalid_value"),
 ]
 # OpenAI's own limits, which a server for models of many makers keeps only when it is told to.

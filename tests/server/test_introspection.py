@@ -48,10 +48,13 @@ async def test_props_say_what_holds_for_requests(engine: FakeEngine) -> None:
     assert "/models/" not in str(said)
 
 
-async def test_a_slot_for_each_request(http: httpx.AsyncClient) -> None:
-    running, waiting = (await http.get("/slots")).json()
-    assert running == {
-        "id": 7,
+async def test_a_slot_for_each_place_and_each_request_that_waits(http: httpx.AsyncClient) -> None:
+    *places, waiting = (await http.get("/slots")).json()
+    assert [slot["id"] for slot in places] == list(range(64))
+    assert {slot["state"] for slot in places if slot["id"] != 1} == {"idle"}
+    assert places[1] == {
+        "id": 1,
+        "id_task": 7,
         "n_ctx": 2048,
         "is_processing": True,
         "state": "answer",
@@ -62,7 +65,8 @@ async def test_a_slot_for_each_request(http: httpx.AsyncClient) -> None:
         "n_decoded": 3,
         "n_remain": 97,
     }
-    assert (waiting["id"], waiting["state"], waiting["is_processing"]) == (8, "waiting", False)
+    assert (waiting["id"], waiting["id_task"], waiting["state"]) == (-1, 8, "waiting")
+    assert not waiting["is_processing"]
 
 
 async def test_metrics_of_the_engine_and_of_the_server(http: httpx.AsyncClient, engine: FakeEngine) -> None:

@@ -15,6 +15,8 @@ from hetrun.client.engine_client import LocalClient
 from hetrun.client.sampling_params import CHECKS
 from hetrun.errors import OptionError
 from hetrun.server.app import create_app
+from hetrun.server.llamacpp import infill
+from hetrun.server.llamacpp import request as native
 from hetrun.server.ollama import embeddings as ollama_embeddings
 from hetrun.server.ollama import generation as ollama_generation
 from hetrun.server.ollama import options as ollama_options
@@ -22,7 +24,7 @@ from hetrun.server.openapi import document
 from hetrun.server.openapi.paths import written
 from hetrun.server.openapi.requests import SAMPLING
 from hetrun.server.responses import routes as responses
-from hetrun.server.routes import chat_completions, completions, embeddings, tokenize
+from hetrun.server.routes import chat_completions, completions, embeddings, rerank, tokenize
 from hetrun.server.sampling import SAMPLING as READ
 from tests.support.fakes import FakeEngine
 
@@ -86,6 +88,9 @@ def test_it_has_the_routes_of_the_server_and_no_others(engine: FakeEngine) -> No
     [
         ("ChatRequest", chat_completions.KNOWN),
         ("CompletionRequest", completions.KNOWN),
+        ("NativeRequest", native.KNOWN),
+        ("InfillRequest", infill.KNOWN),
+        ("RerankRequest", rerank.KNOWN),
         ("ResponseRequest", tuple({*responses.KNOWN} - {*responses.CHAT_NAMES})),
         ("EmbeddingRequest", embeddings.KNOWN),
         ("TokenizeRequest", tokenize.TOKENIZE),
@@ -147,6 +152,16 @@ async def test_answers_are_as_it_says(http: httpx.AsyncClient) -> None:
     asked = {"prompt": ["a", "b"], "logprobs": 2, "echo": True}
     validator("CompletionRequest").validate(asked)
     validator("CompletionAnswer").validate((await http.post("/v1/completions", json=asked)).json())
+    for drawn in (False, True):
+        asked = {
+            "prompt": ["a", [98, "c"]],
+            "n_probs": 2,
+            "post_sampling_probs": drawn,
+            "return_tokens": True,
+        }
+        validator("NativeRequest").validate(asked)
+        for answer in (await http.post("/completion", json=asked)).json():
+            validator("NativeAnswer").validate(answer)
     asked = {"input": "hi", "max_output_tokens": 3}
     validator("ResponseRequest").validate(asked)
     response = (await http.post("/v1/responses", json=asked)).json()

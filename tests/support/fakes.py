@@ -18,6 +18,7 @@ The last message (or the text) of a request says what happens:
     options         answers with the options it was made with
 
 If an embedding is wanted, it comes instead of an answer: the length, the first letter, the last one, and 1.
+If a document is ranked, a tenth of its prompt's length comes.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from hetrun.client.events import (
     FinishReason,
     GenerateRequest,
     ModelInfo,
+    PromptProgress,
     Streaming,
     Timings,
     TokenLogprob,
@@ -49,14 +51,18 @@ from hetrun.client.queries import (
     Counts,
     Detokenize,
     EngineState,
+    FillPrompt,
     Foreseen,
     LayerPlace,
     Layers,
     PlanNow,
     Question,
+    RankPrompts,
     Render,
     SetRam,
     Slot,
+    SlotAction,
+    SlotDone,
     State,
     Tokenize,
     TokenizerFacts,
@@ -71,6 +77,8 @@ from hetrun.errors import (
     HetrunError,
     ModelFileError,
     OptionError,
+    Overloaded,
+    UserError,
 )
 from hetrun.option_types import parse_size
 from hetrun.planner.plan import PlanSet
@@ -180,6 +188,16 @@ class FakeEngine:
                     os.kill(os.getpid(), signal.SIGABRT)
                     threading.Event().wait()
                 return [0] * add_special + list(text.encode())
+            case FillPrompt():
+                parts = (question.prefix, question.suffix, question.prompt, str(question.max_tokens))
+                said = "|".join([*map(str, parts), *(f"{s.filename}={s.text}" for s in question.extra)])
+                if "refuse" in said:
+                    raise OptionError("no fill")
+                return list(f"say {said}".encode())
+            case RankPrompts(query, documents):
+                if query == "refuse":
+                    raise OptionError("document 0: no rank")
+                return [list(f"say {query} {document}".encode()) for document in documents]
             case Detokenize(tokens):
                 return [bytes([token]) for token in tokens]
             case TokenizerInfo():
@@ -192,10 +210,12 @@ class FakeEngine:
                 return "".join(f"[{m['role']}]{m['content']}" for m in messages) + repr(dict(options))
             case PlanNow():
                 return {"format": 3, "plans": []}
+            case SlotAction(action, slot, path):
+                return self.act(action, slot, path)
             case SetRam(nbytes):
                 return dict(self.set_ram(nbytes).memory)
             case State():
-                slots = [Slot(7, "answer", 1.5, 10, 10, 4, 3, 100), Slot(8, "waiting", 0.5)]
+                slots = [Slot(7, "answer", 1.5, 10, 10, 4, 3, 100, place=1), Slot(8, "waiting", 0.5)]
                 counts = Counts({"stop": 2, "error": 1}, 70, 9, 30, 8, 6, 2, 0.25, 40, 0.5)
                 budget = self.streaming.budget if self.streaming else None
                 memory = {"weights": 98 << 20, "KV": 40 << 20, "limit": 1 << 30}
@@ -224,6 +244,16 @@ class FakeEngine:
             case WhatIf(changes):
                 return _foreseen(changes)
         raise AssertionError(question)
+
+    def act(self, action: str, slot: int, path: str) -> SlotDone:
+        """A slot's file holds its number; the third one is in use."""
+        if slot == 3:
+            raise Overloaded(f"slot {slot} is answering a request", 1.0)
+        if action == "save":
+            Path(path).write_text(str(slot))
+        if action == "restore" and not Path(path).exists():
+            raise UserError(f"{Path(path).name} does not exist")
+        return SlotDone(20 + slot, 0 if action == "erase" else Path(path).stat().st_size)
 
     def set_ram(self, ram: int) -> PlanSet:
         if ram == DEADLY_RAM:
@@ -273,7 +303,12 @@ class FakeEngine:
         if job.cancelled:
             return self._finish(job, "cancelled")
         if job.request.echo and not job.done:
-            job.on_event(Event("prompt", echo=_pieces(job.request)))
+            job.on_event(Event("prompt", echo=_pieces(job.request), slot=job.number % 64))
+        if job.request.progress and not job.done:
+            for computed in (3, job.prompt_tokens):
+                job.on_event(Event("prompt", progress=PromptProgress(job.prompt_tokens, 3, computed, 0.25)))
+        if job.request.prompt_only:
+            return self._finish(job, "length")
         if params.prompt_logprobs is not None and not job.done:
             best = ((65, -0.1), (66, -0.2))[: params.prompt_logprobs]
             bests = (b"A", b"B")[: params.prompt_logprobs]
@@ -309,10 +344,20 @@ class FakeEngine:
         scored = reason == "stop" and job.request.params.logprobs is not None
         end = TokenLogprob(0, -0.25, piece=b"<end>") if scored else None
         embedding = None
-        if job.request.pooling and reason == "stop":
+        if job.request.pooling == "rank" and reason == "stop":
+            embedding = struct.pack("<f", len(_prompt(job.request)) / 10)
+        elif job.request.pooling and reason == "stop":
             prompt = _prompt(job.request)
             embedding = struct.pack("<4f", len(prompt), ord(prompt[0]), ord(prompt[-1]), 1)
-        job.on_event(Event("done", "", None, end, reason, job.usage, TIMINGS, embedding=embedding))
+        stopped = next((stop for stop in job.request.params.stop if stop in job.text), "")
+        job.on_event(
+            Event(
+                *("done", "", None, end, reason, job.usage, TIMINGS),
+                embedding=embedding,
+                stopped=stopped if reason == "stop" else "",
+                slot=job.number % 64,
+            )
+        )
         return False
 
 

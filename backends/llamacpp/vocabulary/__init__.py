@@ -12,6 +12,7 @@ from hetrun.backends.llamacpp.vocabulary.checks import Checked, checked
 from hetrun.backends.llamacpp.vocabulary.gguf_image import copied
 from hetrun.backends.llamacpp.vocabulary.text_limits import TextLimits, cuts_at_spaces
 from hetrun.errors import ModelFileError, OptionError
+from hetrun.loader.formats.fim_tokens import FimTokens
 from hetrun.loader.formats.gguf import GGUFFile
 from hetrun.loader.formats.gguf_file import shown
 
@@ -57,6 +58,9 @@ class LlamaVocabulary:
         self.bos = self._token(self._lib.llama_vocab_bos(self._vocab))
         self.eos = self._token(self._lib.llama_vocab_eos(self._vocab))
         self.add_bos = bool(self._lib.llama_vocab_get_add_bos(self._vocab))
+        kinds = ("pre", "suf", "mid", "pad", "rep", "sep")
+        fim = [getattr(self._lib, f"llama_vocab_fim_{kind}")(self._vocab) for kind in kinds]
+        self.fim = FimTokens(*map(self._token, fim))
         self._check_added(found.kind == "bert")
         self._limits = TextLimits(found)
         adds_eos = self._lib.llama_vocab_get_add_eos(self._vocab)

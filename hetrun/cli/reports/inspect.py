@@ -20,6 +20,7 @@ from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.hf_mapping import Setting
 from hetrun.loader.hf_source import HfSource
 from hetrun.loader.open_model import open_model
+from hetrun.loader.rerankers import is_reranker
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import Entry
 from hetrun.system.units import counted
@@ -91,6 +92,7 @@ def summary(source: ModelSource, found: Sequence[Entry]) -> dict[str, Any]:
         "vocabulary": _vocabulary(source),
         "tokenizer": _tokenizer(source),
         "template": ChatTemplate.of_model(source).origin,
+        "reranker": is_reranker(source),
     }
 
 
@@ -184,6 +186,8 @@ def _heading(facts: Mapping[str, Any]) -> Iterator[str]:
         "tokenizer": f"{facts['tokenizer']}, {counted(facts['vocabulary'], 'token', ',')}",
         "template": facts["template"],
     }
+    if facts["reranker"]:
+        rows["reranker"] = "yes: hetrun serve ranks documents with it (/v1/rerank)"
     for name, value in rows.items():
         yield f"{name:<14} {printable(str(value))}"
 

@@ -147,12 +147,15 @@ class Speculating:
         assert self._speculation is not None
         found = self._proposers.get(r.id)
         if found is None:
-            found = self._proposers[r.id] = self._speculation.proposer(r.tokens, r.n_prompt)
+            found = self._proposers[r.id] = self._speculation.proposer(
+                r.tokens, min(r.n_prompt, len(r.tokens))
+            )
         return found
 
     def _room(self, r: Running) -> int:
         """Tokens of a draft that can be of use: one more comes in any case."""
-        return min(r.limit - r.generated - 1, r.most - 1)
+        room = self._model.context - len(r.tokens) - 1
+        return min(r.limit - r.generated - 1, r.most - 1, room)
 
     def _most_tokens(self) -> int:
         """Of a step: more would not give the tokens that come without drafts."""

@@ -93,6 +93,20 @@ class Prefixes:
         order = sorted(self._used, key=self._used.__getitem__, reverse=True)
         return [Entry(seq, self._tree.tokens(seq)) for seq in order]
 
+    def holding(self, tokens: Tokens) -> tuple[int, int]:
+        """The entry that can give most of these tokens' beginning, and how much of it; 0: there is none."""
+        best, length = -1, 0
+        for seq, shared in self._tree.shared(tokens).items():
+            if seq in self._used and (n := self._model.shareable(seq, shared)) > length:
+                best, length = seq, n
+        return best, length
+
+    def forget(self, tokens: Tokens) -> None:
+        """Free the entries that begin with all of these tokens."""
+        found = self._tree.shared(tokens).items() if len(tokens) else ()
+        for seq in [seq for seq, shared in found if seq in self._used and shared == len(tokens)]:
+            self._drop(seq)
+
     # --- sequences that run
 
     def begin(self, tokens: Sequence[int] | Tokens, reuse: bool = True) -> tuple[int, int]:

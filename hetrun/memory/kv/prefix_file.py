@@ -94,16 +94,27 @@ class _Saved:
 # --- writing
 
 
-def save(path: Path, identity: bytes, entries: Sequence[Entry], rows: Rows, most: int = MOST_BYTES) -> int:
+def save(
+    path: Path,
+    identity: bytes,
+    entries: Sequence[Entry],
+    rows: Rows,
+    most: int = MOST_BYTES,
+    *,
+    follow: bool = True,
+) -> int:
     """Write entries, the last used first and as many as `most` bytes hold; how many those were.
 
     `identity` are 32 bytes that only the same rows of the same model have. UserError says why nothing was
-    written; what had this name before is left as it was then.
+    written; what had this name before is left as it was then. Not `follow`: a symbolic link is refused.
     """
     saved, entries = _arranged(entries, rows, most)
     head = _head(identity, saved, [e.tokens[s.shared :] for s, e in zip(saved, entries, strict=True)], rows)
     try:
-        with _replacing(Path(os.path.realpath(path))) as file:
+        if not follow and path.is_symlink():
+            raise OSError(0, "that name is taken by a symbolic link")
+        # What takes the place of a name never goes where a link of that name points.
+        with _replacing(Path(os.path.realpath(path)) if follow else path) as file:
             digest = hashlib.blake2b(head, digest_size=DIGEST)
             file.write(head)
             for s, entry in zip(saved, entries, strict=True):
@@ -214,14 +225,17 @@ def _sync_folder(path: Path) -> None:
 # --- reading
 
 
-def load(path: Path, identity: bytes, rows: Rows, context: int, n_vocab: int) -> list[Entry]:
+def load(
+    path: Path, identity: bytes, rows: Rows, context: int, n_vocab: int, *, follow: bool = True
+) -> list[Entry]:
     """The entries of a file, the last used first: sequences of the model from now on, which are the caller's.
 
     Those that are longer than the context, or have no room, are left out. Without a file there are none; of
-    one that cannot be used `Unusable` says why, and nothing has changed then.
+    one that cannot be used `Unusable` says why, and nothing has changed then. Not `follow`: a symbolic link
+    is refused.
     """
     try:
-        file = open(open_regular(path), "rb")
+        file = open(open_regular(path, follow=follow), "rb")
     except FileNotFoundError:
         return []
     except OSError as error:

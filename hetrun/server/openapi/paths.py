@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hetrun.server.errors import OLLAMA
+from hetrun.server.llamacpp import slots
 from hetrun.server.openapi import ollama
 from hetrun.server.openapi import responses as replies
-from hetrun.server.openapi.schemas import NUMBER, STRING, Json, array, ref, struct
-from hetrun.server.routes import unsupported
+from hetrun.server.openapi.schemas import NUMBER, STRING, Json, array, either, enum, ref, struct
+from hetrun.server.routes import rerank, unsupported
 
 JSON = "application/json"
 LINES = "application/x-ndjson"
@@ -57,6 +58,7 @@ class Operation:
     more: Json = field(default_factory=dict)  # further answers
     query: tuple[Json, ...] = ()
     open: bool = False  # whether it needs no key
+    optional_body: bool = False
 
 
 def _json(schema: Json) -> dict[str, Json]:
@@ -66,6 +68,13 @@ def _json(schema: Json) -> dict[str, Json]:
 _ANSWER = (*BODY, 404, *ENGINE)
 _LOOK = (400, 404, *ENGINE)
 _HEALTH: Json = {"503": {"description": "not now", "content": {JSON: {"schema": ref("Health")}}}}
+_NO_SLOT: Json = {
+    "name": "fail_on_no_slot",
+    "in": "query",
+    "schema": STRING,
+    "description": "503 if no place is idle",
+}
+_ACTION: Json = {"name": "action", "in": "query", "required": True, "schema": enum(*slots.ACTIONS)}
 _KEPT = ("/v1/responses/{name}", "/responses/{name}")
 OPERATIONS = (
     Operation(
@@ -77,11 +86,54 @@ OPERATIONS = (
         _ANSWER,
     ),
     Operation(
-        ("/v1/completions", "/completions"),
+        ("/v1/completions",),
         "post",
         "Continue texts, or score them",
         {JSON: ref("CompletionAnswer"), "text/event-stream": replies.STREAM},
         ref("CompletionRequest"),
+        _ANSWER,
+    ),
+    Operation(
+        ("/completion", "/completions"),
+        "post",
+        "Continue texts, in llama.cpp's own form",
+        {
+            JSON: either(ref("NativeAnswer"), array(ref("NativeAnswer"))),
+            "text/event-stream": replies.NATIVE_STREAM,
+        },
+        ref("NativeRequest"),
+        _ANSWER,
+    ),
+    Operation(
+        ("/infill",),
+        "post",
+        "Fill in the middle of a text, in llama.cpp's own form",
+        {JSON: ref("NativeAnswer"), "text/event-stream": replies.NATIVE_STREAM},
+        ref("InfillRequest"),
+        (*_ANSWER, 501),
+    ),
+    Operation(
+        rerank.PATHS,
+        "post",
+        "Rank documents by how well they answer a query",
+        _json(ref("Ranking")),
+        ref("RerankRequest"),
+        (*_ANSWER, 501),
+    ),
+    Operation(
+        ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"),
+        "post",
+        "Count the tokens of a conversation",
+        _json(replies.INPUT_TOKENS),
+        ref("ChatRequest"),
+        _ANSWER,
+    ),
+    Operation(
+        ("/v1/responses/input_tokens", "/responses/input_tokens"),
+        "post",
+        "Count the tokens of a response's input",
+        _json(replies.INPUT_TOKENS),
+        ref("ResponseRequest"),
         _ANSWER,
     ),
     Operation(
@@ -139,7 +191,22 @@ OPERATIONS = (
     Operation(("/plan",), "get", "What runs where", _json(replies.PLAN), statuses=_LOOK, query=MODEL),
     Operation(("/props",), "get", "Settings", _json(replies.PROPS), statuses=_LOOK, query=MODEL),
     Operation(
-        ("/slots",), "get", "Requests that the engine has", _json(replies.SLOTS), statuses=_LOOK, query=MODEL
+        ("/slots",),
+        "get",
+        "Places for running requests, and those that wait for one",
+        _json(replies.SLOTS),
+        statuses=_LOOK,
+        query=(*MODEL, _NO_SLOT),
+    ),
+    Operation(
+        ("/slots/{id}",),
+        "post",
+        "Save, restore or forget what was computed last in a slot",
+        _json(replies.SLOT_DONE),
+        ref("SlotFile"),
+        (*_ANSWER, 501),
+        query=(*MODEL, _ACTION),
+        optional_body=True,
     ),
     Operation(
         ("/machine",),
@@ -272,7 +339,10 @@ def _described(operation: Operation, path: str) -> Json:
     responses |= _failures(operation.statuses, path) | operation.more
     said: Json = {"summary": operation.summary, "operationId": _id(operation.method, path)}
     if operation.body is not None:
-        said["requestBody"] = {"required": True, "content": {JSON: {"schema": operation.body}}}
+        said["requestBody"] = {
+            "required": not operation.optional_body,
+            "content": {JSON: {"schema": operation.body}},
+        }
     if operation.query:
         said["parameters"] = list(operation.query)
     if operation.open:

@@ -13,6 +13,7 @@ from hetrun.client.sampling_params import (
     MOST,
     MOST_BIAS,
     MOST_BREAKERS,
+    MOST_LOGPROBS,
     MOST_STOPS,
     MOST_STRINGS,
     MOST_STRUCTURE,
@@ -20,12 +21,15 @@ from hetrun.client.sampling_params import (
     SPELLINGS,
 )
 from hetrun.server import fields
+from hetrun.server.llamacpp import infill, slots
+from hetrun.server.llamacpp import request as native
 from hetrun.server.logprobs import MOST_LEGACY_TOP, MOST_TOP
 from hetrun.server.messages import MOST_EFFORT, MOST_ID, THOUGHTS
 from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
     ANYTHING,
     BOOLEAN,
+    NUMBER,
     STRING,
     Json,
     array,
@@ -42,7 +46,7 @@ from hetrun.server.openapi.schemas import (
 )
 from hetrun.server.request import MOST_CHOICES
 from hetrun.server.responses import routes
-from hetrun.server.routes import embeddings, tokenize
+from hetrun.server.routes import embeddings, rerank, tokenize
 from hetrun.server.routes.completions import MOST_TOKENS, PROMPT
 from hetrun.server.sampling import LIMITS, UNLIMITED
 from hetrun.text.answers.tools import CHOICES, MOST_TOOLS
@@ -122,6 +126,16 @@ _ASKER: dict[str, Json] = {
     "priority": described(integer(-fields.MOST_PRIORITY, fields.MOST_PRIORITY), "lower ones go first"),
     "deadline_s": {"type": "number", "exclusiveMinimum": 0, "maximum": fields.MOST_DEADLINE_S},
 }
+# llama.cpp's fields for what becomes of the text and its place.
+_PLACE: dict[str, Json] = {
+    "cache_prompt": described(BOOLEAN, "false: compute the whole prompt"),
+    "id_slot": described(integer(-1, fields.MOST_TOKENS), "-1, or a slot that does not exist: any"),
+    "context_shift": described(BOOLEAN, "drop the oldest tokens when the context is full"),
+    "n_keep": described(integer(-1, fields.MOST_TOKENS), "of them keep so many at the beginning"),
+    "n_discard": described(integer(0, fields.MOST_TOKENS), "drop so many at a time; 0: half of them"),
+    "return_progress": BOOLEAN,
+    "t_max_predict_ms": described(integer(-1, fields.MOST_TOKENS), "end after a line; 0 or -1: no limit"),
+}
 _NEUTRAL = {name: enum(*values) for name, values in fields.UNBUILT.items()}
 _IGNORED: dict[str, Json] = {name: ANYTHING for name in fields.HINTS}
 _COMMON: dict[str, Json] = {
@@ -130,6 +144,7 @@ _COMMON: dict[str, Json] = {
     "stream_options": struct({}, {"include_usage": optional(BOOLEAN)}),
     "n": integer(1, MOST_CHOICES),
     **_ASKER,
+    **_PLACE,
     **SAMPLING,
     **_LENGTHS,
     **FORMS,
@@ -203,10 +218,61 @@ COMPLETION = _body(
             "n_probs": integer(0, MOST_TOP),
             "echo": BOOLEAN,
             "best_of": described(integer(1, MOST_CHOICES), "at least n"),
-            "suffix": NOTHING,
+            "suffix": described(STRING, "behind the gap that is to be filled; not with echo"),
         }
     ),
 )
+_ONE = either(STRING, struct({"prompt_string": STRING}, {"multimodal_data": NOTHING}))
+_MIXED = array(either(integer(0, MOST_TOKEN), STRING), 1)
+_NATIVE: dict[str, Json] = _COMMON | {
+    "stop": either(STRING, array(STRING, 0, MOST_STOPS)),
+    "samplers": either(described(STRING, "names, or a letter for each"), array(STRING)),
+    "logit_bias": either(
+        {"type": "object", "additionalProperties": either(NUMBER, const(False))},
+        array(
+            either(
+                array(either(integer(0, MOST_TOKEN), STRING, NUMBER, const(False)), 2, 2),
+                struct({"token": either(integer(0, MOST_TOKEN), STRING), "bias": ANYTHING}),
+            ),
+            0,
+            native.MOST_BIASES,
+        ),
+    ),
+    "n_probs": integer(0, MOST_LOGPROBS),
+    "n_cmpl": described(integer(1, MOST_CHOICES), "the same as n"),
+    **{name: BOOLEAN for name in ("post_sampling_probs", "return_tokens", "timings_per_token")},
+    "response_fields": array(string(0, native.MOST_FIELD), 0, native.MOST_FIELDS),
+    **{name: enum(neutral) for name, neutral in native.UNBUILT.items()},
+    "adaptive_target": described({"type": "number", "exclusiveMaximum": 0}, "below 0: off"),
+    "adaptive_decay": ANYTHING,
+}
+NATIVE = _body(
+    {
+        native.PROMPT.name: described(
+            either(_ONE, _MIXED, array(either(_ONE, _MIXED), 1, native.PROMPT.most)),
+            "a text, a list of tokens and texts, or a list of several prompts",
+        )
+    },
+    _with_hints(_NATIVE),
+)
+_LITERAL = either(STRING, array(either(integer(0, MOST_TOKEN), STRING)))
+_SNIPPET = struct({"text": STRING}, {"filename": optional(string(0, infill.MOST_NAME))})
+INFILL = _body(
+    {
+        infill.PREFIX: described(_LITERAL, "before the gap: a text, or tokens and texts"),
+        infill.SUFFIX: described(_LITERAL, "behind the gap"),
+    },
+    _with_hints(
+        _NATIVE
+        | {
+            infill.EXTRA: described(
+                array(_SNIPPET, 0, infill.MOST_SNIPPETS), "other files, or parts of them"
+            ),
+            infill.PROMPT: described(STRING, "the beginning of what is to be written"),
+        }
+    ),
+)
+SLOT_FILE = struct({"filename": described(string(1, slots.MOST_NAME), "a name without slashes")})
 _NOT_THERE = {*routes.MOVED, "n"}
 _ITEMS = array(
     either(struct({"type": STRING}), struct({"role": STRING, "content": either(STRING, array(ANYTHING))}))
@@ -271,3 +337,22 @@ WHAT_IF = struct({}, {"model": STRING, **dict.fromkeys(KNOBS, _WRITTEN)}) | {"ad
 RAM = struct({"ram": described(either(STRING, integer(0)), "as 1.5GiB, or in bytes")}, None) | {
     "additionalProperties": False
 }
+_DOCUMENTS = array(either(STRING, struct({"text": STRING})), 1, rerank.MOST_DOCUMENTS)
+RERANK = _body(
+    {"query": STRING},
+    _with_hints(
+        {
+            "model": STRING,
+            rerank.DOCUMENTS: _DOCUMENTS,
+            rerank.TEXTS: described(_DOCUMENTS, "instead of documents: the answer is a list"),
+            "top_n": integer(1, rerank.MOST_N),
+            "return_documents": BOOLEAN,
+            "return_text": described(BOOLEAN, "the same with texts"),
+            "raw_scores": described(BOOLEAN, "log-odds instead of probabilities"),
+            "truncate": const(False),
+            "truncation_direction": ANYTHING,
+            **_ASKER,
+        }
+    ),
+    anyOf=[{"required": [rerank.DOCUMENTS]}, {"required": [rerank.TEXTS]}],
+)

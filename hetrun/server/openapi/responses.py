@@ -18,6 +18,7 @@ from hetrun.server.openapi.schemas import (
     enum,
     integer,
     mapping,
+    number,
     optional,
     ref,
     struct,
@@ -150,6 +151,10 @@ DROPPED = struct({"id": STRING, "object": const("response"), "deleted": const(Tr
 NAMED_STREAM = described(
     ANYTHING, "Events with names and numbers as OpenAI has them, the last of which has the whole response."
 )
+NATIVE_STREAM = described(
+    ANYTHING,
+    "Events with one JSON object each, the last of which has stop: true; or an object with an error.",
+)
 STREAM = described(
     ANYTHING,
     "Events with one JSON object each: chunks as OpenAI has them, the last with timings. Then comes [DONE], "
@@ -171,6 +176,19 @@ EMBEDDINGS = struct(
         "usage": struct({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
     }
 )
+RANKING = either(
+    struct(
+        {
+            "object": const("list"),
+            "model": STRING,
+            "results": array(
+                struct({"index": _COUNT, "relevance_score": NUMBER}, {"document": struct({"text": STRING})})
+            ),
+            "usage": struct({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
+        }
+    ),
+    array(struct({"index": _COUNT, "score": NUMBER}, {"text": STRING})),
+)
 MODEL = struct(
     {
         "id": STRING,
@@ -189,6 +207,8 @@ MODEL = struct(
                     "n_params": INTEGER,
                     "size": INTEGER,
                     "chat_template": STRING,
+                    "rerank": described(BOOLEAN, "whether /v1/rerank works with it"),
+                    "infill": described(BOOLEAN, "whether /infill and suffix work with it"),
                 }
             )
         ),
@@ -220,6 +240,48 @@ TOKENIZER = struct(
     }
 )
 PLAN = described({"type": "object"}, "what hetrun plan --json prints, of what runs now")
+_PROBABILITY: dict[str, Json] = {"id": _COUNT, "token": STRING, "bytes": array(integer(0, 255))}
+_DRAWN = number(0, 1)
+_CHOSEN = either(
+    struct(
+        {
+            **_PROBABILITY,
+            "logprob": NUMBER,
+            "top_logprobs": array(struct(_PROBABILITY | {"logprob": NUMBER})),
+        }
+    ),
+    struct({**_PROBABILITY, "prob": _DRAWN, "top_probs": array(struct(_PROBABILITY | {"prob": _DRAWN}))}),
+)
+_NATIVE: dict[str, Json] = {
+    "index": _COUNT,
+    "content": STRING,
+    "tokens": array(_COUNT),
+    "id_slot": INTEGER,
+    "stop": const(True),
+    "model": STRING,
+    "tokens_predicted": _COUNT,
+    "tokens_evaluated": _COUNT,
+    "generation_settings": {"type": "object"},
+    "prompt": STRING,
+    "has_new_line": BOOLEAN,
+    "truncated": BOOLEAN,
+    "stop_type": enum("eos", "limit", "word"),
+    "stopping_word": STRING,
+    "tokens_cached": described(_COUNT, "of the prompt, those that were not computed again"),
+    "timings": ref("Timings"),
+    "completion_probabilities": array(_CHOSEN),
+}
+# With response_fields, an answer has only some of them.
+NATIVE = struct({}, _NATIVE)
+INPUT_TOKENS = struct({"object": const("response.input_tokens"), "input_tokens": _COUNT})
+SLOT_DONE = struct(
+    {"id_slot": _COUNT},
+    {
+        "filename": STRING,
+        **{f"n_{what}": _COUNT for what in ("saved", "written", "restored", "read", "erased")},
+        "timings": mapping(NUMBER),
+    },
+)
 PROPS = struct(
     {
         "default_generation_settings": struct({"n_ctx": _COUNT, "params": {"type": "object"}}),
@@ -228,6 +290,7 @@ PROPS = struct(
         "model_path": described(STRING, "the file's name only"),
         "modalities": struct({"vision": const(False), "audio": const(False)}),
         "build_info": STRING,
+        "is_sleeping": BOOLEAN,
         "chat_template": optional(STRING),
         "bos_token": optional(STRING),
         "eos_token": optional(STRING),
@@ -237,10 +300,11 @@ PROPS = struct(
 SLOTS = array(
     struct(
         {
-            "id": _COUNT,
+            "id": described(integer(-1), "-1: it waits for a place"),
+            "id_task": described(integer(-1), "-1: no request is there"),
             "n_ctx": _COUNT,
             "is_processing": BOOLEAN,
-            "state": enum("prompt", "answer", "displaced", "waiting"),
+            "state": enum("idle", "prompt", "answer", "displaced", "waiting"),
             "seconds": NUMBER,
             "n_prompt_tokens": _COUNT,
             "n_prompt_tokens_processed": _COUNT,

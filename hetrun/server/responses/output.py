@@ -14,7 +14,7 @@ from hetrun.server import logprobs
 from hetrun.server.errors import ApiError
 from hetrun.server.json_stream import json_text
 from hetrun.server.request import Order
-from hetrun.server.response_driver import Events, Json, finish_reason, pieces_of
+from hetrun.server.response_driver import Events, Json, finish_reason, pieces_of, prompt_progress
 from hetrun.server.responses.items import Call, Item, Message, Reasoning, Telling, with_list
 from hetrun.server.usage import Counts
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
@@ -186,6 +186,9 @@ async def chunks(head: Head, order: Order, events: Events, keep: Keep) -> AsyncG
         async for _, event in events:
             if event.kind == "error":
                 _fail(telling, head, order.failure(event.error))
+            elif event.progress:
+                said: Json = {"prompt_progress": prompt_progress(event.progress)}
+                telling.tell("response.in_progress", said, response=begun)
             else:
                 output.saw(event)
             if event.kind == "done":

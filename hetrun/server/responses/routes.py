@@ -24,8 +24,10 @@ from hetrun.server.body import json_object
 from hetrun.server.client_id import asker, owner
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body, count, flag
+from hetrun.server.input_tokens import counted
 from hetrun.server.logprobs import MOST_TOP, Wanted
 from hetrun.server.middleware.concurrency import Crowd
+from hetrun.server.query import few
 from hetrun.server.request import Order
 from hetrun.server.response_driver import Events, Json, answered
 from hetrun.server.responses import input, output
@@ -98,6 +100,14 @@ def routes(service: Service) -> list[Route]:
         with _own_names():
             return await answered(request, here, asked.order, in_one, stream)
 
+    async def tokens(request: Request) -> Response:
+        body = await json_object(request)
+        before = previous(body, archive, owner(request))
+        here = await meant(body, service)
+        asked = response_order(body, await here.info(), here, before, asker(request, body))
+        with _own_names():
+            return await counted(here, asked.order.prompts[0])
+
     async def one(request: Request) -> Response:
         name = request.path_params["name"]
         if request.query_params.get("stream", "false") != "false":
@@ -124,6 +134,7 @@ def routes(service: Service) -> list[Route]:
         for path in ("/v1/responses", "/responses")
         for route in (
             Route(path, create, methods=["POST"], middleware=[crowd]),
+            Route(f"{path}/input_tokens", tokens, methods=["POST"], middleware=few()),
             Route(f"{path}/{{name}}", stored, methods=["GET", "DELETE"]),
         )
     ]

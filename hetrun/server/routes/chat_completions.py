@@ -18,10 +18,12 @@ from hetrun.server import tools as toolschemas
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, api_errors
+from hetrun.server.input_tokens import counted
 from hetrun.server.json_stream import Long, json_text
 from hetrun.server.logprobs import Wanted
 from hetrun.server.messages import messages, template_options
 from hetrun.server.middleware.concurrency import Crowd
+from hetrun.server.query import few
 from hetrun.server.request import Order
 from hetrun.server.response_driver import (
     Answer,
@@ -32,6 +34,7 @@ from hetrun.server.response_driver import (
     Whole,
     finish_reason,
     pieces_of,
+    prompt_progress,
     respond,
 )
 from hetrun.server.routes.models import meant
@@ -50,9 +53,18 @@ def routes(service: Service) -> list[Route]:
         order = chat_order(body, await here.info(), here, asker(request, body))
         return await respond(request, here, order, whole, chunks)
 
+    async def count(request: Request) -> Response:
+        body = await json_object(request)
+        here = await meant(body, service)
+        order = chat_order(body, await here.info(), here, asker(request, body))
+        return await counted(here, order.prompts[0])
+
     crowd = Middleware(Crowd, most_requests=service.most_requests)
     paths = ("/v1/chat/completions", "/chat/completions")
-    return [Route(path, complete, methods=["POST"], middleware=[crowd]) for path in paths]
+    return [
+        *(Route(path, complete, methods=["POST"], middleware=[crowd]) for path in paths),
+        *(Route(f"{path}/input_tokens", count, methods=["POST"], middleware=few()) for path in paths),
+    ]
 
 
 def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, client: str = "") -> Order:
@@ -157,12 +169,16 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
         async for index, event in events:
             if event.kind == "error":
                 raise order.failure(event.error)
+            if event.kind == "prompt" and not event.progress:
+                continue
             if index not in templates:
                 templates[index] = Template(chunk(index, {"content": ""}), "content")
                 # If there may be calls, it is not known yet whether there will be any text.
                 begin = "" if readers[index] is None else None
                 yield json_text(chunk(index, {"role": "assistant", "content": begin}))
-            if reader := readers[index]:
+            if event.progress:
+                yield json_text(chunk(index, {}) | {"prompt_progress": prompt_progress(event.progress)})
+            elif reader := readers[index]:
                 for delta, logprobs in _read(reader, event):
                     text = delta.get("content")
                     if logprobs is None and isinstance(text, str):

@@ -16,8 +16,9 @@ from hetrun.server import logprobs as scores
 from hetrun.server import request as orders
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
-from hetrun.server.errors import ApiError
+from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import count, flag
+from hetrun.server.infill import check_fills, fill_tokens
 from hetrun.server.inputs import Field, texts
 from hetrun.server.json_stream import json_text, long_text
 from hetrun.server.logprobs import Echo, Offsets, Wanted, legacy
@@ -32,6 +33,7 @@ from hetrun.server.response_driver import (
     Template,
     Whole,
     finish_reason,
+    prompt_progress,
     respond,
 )
 from hetrun.server.routes.models import meant
@@ -50,11 +52,13 @@ def routes(service: Service) -> list[Route]:
         body = await json_object(request)
         here = await meant(body, service)
         order = completion_order(body, await here.info(), here, asker(request, body))
+        if suffix := _suffix(body, order):
+            order = await _with_gap(order, suffix, here)
         return await respond(request, here, order, whole, chunks)
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
-    paths = ("/v1/completions", "/completions")
-    return [Route(path, complete, methods=["POST"], middleware=[crowd]) for path in paths]
+    # Without /v1 it is llama.cpp's own endpoint, with other fields (`llamacpp/`).
+    return [Route("/v1/completions", complete, methods=["POST"], middleware=[crowd])]
 
 
 def completion_order(
@@ -62,9 +66,6 @@ def completion_order(
 ) -> Order:
     """Read a request of this client; raises an ApiError that names a wrong field."""
     orders.check(body, info, service, KNOWN)
-    if body.get("suffix"):
-        message = "suffix is not supported: this server continues texts, it does not fill gaps in them"
-        raise ApiError(message, "suffix", "unsupported_parameter")
     echo = flag(body, "echo")
     wanted = scores.of_completion(body, echo)
     params = sampling_params(body, info, service.sampling, _computed(body, wanted, echo), MOST_TOKENS)
@@ -77,6 +78,34 @@ def completion_order(
     return _tried(
         body, orders.order(body, info, client, requests, wanted, PROMPT.name), strict=service.strict
     )
+
+
+def _suffix(body: Mapping[str, object], order: Order) -> str:
+    """What stands behind the gap that the model is to fill; empty: there is none."""
+    suffix = body.get("suffix") or ""
+    if not isinstance(suffix, str):
+        raise wrong_type("suffix", "a text", suffix)
+    if suffix:
+        check_fills(order.info, 400, "suffix")
+    if suffix and order.prompts[0].echo:
+        message = "suffix and echo exclude each other: the model sees both texts with marks between them"
+        raise ApiError(message, "echo", "invalid_value")
+    return suffix
+
+
+async def _with_gap(order: Order, suffix: str, service: Service) -> Order:
+    """The same order for what stands between each prompt and the suffix."""
+    prompts = [
+        replace(
+            prompt,
+            text=None,
+            tokens=await fill_tokens(
+                service, prompt.text or prompt.tokens or "", suffix, max_tokens=prompt.params.max_tokens
+            ),
+        )
+        for prompt in order.prompts
+    ]
+    return replace(order, prompts=tuple(prompts))
 
 
 def _computed(body: Mapping[str, object], wanted: Wanted, echo: bool) -> Wanted:
@@ -186,6 +215,8 @@ async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
                 raise order.failure(event.error)
             if event.kind == "prompt":
                 prompts[index // order.tried].saw(event)
+                if event.progress:
+                    yield json_text(chunk(index, "") | {"prompt_progress": prompt_progress(event.progress)})
                 continue
             if index not in templates:
                 templates[index] = Template(chunk(index, ""), "text")

@@ -69,6 +69,7 @@ class Order:
     texts: Sequence[GenerateRequest]
     base64: bool
     dimensions: int
+    field: str = INPUT.name  # that the texts came in, for errors
 
 
 def embedding_order(body: fields.Body, info: ModelInfo, client: str) -> Order:
@@ -124,7 +125,7 @@ async def _all(client: ChatClient, asked: Order) -> list[Event]:
                     left.appendleft((i, text))  # let the others continue, so the work so far is not lost
                     return
                 if event.kind == "error":
-                    raise api_error(event.error, asked.info.context, INPUT.name)
+                    raise api_error(event.error, asked.info.context, asked.field)
                 found[i] = event
         finally:
             at_work -= 1

@@ -1,4 +1,4 @@
-"""GET /plan, /props and /slots: the state of the server, for its operators.
+"""GET /plan and /props: the state of the server, for its operators.
 
 They contain no text of clients, and only the file's name of the model's path.
 """
@@ -13,7 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hetrun import __version__
-from hetrun.client.queries import EngineState, PlanNow, Slot, State, TokenizerInfo
+from hetrun.client.model_pool import OnDemand
+from hetrun.client.queries import PlanNow, State, TokenizerFacts, TokenizerInfo
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
 from hetrun.server.query import LOOK_S, asked, few
@@ -34,34 +35,30 @@ def routes(service: Service) -> list[Route]:
 
     async def props(request: Request) -> Response:
         here = await meant(request.query_params, service)
-        info, template = await here.info(), await _template(here)  # loads a sleeping model
-        state = await asked(here, State(), LOOK_S)
+        info = await here.info()
+        asleep = not engines(here.client)  # what was seen when it was loaded last is read then
+        memory = here.client.memory if asleep and isinstance(here.client, OnDemand) else None
+        template = _template_of(memory.facts if memory else None) if asleep else await _template(here)
+        places = (memory.places if memory else 0) if asleep else (await asked(here, State(), LOOK_S)).places
         own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
         defaults = {"temperature": own, **service.sampling}
         usual = asdict(SamplingParams.from_mapping(defaults))
         params = {name: value for name, value in usual.items() if name not in OF_REQUESTS} | usual["more"]
         said: Json = {
             "default_generation_settings": {"n_ctx": info.context, "params": params},
-            "total_slots": state.places,
+            "total_slots": places,
             "model_alias": info.id,
             "model_path": PurePath(info.path).name,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"hetrun-{__version__}",
+            "is_sleeping": asleep,
             **template,
         }
         return JSONResponse(said)
 
-    async def slots(request: Request) -> Response:
-        here = await meant(request.query_params, service)
-        if not engines(here.client):
-            return JSONResponse([])
-        state = await asked(here, State(), LOOK_S)
-        return JSONResponse([_described(slot, state) for slot in state.slots])
-
     return [
         Route("/plan", plan, middleware=few()),
         Route("/props", props, middleware=few()),
-        Route("/slots", slots, middleware=few()),
     ]
 
 
@@ -70,26 +67,16 @@ async def _template(service: Service) -> Json:
     try:
         facts = await asked(service, TokenizerInfo())
     except OptionError:
+        facts = None
+    return _template_of(facts)
+
+
+def _template_of(facts: TokenizerFacts | None) -> Json:
+    if facts is None:
         return {"chat_template": None, "bos_token": None, "eos_token": None}
     return {
         "chat_template": facts.template,
         "chat_template_origin": facts.template_origin,
         "bos_token": facts.bos_text,
         "eos_token": facts.eos_text,
-    }
-
-
-def _described(slot: Slot, state: EngineState) -> Json:
-    """A request in the engine, in llama.cpp's format."""
-    return {
-        "id": slot.id,
-        "n_ctx": state.context,
-        "is_processing": slot.state in ("prompt", "answer"),
-        "state": slot.state,
-        "seconds": round(slot.seconds, 3),
-        "n_prompt_tokens": slot.prompt_tokens,
-        "n_prompt_tokens_processed": slot.prompt_computed,
-        "n_prompt_tokens_cache": slot.cached_tokens,
-        "n_decoded": slot.answer_tokens,
-        "n_remain": max(slot.answer_limit - slot.answer_tokens, 0),
     }

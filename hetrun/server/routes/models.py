@@ -107,4 +107,6 @@ def _meta(info: ModelInfo) -> Json:
         "n_params": info.parameters,
         "size": info.file_bytes,
         "chat_template": info.template_origin,
+        "rerank": info.reranks,
+        "infill": info.fills,
     }

@@ -18,14 +18,12 @@ from hetrun.server.service import Service
 ANY = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 CHAT = "POST /v1/chat/completions"
 MEDIA = "This server reads and writes text only"
-RERANK = "Reranking is not supported: this server runs models that write text"
 ADAPTERS = "LoRA adapters are not supported: serve a model into which they were merged"
 ACCOUNTS = "This server knows no accounts at Ollama"
 CLOUD = "This server uses no services on the internet"
 LOADED = "The model of this server is chosen when it starts (hetrun serve -m MODEL)"
 
 REFUSED: Mapping[str, str] = {
-    "/infill": "Infilling is not supported: send the text with its special tokens to POST /v1/completions",
     "/v1/messages": f"Anthropic's API is not supported: use OpenAI's, {CHAT}",
     "/v1/messages/{rest:path}": f"Anthropic's API is not supported: use OpenAI's, {CHAT}",
     "/api/copy": "Models are not copied: each name is that of a file or folder",
@@ -39,11 +37,6 @@ REFUSED: Mapping[str, str] = {
     "/lora-adapters": ADAPTERS,
     "/v1/load_lora_adapter": ADAPTERS,
     "/v1/unload_lora_adapter": ADAPTERS,
-    "/rerank": RERANK,
-    "/reranking": RERANK,
-    "/v1/rerank": RERANK,
-    "/v1/reranking": RERANK,
-    "/v2/rerank": RERANK,
     "/v1/images/{rest:path}": MEDIA,
     "/v1/audio/{rest:path}": MEDIA,
     "/v1/videos": MEDIA,
@@ -51,7 +44,6 @@ REFUSED: Mapping[str, str] = {
     "/v1/moderations": "Moderation is not supported: this server has one model, which writes text",
     "/v1/files": "Files and batches are not kept here: send each request by itself",
     "/v1/batches": "Files and batches are not kept here: send each request by itself",
-    "/slots/{id}": "Slots are not saved by request: hetrun serve --prompt-cache FILE keeps prompts",
     "/models/load": LOADED,
     "/models/unload": LOADED,
 }

@@ -152,11 +152,14 @@ class ChoiceReader:
         """Calls so far."""
         return self._answer.calls
 
-    def push(self, text: str, *, opened: bool = False, last: bool = False) -> list[Piece]:
-        """Take more text and return what is certain now; `opened`: the prompt has begun a thought."""
+    def push(self, text: str, *, opened: bool = False, last: bool = False, cut: bool = False) -> list[Piece]:
+        """Take more text and return what is certain now; `opened`: the prompt has begun a thought; `cut`: a
+        limit was reached."""
         if opened:
             self._answer.open()
         pieces = self._answer.push(text)
+        if cut:
+            self._answer.cut()
         return pieces + self._answer.finish() if last else pieces
 
     def new_id(self) -> str:

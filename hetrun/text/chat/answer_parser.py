@@ -52,6 +52,12 @@ class AnswerReader:
         """Take more text; what is certain now."""
         return self._read(self._divider.push(text) if self._divider else [Text(text)])
 
+    def cut(self) -> None:
+        """There is no more, because a limit was reached."""
+        for reader in (self._divider, self._calls):
+            if isinstance(reader, CallReader):
+                reader.cut()
+
     def finish(self) -> list[Piece]:
         """There is no more: what was held back."""
         pieces = self._read(self._divider.finish() if self._divider else [])

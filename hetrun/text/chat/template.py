@@ -27,6 +27,9 @@ FOR_TOOLS = "tool_use"
 MOST_SOURCE = 1 << 17  # characters; the longest templates in use have some 20,000
 
 
+NO_CHAT = ("rerank",)  # by llama.cpp's converter: the prompt of a reranker
+
+
 class Templates(Protocol):
     """What a model says of its templates."""
 
@@ -58,7 +61,7 @@ class ChatTemplate:
     @classmethod
     def of_model(cls, model: Templates) -> ChatTemplate:
         """The model's own; a model that has none gets ChatML, and `origin` says so."""
-        named = model.chat_templates
+        named = {name: text for name, text in model.chat_templates.items() if name not in NO_CHAT}
         if not named:
             return cls(CHATML, NO_TEMPLATE)
         name = DEFAULT if DEFAULT in named else next(iter(named))

@@ -46,6 +46,10 @@ class Margin:
         if len(said) < len(text):
             self.space.append(text[len(said) :])
 
+    def drop(self) -> None:
+        """What may begin a mark is no text."""
+        self._held, self._state = "", 0
+
     def finish(self) -> None:
         """What may begin a mark does not."""
         self.say(self._held)

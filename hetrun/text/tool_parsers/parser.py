@@ -53,6 +53,16 @@ class CallReader:
                 self._take(c)
         return self._taken()
 
+    def cut(self) -> None:
+        """There is no more, because a limit was reached: after a call, half a mark of the next one is no
+        text."""
+        if not self._calls.begun:
+            return
+        self._margin.drop()
+        if self._body is not None and self._begun == self._before:
+            self._body.close()
+            self._body = None
+
     def finish(self) -> list[Piece]:
         """There is no more: what was held back."""
         self._margin.finish()
