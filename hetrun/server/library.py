@@ -33,6 +33,7 @@ class ModelFacts:
     metadata: Mapping[str, object]  # in GGUF's words, without long lists
     template: str  # of a chat
     takes_tools: bool  # by a template
+    fills: bool  # whether it has the tokens to fill in the middle of a text
     embeds: bool  # whether it was made for embeddings
 
 

@@ -6,10 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hetrun.client.model_catalog import LATEST, Found
 from hetrun.errors import UserError, printable
 from hetrun.server.library import ModelFacts, NotHere, NotOurs, Progress, Removal
+
+if TYPE_CHECKING:  # numpy comes with it
+    from hetrun.loader.formats.gguf_file import GGUFFile
 
 MOST_TEXT = 1 << 14  # characters of a text in a model's metadata
 MOST_LIST = 5  # items of a list in it; longer ones are shown empty, as in Ollama
@@ -42,6 +46,7 @@ class LocalLibrary:
         trained = source.get_int("context_length", 0, 0, 1 << 31)
         template = ChatTemplate.of_model(source)
         if isinstance(source, GGUFModel):
+            fills = _fills(source.file)
             metadata = {
                 key: shown
                 for key, value in source.file.metadata.items()
@@ -49,6 +54,7 @@ class LocalLibrary:
             }
             embeds = source.get_int("pooling_type", 0, 0, 1 << 31) != 0
         else:
+            fills = False  # a folder's vocabulary is searched when it is loaded
             metadata = _of_folder(source.architecture, {n: source.get_int(n, 0, 0, 1 << 62) for n in NUMBERS})
             embeds = (Path(source.path) / "1_Pooling" / "config.json").is_file()
         sizes: dict[str, int] = {}
@@ -63,6 +69,7 @@ class LocalLibrary:
             metadata=metadata,
             template=_valid(template.source),
             takes_tools=takes_tools((template.for_tools or template).source),
+            fills=fills,
             embeds=embeds,
         )
 
@@ -129,6 +136,23 @@ class LocalLibrary:
         from hetrun.loader.hub import remove
 
         remove.remove(remove.Removal(what.name, what.paths, 0))
+
+
+def _fills(file: GGUFFile) -> bool:
+    """Whether a file has the tokens to fill in the middle of a text, by its keys or by their texts."""
+    from hetrun.loader.formats.fim_tokens import by_text
+
+    if all(f"tokenizer.ggml.fim_{part}_token_id" in file.metadata for part in ("pre", "suf", "mid")):
+        return True
+    tokens = file.get_strings("tokenizer.ggml.tokens")
+    blob = tokens.blob if tokens else b""
+
+    def find(text: str) -> int | None:
+        stored = text.encode()
+        at = blob.find(len(stored).to_bytes(8, "little") + stored)
+        return None if at < 0 else at
+
+    return by_text(find).complete
 
 
 def _of_folder(architecture: str, numbers: Mapping[str, int]) -> dict[str, object]:

@@ -21,6 +21,7 @@ from hetrun.errors import OptionError
 from hetrun.loader.formats.fim_tokens import TEXTS, FimTokens, by_text
 from hetrun.server.app import create_app
 from hetrun.text.infill import BATCH, STEP, fill_prompt
+from hetrun.tools.model_library import LocalLibrary
 from tests.models import cases
 from tests.support import qwen
 from tests.support.peer import llama_cpp
@@ -237,3 +238,9 @@ def test_files_without_a_token_between_them() -> None:
     tokens = fill_prompt(asked, FimTokens(1000, 1001, 1002), None, 4096, **ENCODED)
     text = "".join(map(chr, tokens))
     assert text == "\n\n--- snippet ---\n\nx\n\n--- snippet ---\n\ny\u03e8p\u03e9s\u03ea"
+
+
+@pytest.mark.parametrize(("keys", "fills"), [("new", True), ("old", True), ("text", True), ("none", False)])
+def test_a_header_says_whether_a_model_fills_gaps(tmp_path: Path, keys: str, fills: bool) -> None:
+    coder = qwen.written(Qwen("coder", fim=keys), tmp_path / "coder.gguf")
+    assert LocalLibrary().facts(coder).fills is fills

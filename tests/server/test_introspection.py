@@ -119,6 +119,8 @@ async def test_what_others_have_is_refused_in_a_sentence(http: httpx.AsyncClient
         assert response.headers["x-should-retry"] == "false"
         if path.startswith("/api/"):  # Ollama's, with errors in its shape
             said = response.json()["error"]
+        elif path.startswith("/v1/messages"):  # Anthropic's, too
+            said = response.json()["error"]["message"]
         else:
             assert error_of(response)["code"] == "not_supported"
             said = error_of(response)["message"]

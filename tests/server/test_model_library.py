@@ -37,6 +37,7 @@ def test_facts_of_a_file(tiny: Path) -> None:
     assert facts.metadata["tokenizer.ggml.tokens"] == []  # long lists are not shown
     assert facts.parameters > 1000
     assert facts.context == facts.metadata["llama.context_length"]
+    assert not facts.fills
     json.dumps(facts.metadata, allow_nan=False)
     assert LocalLibrary(ctx=7).facts(tiny).context == 7
     with pytest.raises(UserError):

@@ -47,6 +47,7 @@ FACTS = ModelFacts(
     },
     "{% for tool in tools %}{{ tool }}{% endfor %}{{ messages }}<think></think>",
     takes_tools=True,
+    fills=False,
     embeds=False,
 )
 
@@ -646,9 +647,17 @@ async def test_an_error_in_the_middle_is_a_line(http: httpx.AsyncClient, path: s
     assert said(await http.post(path, json=asked | {"stream": False}), 500) == "the fake backend failed"
 
 
-async def test_a_gap_in_a_text_is_not_filled(http: httpx.AsyncClient) -> None:
-    refused = await http.post("/api/generate", json={"prompt": "def f(", "suffix": "return 1"})
-    assert said(refused, 501).startswith("fake cannot fill in the middle")
+async def test_a_gap_in_a_text_is_filled(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+    asked = {"prompt": "def f(", "suffix": "return 1", "stream": False, "options": {"num_predict": 9}}
+    assert "cannot fill in the middle" in said(await http.post("/api/generate", json=asked), 501)
+    engine.info = replace(engine.info, fills=True)
+    answer = (await http.post("/api/generate", json=asked)).json()
+    assert answer["response"] == "def f(|return 1||9"  # as the scripted engine repeats its prompt
+    assert engine.requests[-1].tokens is not None
+    assert (await http.post("/api/generate", json=asked | {"prompt": ""})).json()["done_reason"] == "stop"
+    shown = (await http.post("/api/show", json={"model": "fake"})).json()
+    assert "insert" in shown["capabilities"]
+    assert ".Suffix" in shown["template"]  # by which Continue knows it
 
 
 async def test_programs_see_what_they_look_for_at_the_root(engine: FakeEngine) -> None:

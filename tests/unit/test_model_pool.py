@@ -17,7 +17,7 @@ from hetrun.client.model_catalog import Found
 from hetrun.client.model_pool import PROCESS, OnDemand, Shelf
 from hetrun.client.queries import Question, SetRam, State
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.errors import BudgetError, EngineStopped, ModelFileError
+from hetrun.errors import BudgetError, EngineStopped, ModelFileError, UserError
 from tests.support.fakes import INFO
 
 A = TypeVar("A")
@@ -57,6 +57,8 @@ class Engine:
         yield Event("done")
 
     async def ask(self, question: Question[A]) -> A:
+        if isinstance(question, State):  # the pool wants to know before it is unloaded
+            raise UserError("a fake has no state")
         assert isinstance(question, SetRam)
         if question.nbytes < self.least:
             raise BudgetError("too little")

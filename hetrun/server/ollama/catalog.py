@@ -232,6 +232,7 @@ def capabilities(model: Offered, template: str, service: Service) -> list[str]:
     takes = takes_tools(template) or (model.facts is not None and model.facts.takes_tools)
     thinks = can_think(model.info, service) if model.info else bool(mark_of(template))
     can = {
+        "insert": model.info.fills if model.info else bool(model.facts and model.facts.fills),
         "tools": takes and service.tool_parser != "none",
         "thinking": thinks and service.reasoning_format != "none",
     }

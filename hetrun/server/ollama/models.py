@@ -30,6 +30,7 @@ from hetrun.server.service import Service
 # The version of Ollama whose API this is. Clients refuse to work with versions below the one they were
 # written for (VS Code's Copilot: 0.6.4); scanners report versions below 0.17.1 as vulnerable.
 OLLAMA_VERSION = "0.18.0"
+FILLS = "{# .Suffix #}"  # Continue takes this word of a template for a sign that a model fills gaps
 COPILOT = "GitHubCopilotChat/"  # as its User-Agent begins
 LOOK_S = 1.0  # for a query that an engine answers at once
 FOREVER = timedelta(days=365 * 292)  # Ollama's longest duration
@@ -55,13 +56,16 @@ def routes(service: Service, catalog: Catalog) -> list[Route]:
         template, info = await template_of(model, here), model_info(model)
         if request.headers.get("user-agent", "").startswith(COPILOT):
             info["general.basename"] = model.name  # it shows this, which is the same for all files of a model
+        can = capabilities(model, template, here)
+        if "insert" in can:
+            template += FILLS
         said: Json = {
             "modelfile": f"FROM {model.path.name}\n",
             "parameters": parameters(model, service.sampling, KNOWN),
             "template": template,
             "details": model.details(),
             "model_info": info,
-            "capabilities": capabilities(model, template, here),
+            "capabilities": can,
             "modified_at": model.modified_at,
         }
         if isinstance(text := info.get("general.license"), str):
