@@ -219,6 +219,47 @@ def serve(verbose: bool, **given: object) -> None:
     serve_forever(options.resolved(given), chosen, verbose)
 
 
+@hetrun.command(short_help="Start an agent, such as Claude Code, with a model of this machine.")
+@click.argument("name", required=False)
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]", type=click.UNPROCESSED)
+@options.settings(
+    *("model", "ctx", "ram", "url", "api_key"),
+    help={
+        "ctx": "context length of a server that is started",
+        "ram": "memory limit of a server that is started, such as 2GiB or 50%",
+        "url": "use this running server, such as http://localhost:8080",
+        "api_key": "the key of the server",
+    },
+    shows={"model": "the one that is loaded, or the only one", "url": "one of yours, else a new one"},
+)
+@click.option("--keep", is_flag=True, help="leave a server that was started running afterwards")
+@click.option("--print", "shown", is_flag=True, help="print what would be started and written, and end")
+@options.as_json
+def launch(
+    name: str | None, arguments: tuple[str, ...], keep: bool, shown: bool, as_json: bool, **given: object
+) -> int:
+    """Start an agent with a model of this machine: claude, codex, opencode, aider, cline, goose or llm.
+
+    Arguments after -- are the agent's: hetrun launch claude -m qwen3:8b -- -p "What is in this folder?"
+
+    A running server of yours that has the model is used; if there is none, one is started, which ends with
+    the agent. The agent gets the server's address and the model by its environment, by options, and in files
+    below ~/.cache/hetrun/launch; its own configuration is not changed. The exit code is the agent's.
+
+    Without a NAME, the agents are listed: which are installed, and how each would be started.
+    """
+    from hetrun.cli import launch as tool
+
+    settings = Settings.resolve(environ=None, **given)
+    if name is None:
+        tool.print_agents(settings, as_json)
+        return 0
+    if shown or as_json:
+        tool.show(settings, name, arguments, as_json)
+        return 0
+    return tool.launch(settings, name, arguments, keep)
+
+
 @hetrun.command(name="ps", short_help="List your running servers.")
 @options.as_json
 def list_servers(as_json: bool) -> None:
