@@ -39,6 +39,7 @@ COMMANDS = (
     "run",
     "chat",
     "serve",
+    "launch",
     "ps",
     "stop",
     "bench",

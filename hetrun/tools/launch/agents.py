@@ -83,6 +83,9 @@ def codex(target: Target, arguments: Sequence[str]) -> Start:
         "model_provider": "hetrun",
         "model_providers.hetrun": provider,
         "model": target.model,
+        # Tools that OpenAI's server runs itself, or that are no plain functions.
+        "web_search": "disabled",
+        "features.multi_agent": False,
     }
     if target.context:
         chosen["model_context_window"] = target.context

@@ -125,8 +125,10 @@ def seen(choice: Choice, key: str | None, say: Say) -> Choice:
 @contextmanager
 def started(settings: Settings, model: str, keep: bool) -> Iterator[Choice]:
     """A server of its own, which ends with the context unless it is to be kept."""
-    command = python("from hetrun.cli import main; main()", *serve_arguments(settings, model), "--port", "0")
-    env = dict(os.environ) | ({"HETRUN_API_KEY": settings.api_key} if settings.api_key else {})
+    where = ("--host", "127.0.0.1", "--port", "0")
+    command = python("from hetrun.cli import main; main()", *serve_arguments(settings, model), *where)
+    env = {name: value for name, value in os.environ.items() if name != "HETRUN_UDS"}
+    env |= {"HETRUN_API_KEY": settings.api_key} if settings.api_key else {}
     with tempfile.TemporaryFile() as log:
         # In a session of its own: Ctrl-C is for the agent.
         process = subprocess.Popen(
@@ -134,22 +136,25 @@ def started(settings: Settings, model: str, keep: bool) -> Iterator[Choice]:
         )
         kept = False
         try:
-            yield _ready(process, log)
+            yield _ready(process, log, model)
             kept = keep
         finally:
             if not kept:
                 _end(process)
 
 
-def _ready(process: subprocess.Popen[bytes], log: IO[bytes]) -> Choice:
-    """Its address, when its model is loaded."""
+def _ready(process: subprocess.Popen[bytes], log: IO[bytes], model: str) -> Choice:
+    """Its address, when its model is loaded; several are loaded on demand."""
     while True:
         if (code := process.poll()) is not None:
             raise UserError(f"hetrun serve {ending(code)}: {_last_line(log)}")
         for server in local_servers.running_servers(local_servers.HASTE_S):
             facts = server.facts
-            if facts and facts.pid == process.pid and all(m.status == "loaded" for m in facts.models):
-                return Choice(facts.address, facts.models[0].name, pid=process.pid)
+            if facts is None or facts.pid != process.pid:
+                continue
+            names = [one.name for one in facts.models]
+            if len(names) > 1 or facts.models[0].status == "loaded":
+                return Choice(facts.address, model if model in names else names[0], pid=process.pid)
         sleep(POLL_S)
 
 
