@@ -92,7 +92,7 @@ def test_every_command_has_help_and_only_what_belongs_to_it(run: Run, command: s
     result = run(command, "--help")
     assert result.code == 0
     offered = set(re.findall(r"--[a-z-]+", result.out))
-    assert ("--url" in offered) == (command in ("run", "chat"))
+    assert ("--url" in offered) == (command in ("run", "chat", "launch"))
     assert "--verbose" in offered
 
 
