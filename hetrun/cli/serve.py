@@ -94,7 +94,7 @@ async def _serve(
             info = await only.info()
             SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
         app = create_app(
-            shelf,
+            only if only and not shelf.shares else shelf,
             strict=settings.strict,
             api_key=settings.api_key,
             sampling=sampling,

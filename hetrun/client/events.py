@@ -176,14 +176,13 @@ class ModelInfo:
     tool_format: str = "hermes"  # the format of its tool calls, by its template (`tool_parsers.formats`)
     pooling: Pooling = "mean"  # how its embeddings are pooled
     thought_mark: str = ""  # the opening mark of its reasoning, if it reasons
-    alias: str = ""  # the name under which a server offers it
+    listed_as: str = ""  # its name in a list of models
 
     @property
     def id(self) -> str:
-        """The name under which it is offered, else the file's, which users know; `name` comes from the file's
-        metadata."""
-        if self.alias:
-            return self.alias
+        """Its name in a list, else the file's, which users know; `name` comes from the file's metadata."""
+        if self.listed_as:
+            return self.listed_as
         name = PurePath(self.path).name
         return name.removesuffix(".gguf")  # a folder's name may have dots, as in Qwen2.5-0.5B
 

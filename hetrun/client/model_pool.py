@@ -257,7 +257,7 @@ class Shelf:
         model.used_at = monotonic()
         try:
             # Another one than before, perhaps: its share of memory may be.
-            model.known = replace(await client.info(), alias=model.found.name)
+            model.known = replace(await client.info(), listed_as=model.found.name)
         except BaseException as error:
             self.give_back(model)
             if self.has_ended(error):

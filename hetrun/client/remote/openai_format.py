@@ -162,7 +162,7 @@ def info_of(model: Json, url: str) -> ModelInfo:
         file_bytes=count("size"),
         template_origin=text("chat_template") or "the server",
         load_s=0.0,
-        alias=str(model["id"]),
+        listed_as=str(model["id"]),
     )
 
 
