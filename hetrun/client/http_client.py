@@ -143,7 +143,8 @@ class RemoteClient:
             if self._model is None:
                 raise UserError(f"{self._where.url} does not list its models: name the model with -m")
             known = [{"id": self._model}]
-        named = [model for model in known if self._model in (None, model["id"])]
+        names = (self._model, f"{self._model}:latest")  # Ollama's tag, which people leave out
+        named = [model for model in known if self._model is None or model["id"] in names]
         if not named:
             some = ", ".join([model["id"] for model in known[:5]]) or "none"
             raise UserError(f"{self._where.url} has no model {self._model or 'at all'}; it has: {some}")

@@ -174,6 +174,12 @@ async def test_a_model_that_ollama_has_not_loaded_is_not_asked_for_by_routes_of_
         assert client.is_guess
 
 
+async def test_the_tag_latest_may_be_left_out(place: Path) -> None:
+    tags = {"models": [{"name": "llama3.2:latest"}, {"name": "tiny:latest"}]}
+    async with serving(OLLAMA | {"GET /api/tags": (200, tags)}, place):
+        assert (await RemoteClient(f"unix:{place}", model="tiny").info()).id == "tiny:latest"
+
+
 async def test_errors_of_ollama_are_sentences(place: Path) -> None:
     refused = OLLAMA | {
         "POST /api/chat": (404, {"error": 'model "qwen3:8b" not found, try pulling it first'})
