@@ -29,6 +29,7 @@ import numpy as np
 
 from hetrun import LLM
 from hetrun.config import default_model
+from hetrun.loader.hub.catalog import name_in_list
 from hetrun.system import subprocesses
 from hetrun.tools.bench.serving.http_load import Endpoint
 from hetrun.tools.bench.serving.servers import Server
@@ -76,7 +77,8 @@ class Row:
 def serve(*options: str, endpoint: Endpoint) -> Server:
     """The default model behind an address."""
     command = subprocesses.python(
-        "from hetrun.cli import main; main()", "serve", "--ctx", str(CONTEXT), *options
+        "from hetrun.cli import main; main()",
+        *("serve", "-m", str(default_model({})), "--ctx", str(CONTEXT), *options),
     )
     return Server(command, endpoint)
 
@@ -87,7 +89,7 @@ def facts() -> dict[str, object]:
         found = [(text, endings, [_score(llm, text, end) for end in endings]) for text, endings in ENDINGS]
     return {
         "scores": found,
-        "model": default_model({}).stem,
+        "model": name_in_list(default_model({})),
         "messages": checks.MESSAGES,
         "tooLong": checks.TOO_LONG,
         "schema": checks.SCHEMA,
@@ -176,7 +178,7 @@ def rows(names: Sequence[str], keep: Path | None) -> list[Row]:
             "CHECK_URL": f"http://127.0.0.1:{port}/v1",
             "CHECK_KEY": key,
             "CHECK_UDS": str(uds),
-            "CHECK_MODEL": default_model({}).stem,
+            "CHECK_MODEL": name_in_list(default_model({})),
             "CHECK_FACTS": json.dumps(facts()),
         }
         return [tried(name, (keep or work) / name, env) for name in names]
