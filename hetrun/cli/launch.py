@@ -62,7 +62,7 @@ def show(settings: Settings, name: str, arguments: Sequence[str], as_json: bool)
     runs = choice is not None
     if choice is None:
         choice = server.planned(settings)
-    else:
+    elif choice.is_loaded:
         choice = server.seen(choice, settings.api_key, say)
     start = start_of(agent, choice, settings, arguments)
     serve = None if runs else ["hetrun", *server.serve_arguments(settings, choice.model or "")]

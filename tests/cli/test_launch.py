@@ -209,6 +209,14 @@ def test_a_running_server_is_used(install: Install, run: Run) -> None:
         assert (env["ANTHROPIC_BASE_URL"], env["ANTHROPIC_MODEL"]) == (several, "small")
 
 
+def test_print_loads_no_model(install: Install, run: Run) -> None:
+    with serving("large", "small"):
+        assert "ANTHROPIC_MODEL=small" in run("launch", "claude", "-m", "small", "--print").out
+        [server] = running_servers()
+        assert server.facts
+        assert [model.status for model in server.facts.models] == ["unloaded", "unloaded"]
+
+
 def test_a_server_that_needs_a_key(install: Install, run: Run) -> None:
     install("claude")
     with serving("one", key=KEY) as url:

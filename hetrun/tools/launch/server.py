@@ -40,6 +40,7 @@ class Choice:
     model: str | None  # None: the only one, or the one that is loaded
     context: int = 0
     pid: int = 0  # of a server of this user; 0: one elsewhere, or one that does not run
+    is_loaded: bool = True  # as far as is known
 
 
 def named(settings: Settings) -> Choice | None:
@@ -60,7 +61,8 @@ def named(settings: Settings) -> Choice | None:
             raise OptionError(f"the server on {server.facts.address} needs its key: give it with --api-key")
         is_alone = len(server.facts.models) == 1
         if wanted or is_alone or model.status == "loaded":
-            return Choice(server.facts.address, model.name, pid=server.pid)
+            is_loaded = model.status == "loaded"
+            return Choice(server.facts.address, model.name, pid=server.pid, is_loaded=is_loaded)
     return None
 
 
