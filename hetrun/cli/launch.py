@@ -10,6 +10,7 @@ from difflib import get_close_matches
 
 from hetrun.cli.exit_codes import heed_sigterm
 from hetrun.cli.output import in_json, say
+from hetrun.cli.progress import OPENING, loading
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
 from hetrun.system.terminal_text import visible
@@ -33,7 +34,8 @@ def launch(settings: Settings, name: str, arguments: Sequence[str], keep: bool) 
             heed_sigterm()  # until the agent runs, which then hears it
             model = server.planned(settings).model or ""
             say(f"starting a server with {model}; it ends with {agent.title}, or stays with --keep")
-            choice = ends.enter_context(server.started(settings, model, keep))
+            with loading(OPENING) as tell:
+                choice = ends.enter_context(server.started(settings, model, keep, tell))
         choice = server.seen(choice, settings.api_key, say)
         start = start_of(agent, choice, settings, arguments)
         warn(agent, choice)

@@ -24,6 +24,7 @@ from hetrun.loader.hub.resolve import find
 from hetrun.system.subprocesses import ending, python
 
 Say = Callable[[str], None]
+Tell = Callable[[float], object]  # the share of a model that is loaded
 
 POLL_S = 0.1  # how often a server that starts is looked for
 STOP_S = 20.0  # for a server that was asked to end
@@ -125,8 +126,9 @@ def seen(choice: Choice, key: str | None, say: Say) -> Choice:
 
 
 @contextmanager
-def started(settings: Settings, model: str, keep: bool) -> Iterator[Choice]:
-    """A server of its own, which ends with the context unless it is to be kept."""
+def started(settings: Settings, model: str, keep: bool, tell: Tell | None = None) -> Iterator[Choice]:
+    """A server of its own, which ends with the context unless it is to be kept. `tell` hears how far loading
+    has come."""
     where = ("--host", "127.0.0.1", "--port", "0")
     command = python("from hetrun.cli import main; main()", *serve_arguments(settings, model), *where)
     env = {name: value for name, value in os.environ.items() if name != "HETRUN_UDS"}
@@ -138,14 +140,14 @@ def started(settings: Settings, model: str, keep: bool) -> Iterator[Choice]:
         )
         kept = False
         try:
-            yield _ready(process, log, model)
+            yield _ready(process, log, model, tell)
             kept = keep
         finally:
             if not kept:
                 _end(process)
 
 
-def _ready(process: subprocess.Popen[bytes], log: IO[bytes], model: str) -> Choice:
+def _ready(process: subprocess.Popen[bytes], log: IO[bytes], model: str, tell: Tell | None) -> Choice:
     """Its address, when its model is loaded; several are loaded on demand."""
     while True:
         if (code := process.poll()) is not None:
@@ -154,6 +156,8 @@ def _ready(process: subprocess.Popen[bytes], log: IO[bytes], model: str) -> Choi
             facts = server.facts
             if facts is None or facts.pid != process.pid:
                 continue
+            if tell:
+                tell(facts.models[0].progress)
             names = [one.name for one in facts.models]
             if len(names) > 1 or facts.models[0].status == "loaded":
                 return Choice(facts.address, model if model in names else names[0], pid=process.pid)
