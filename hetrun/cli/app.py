@@ -225,7 +225,7 @@ def serve(verbose: bool, **given: object) -> None:
     serve_forever(options.resolved(given), chosen, verbose)
 
 
-@hetrun.command(short_help="Start an agent, such as Claude Code, with a model of this machine.")
+@hetrun.command(short_help="Start an agent, such as Claude Code, with a model here.")
 @click.argument("name", required=False)
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]", type=click.UNPROCESSED)
 @options.settings(

@@ -224,6 +224,8 @@ def test_a_server_that_needs_a_key(install: Install, run: Run) -> None:
         assert done.code == 2
         assert done.sentence == f"hetrun: the server on {url} needs its key: give it with --api-key"
         assert run("launch", "claude", "--api-key", KEY).code == 7
+        with serving("two") as other:
+            assert f"uses two on {other}" in run("launch", "claude").err
 
 
 def test_a_server_is_started_and_ends_with_the_agent(

@@ -54,16 +54,20 @@ def named(settings: Settings) -> Choice | None:
     if own:
         return None
     wanted = spellings(settings.model)
+    locked = ""
     for server, model in _models(local_servers.running_servers()):
         assert server.facts is not None
         if wanted and model.name not in wanted:
             continue
         if server.facts.needs_key and not settings.api_key:
-            raise OptionError(f"the server on {server.facts.address} needs its key: give it with --api-key")
+            locked = locked or server.facts.address
+            continue
         is_alone = len(server.facts.models) == 1
         if wanted or is_alone or model.status == "loaded":
             is_loaded = model.status == "loaded"
             return Choice(server.facts.address, model.name, pid=server.pid, is_loaded=is_loaded)
+    if locked:
+        raise OptionError(f"the server on {locked} needs its key: give it with --api-key")
     return None
 
 
