@@ -144,6 +144,7 @@ class Answering:
                 embedding=vector,
                 stopped=stopped,
                 slot=r.slot,
+                dropped=r.dropped + r.cut,
             ),
         )
 
