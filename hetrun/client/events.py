@@ -89,7 +89,6 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    dropped_tokens: int = 0  # of prompt and answer, by context shifts
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +173,7 @@ class Event:
     stopped: str = ""  # with `done`: the stop string that ended the answer
     slot: int = -1  # with the echo and `done`: the number of the request's place
     progress: PromptProgress | None = None
+    dropped: int = 0  # with `done`: tokens of prompt and answer that context shifts dropped
 
     def __repr__(self) -> str:
         return brief(self)

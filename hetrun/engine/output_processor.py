@@ -145,6 +145,7 @@ class Answering:
                 embedding=vector,
                 stopped=stopped,
                 slot=r.slot,
+                dropped=r.dropped + r.cut,
             ),
         )
 

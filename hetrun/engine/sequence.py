@@ -136,7 +136,7 @@ class Running:
 
     def usage(self) -> Usage:
         """Tokens counted."""
-        return Usage(self.n_prompt, self.generated, self.cached, self.dropped + self.cut)
+        return Usage(self.n_prompt, self.generated, self.cached)
 
     def progress(self, now: float) -> PromptProgress:
         """How much of the prompt is computed."""

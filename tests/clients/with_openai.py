@@ -116,6 +116,8 @@ def embeddings(client: openai.OpenAI) -> None:
 def responses(client: openai.OpenAI) -> None:
     whole = client.responses.create(model=MODEL, input="Say hello.", max_output_tokens=16)
     expect(bool(whole.output_text) and whole.usage is not None, whole)
+    counted = client.responses.input_tokens.count(model=MODEL, input="Say hello.")
+    expect(whole.usage is not None and counted.input_tokens == whole.usage.input_tokens, counted)
     with client.responses.stream(model=MODEL, input="Say hello.", max_output_tokens=16) as events:
         last = [event.type for event in events][-1]
     expect(last in ("response.completed", "response.incomplete"), last)

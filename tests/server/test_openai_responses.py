@@ -192,3 +192,9 @@ async def test_an_error_in_a_stream(sdk: openai.AsyncOpenAI) -> None:
     assert error.message == "the fake backend failed"
     assert failed.type == "response.failed"
     assert checked(failed.response).error is not None
+
+
+async def test_the_tokens_of_an_input_are_counted(sdk: openai.AsyncOpenAI) -> None:
+    counted = await sdk.responses.input_tokens.count(model="fake", input="hello", instructions="be brief")
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == 1 + len("[system]be brief[user]hello{}")

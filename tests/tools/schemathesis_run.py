@@ -47,6 +47,9 @@ def served(folder: Path) -> Iterator[str]:
     """The address of a server with a tiny model, in its own process."""
     model = tiny.write_gguf(cases.GQA, folder / "tiny.gguf")
     command = [sys.executable, "-m", "hetrun", "serve", "-m", str(model), "--port", "0"]
+    slots = folder / "slots"
+    slots.mkdir()
+    command += ["--slot-save-path", str(slots)]
     environ = {**os.environ, "HETRUN_PLANNER": "static"}
     with subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -90,7 +90,7 @@ def _truncated(native: Native, end: Event) -> bool:
     limit, usage = native.order.prompts[0].most_tokens, end.usage
     full = usage.prompt_tokens + usage.completion_tokens >= native.order.info.context
     cut = full and end.finish_reason == "length" and (limit is None or usage.completion_tokens < limit)
-    return cut or usage.dropped_tokens > 0
+    return cut or end.dropped > 0
 
 
 def selected(answer: Json, fields: Iterable[str]) -> Json:
