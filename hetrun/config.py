@@ -304,7 +304,8 @@ class Settings:
     keep_billing_header: bool = field(
         default=False,
         metadata=option(
-            "keep the first line of Claude Code's system prompt, which differs in each request",
+            "keep Claude Code's billing line in its system prompt; it changes with every request, so that "
+            "the prompt is not found in the cache",
             option_types.boolean,
             "--keep-billing-header",
         ),

@@ -15,22 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from hetrun.errors import ContextFull, DeadlineExceeded, EngineStopped, FieldError, Overloaded, UserError
+from hetrun.server.anthropic_format import errors as anthropic
 
 log = logging.getLogger(__name__)
 
 # OpenAI's clients retry 408, 409, 429 and every 5xx twice, unless this header says that it is pointless.
 FINAL = {"x-should-retry": "false"}
 OLLAMA = "/api/"  # its paths
-MESSAGES = "/v1/messages"  # the paths of Anthropic's API begin with it
-# Anthropic's types of errors, by status; otherwise they are the client's if below 500.
-ANTHROPIC_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-}
 MOST_LISTED, MOST_NAME = 10, 200  # models listed in a message, and characters quoted of an unknown name
 
 
@@ -56,15 +47,19 @@ class ApiError(Exception):
         """The error in the shape that clients of this path expect."""
         if path.startswith(OLLAMA):
             return {"error": self.error["message"]}
-        if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
-            usual = "invalid_request_error" if self.status < 500 else "api_error"
-            kind = ANTHROPIC_TYPES.get(self.status, usual)
-            return {"type": "error", "error": {"type": kind, "message": self.error["message"]}}
+        if anthropic.is_here(path):
+            return anthropic.body_of(self.status_at(path), self.error)
         return {"error": self.error}
+
+    def status_at(self, path: str) -> int:
+        """The status that clients of this path expect."""
+        if anthropic.is_here(path):
+            return anthropic.status_of(self.status, may_retry="Retry-After" in (self.headers or {}))
+        return self.status
 
     def response(self, path: str = "") -> Response:
         """The answer to a request for this path."""
-        return JSONResponse(self.body(path), self.status, self.headers)
+        return JSONResponse(self.body(path), self.status_at(path), self.headers)
 
 
 def api_error(error: Exception | None, context: int | None = None, prompt: str = "messages") -> ApiError:

@@ -186,16 +186,14 @@ def rows(names: Sequence[str], keep: Path | None) -> list[Row]:
         by_port, by_file = Endpoint(port=port, key=key), Endpoint(uds=uds)
         stack.callback(serve("--port", str(port), "--api-key", key, "--strict", endpoint=by_port).close)
         stack.callback(serve("--uds", str(uds), "--strict", endpoint=by_file).close)
-        scripted = free_port()
-        command = [sys.executable, "-m", "tests.clients.scripted", str(scripted)]
-        stack.callback(Server(command, Endpoint(port=scripted)).close)
         env = {
-            "CHECK_SCRIPTED": f"http://127.0.0.1:{scripted}",
             "CHECK_URL": f"http://127.0.0.1:{port}/v1",
             "CHECK_KEY": key,
             "CHECK_UDS": str(uds),
             "CHECK_MODEL": name_in_list(default_model({})),
             "CHECK_FACTS": json.dumps(facts()),
+            "CHECK_PYTHON": sys.executable,
+            "CHECK_ROOT": str(ROOT),
         }
         return [tried(name, (keep or work) / name, env) for name in names]
 

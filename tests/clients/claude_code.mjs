@@ -1,51 +1,46 @@
-// Claude Code, against a model that follows a script: it reads a file and edits it.
-import { spawnSync } from "node:child_process";
-import { mkdirSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
+// Claude Code, which reads a file and edits it as a scripted model says (tests/clients/scripted_agent.py).
+import { spawn, spawnSync } from "node:child_process";
+import { once } from "node:events";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
+import { createInterface } from "node:readline";
 
-const { CHECK_SCRIPTED: base } = process.env;
+const { CHECK_PYTHON: python, CHECK_ROOT: root, PATH } = process.env;
 const say = (line) => console.log(JSON.stringify(line));
-const home = mkdtempSync(resolve("home-"));
-const file = join(home, "work", "colours.txt");
-mkdirSync(join(home, "work"));
-writeFileSync(file, "colour = red\n");
-
-function claude(...args) {
-  const env = {
-    PATH: process.env.PATH,
-    HOME: home,
-    ANTHROPIC_BASE_URL: base,
-    ANTHROPIC_AUTH_TOKEN: "none",
-    ANTHROPIC_MODEL: "fake",
-    CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC: "1",
-  };
-  const options = { cwd: join(home, "work"), env, input: "", encoding: "utf8", timeout: 120_000 };
-  return spawnSync(resolve("node_modules/.bin/claude"), args, options);
-}
-
-function check(what, does) {
-  try {
-    does();
-    say({ what, why: "" });
-  } catch (error) {
-    say({ what, why: `${error.name}: ${error.message}` });
-  }
-}
-
-function expect(condition, said) {
-  if (!condition) throw new Error(JSON.stringify(said).slice(0, 500));
-}
+const command = resolve("node_modules/.bin/claude");
+const folder = mkdtempSync(join(tmpdir(), "hetrun-claude-"));
+const story = join(folder, "story.txt");
+const ask = "Change the pigs in story.txt to wolves.";
 
 say({ version: JSON.parse(readFileSync("node_modules/@anthropic-ai/claude-code/package.json")).version });
-check("a question", () => {
-  const { status, stdout, stderr } = claude("-p", "Say something.");
-  expect(status === 0 && stdout.includes("A change of colour"), { status, stdout, stderr });
-});
-check("a file read and edited", () => {
-  const asked = ["-p", `change the colour in ${file}`, "--permission-mode", "acceptEdits", "--output-format", "json"];
-  const { status, stdout, stderr } = claude(...asked);
-  expect(status === 0, { status, stdout, stderr });
-  const { result, is_error: failed, num_turns: turns } = JSON.parse(stdout);
-  expect(!failed && turns === 3 && result === "The colour is blue now.", stdout);
-  expect(readFileSync(file, "utf8") === "colour = blue\n", readFileSync(file, "utf8"));
-});
+
+function claude(url, key, options = []) {
+  writeFileSync(story, "There were three little pigs.\n");
+  // As root it refuses to skip permissions altogether, so that single tools are allowed.
+  const allowed = ["--allowedTools", "Read,Edit", "--permission-mode", "acceptEdits"];
+  const env = { PATH, HOME: folder, ANTHROPIC_BASE_URL: url, CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC: "1", ...key };
+  const settings = { cwd: folder, env, input: "", encoding: "utf8", timeout: 120_000 };
+  const done = spawnSync(command, ["-p", ask, "--model", "fake", ...allowed, ...options], settings);
+  return { ...done, story: readFileSync(story, "utf8") };
+}
+
+function check(what, found, condition) {
+  const { status, stdout, stderr, story: text } = found;
+  say({ what, why: condition ? "" : JSON.stringify({ status, stdout, stderr, text }).slice(0, 800) });
+}
+
+const server = spawn(python, ["-m", "tests.clients.scripted_agent", story], { cwd: root });
+try {
+  const [url] = await once(createInterface(server.stdout), "line");
+  const text = claude(url, { ANTHROPIC_API_KEY: "none" });
+  check("read and edit", text, text.status === 0 && text.story === "There were three little wolves.\n");
+  check("answer", text, text.stdout.trim() === "The file is changed.");
+  const json = claude(url, { ANTHROPIC_AUTH_TOKEN: "none" }, ["--output-format", "json"]);
+  const { num_turns, usage } = JSON.parse(json.stdout);
+  check("usage", json, num_turns === 3 && usage.output_tokens > 0 && usage.cache_read_input_tokens > 0);
+} finally {
+  server.stdin.end();
+  await once(server, "close");
+  rmSync(folder, { recursive: true });
+}

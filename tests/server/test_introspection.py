@@ -9,6 +9,7 @@ import pytest
 
 from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.config import Settings
+from hetrun.server.anthropic_format.errors import is_here
 from hetrun.server.app import create_app
 from hetrun.server.routes import unsupported
 from hetrun.server.routes.metrics import Metric, label, text
@@ -119,7 +120,7 @@ async def test_what_others_have_is_refused_in_a_sentence(http: httpx.AsyncClient
         assert response.headers["x-should-retry"] == "false"
         if path.startswith("/api/"):  # Ollama's, with errors in its shape
             said = response.json()["error"]
-        elif path.startswith("/v1/messages"):  # Anthropic's, too
+        elif is_here(path):  # Anthropic's, too
             said = response.json()["error"]["message"]
         else:
             assert error_of(response)["code"] == "not_supported"

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.sampling_params import CHECKS
 from hetrun.errors import OptionError
+from hetrun.server.anthropic import request as anthropic
 from hetrun.server.app import create_app
 from hetrun.server.llamacpp import infill
 from hetrun.server.llamacpp import request as native
@@ -93,6 +94,7 @@ def test_it_has_the_routes_of_the_server_and_no_others(engine: FakeEngine) -> No
         ("RerankRequest", rerank.KNOWN),
         ("ResponseRequest", tuple({*responses.KNOWN} - {*responses.CHAT_NAMES})),
         ("EmbeddingRequest", embeddings.KNOWN),
+        ("AnthropicRequest", anthropic.KNOWN),
         ("TokenizeRequest", tokenize.TOKENIZE),
         ("DetokenizeRequest", ("model", "tokens")),
         ("ApplyTemplateRequest", ("model", *tokenize.TEMPLATE)),

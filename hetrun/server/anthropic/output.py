@@ -1,241 +1,285 @@
-"""The message that answers: whole, or as the events of a stream."""
+"""The answer to a request for a message: whole, or as the events of a stream."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from hetrun.client.events import Event, Usage
-from hetrun.server.anthropic.messages import Json
-from hetrun.server.anthropic.request import Asked
-from hetrun.server.errors import MESSAGES, ApiError
+from hetrun.server.anthropic.request import Asked, own_names
+from hetrun.server.anthropic.signature import signature_of
+from hetrun.server.anthropic_format.errors import PATH
+from hetrun.server.errors import ApiError
 from hetrun.server.json_stream import json_text
-from hetrun.server.response_driver import Events, finish_reason, pieces_of
+from hetrun.server.request import Order
+from hetrun.server.response_driver import Events, Json, pieces_of
 from hetrun.server.sse import NamedEvents
+from hetrun.server.usage import Counts
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
 
-CALL_ID = "toolu_"
-# Clients send it back with a block of reasoning, and the SDKs require one. Nothing is signed here.
-SIGNATURE = "unsigned"
-PING = 'event: ping\ndata: {"type":"ping"}'
+PING = json_text({"type": "ping"})
+
+
+def event(kind: str, **fields: object) -> str:
+    """An event of a stream."""
+    return f"event: {kind}\ndata: {json_text({'type': kind} | fields)}"
 
 
 class MessageEvents(NamedEvents):
-    """A stream in which an error in the middle is an event too."""
+    """The events of a streamed message."""
 
     def failed(self, error: ApiError) -> bytes:
-        """The event for it."""
-        return self.framed(_event("error", error.body(MESSAGES)))
+        """The last event, after an error."""
+        return self.framed(f"event: error\ndata: {json_text(error.body(PATH))}")
 
 
-class Block:
-    """One block of the answer's content; `text` is that of its deltas."""
+class Block(ABC):
+    """A block of the answer, as it arrives."""
 
-    def __init__(self, kind: str, name: str = "", call_id: str = "") -> None:
-        self.kind = kind  # text, thinking or tool_use
-        self.name = name
-        self.call_id = call_id
-        self.texts: list[str] = []
+    def __init__(self) -> None:
+        self._texts: list[str] = []
 
-    def begun(self) -> Json:
-        """The block as a stream begins it."""
-        match self.kind:
-            case "text":
-                return {"type": "text", "text": ""}
-            case "thinking":
-                return {"type": "thinking", "thinking": "", "signature": ""}
-        return {"type": "tool_use", "id": self.call_id, "name": self.name, "input": {}}
+    @property
+    def text(self) -> str:
+        """All of its text; of a call its arguments."""
+        return "".join(self._texts)
 
-    def delta(self, text: str) -> Json:
+    def add(self, text: str) -> Json | None:
+        """Add text; returns the delta, if there is one to send."""
+        self._texts.append(text)
+        return self.delta(text) if text else None
+
+    @abstractmethod
+    def begin(self) -> Json:
+        """The empty block."""
+
+    @abstractmethod
+    def delta(self, text: str) -> Json | None:
         """More of it."""
-        match self.kind:
-            case "text":
-                return {"type": "text_delta", "text": text}
-            case "thinking":
-                return {"type": "thinking_delta", "thinking": text}
+
+    @abstractmethod
+    def json(self) -> Json:
+        """The complete block."""
+
+
+class TextBlock(Block):
+    """Text for people."""
+
+    def begin(self) -> Json:
+        return {"type": "text", "text": ""}
+
+    def delta(self, text: str) -> Json | None:
+        return {"type": "text_delta", "text": text}
+
+    def json(self) -> Json:
+        return {"type": "text", "text": self.text}
+
+
+class ThinkingBlock(Block):
+    """Reasoning, which may be left out of the answer."""
+
+    def __init__(self, omitted: bool) -> None:
+        super().__init__()
+        self._omitted = omitted
+
+    @property
+    def signature(self) -> str:
+        """Its signature, when it is complete."""
+        return signature_of(self.text, omitted=self._omitted)
+
+    def begin(self) -> Json:
+        return {"type": "thinking", "thinking": "", "signature": ""}
+
+    def delta(self, text: str) -> Json | None:
+        return None if self._omitted else {"type": "thinking_delta", "thinking": text}
+
+    def json(self) -> Json:
+        thinking = "" if self._omitted else self.text
+        return {"type": "thinking", "thinking": thinking, "signature": self.signature}
+
+
+class CallBlock(Block):
+    """A call of a tool."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._head: Json = {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": name}
+
+    def begin(self) -> Json:
+        return self._head | {"input": {}}
+
+    def delta(self, text: str) -> Json | None:
         return {"type": "input_json_delta", "partial_json": text}
 
     def json(self) -> Json:
-        """All of it."""
-        text = "".join(self.texts)
-        match self.kind:
-            case "text":
-                return {"type": "text", "text": text}
-            case "thinking":
-                return {"type": "thinking", "thinking": text, "signature": SIGNATURE}
-        return {"type": "tool_use", "id": self.call_id, "name": self.name, "input": _arguments(text)}
+        """Arguments that were cut off, or are no object, are left out: `input` must be an object."""
+        try:
+            found = json.loads(self.text or "{}")
+        except (ValueError, RecursionError):
+            found = {}
+        return self._head | {"input": found if isinstance(found, dict) else {}}
 
 
 class Output:
-    """The content of a message, as it arrives."""
+    """The contents of a message, as they arrive."""
 
     def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+        self._order = asked.order
+        self._omits = asked.omits_thoughts
         self._reader = asked.order.reading.reader() if asked.order.reading else None
-        self._id = f"msg_{secrets.token_hex(12)}"
-        self._told: list[str] = []
-        self.blocks: list[Block] = []
-
-    def message(self, content: list[Json], reason: str | None, stop: str | None, usage: Usage) -> Json:
-        """The message with this content."""
-        return {
-            "id": self._id,
+        self._blocks: list[Block] = []
+        self._events: list[str] = []
+        self._tokens = 0
+        self._thought = 0  # how many of them were reasoning
+        self.head: Json = {
+            "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
-            "model": self._asked.order.info.id,
-            "content": content,
-            "stop_reason": reason,
-            "stop_sequence": stop,
-            "usage": usage_of(usage),
+            "model": asked.order.info.id,
         }
 
-    def begin(self, prompt: Usage) -> None:
-        """The first event, with what is known of the prompt."""
-        self._tell("message_start", message=self.message([], None, None, prompt))
+    def begin(self, prompt: Usage) -> str:
+        """The first event."""
+        message = self.head | {"content": [], "stop_reason": None, "stop_sequence": None}
+        return event("message_start", message=message | {"usage": usage(prompt)})
 
-    def saw(self, event: Event) -> None:
-        """Add an event."""
-        for piece in self._pieces(event):
+    def saw(self, found: Event) -> list[str]:
+        """Add an event of the engine; returns events of the stream."""
+        self._tokens += found.kind == "token"
+        for piece in self._pieces(found):
             self._take(piece)
+        return self._taken()
 
-    def ended(self, end: Event) -> Json:
-        """The finished message."""
+    def ended(self, end: Event) -> tuple[list[str], Json]:
+        """The last events, and the whole message."""
         self._close()
-        reason, stop = self._reason(end)
-        usage = usage_of(end.usage)
-        self._tell("message_delta", delta={"stop_reason": reason, "stop_sequence": stop}, usage=usage)
-        self._tell("message_stop")
-        return self.message([block.json() for block in self.blocks], reason, stop, end.usage)
+        counts = Counts(1)
+        counts.ended(0, end)
+        stopped: Json = {"stop_reason": self._reason(end), "stop_sequence": end.stopped or None}
+        used, timings = usage(end.usage, self._thought), counts.timings()
+        last = event("message_delta", delta=stopped, usage=used, timings=timings)
+        content = [block.json() for block in self._blocks]
+        message = self.head | {"content": content} | stopped | {"usage": used, "timings": timings}
+        return [*self._taken(), last, event("message_stop")], message
 
-    def taken(self) -> list[str]:
-        """The events since the last call."""
-        told, self._told = self._told, []
-        return told
-
-    def _reason(self, end: Event) -> tuple[str, str | None]:
-        if finish_reason(end) == "length":
-            return "max_tokens", None
-        if self._reader and self._reader.calls:
-            return "tool_use", None
-        return ("stop_sequence", end.stopped) if end.stopped else ("end_turn", None)
-
-    def _pieces(self, event: Event) -> list[Piece]:
+    def _pieces(self, found: Event) -> list[Piece]:
         if self._reader:
-            return pieces_of(self._reader, event)
-        return [Text(event.text)] if event.text else []
+            return pieces_of(self._reader, found)
+        return [Text(found.text)] if found.text else []
 
     def _take(self, piece: Piece) -> None:
         match piece:
             case Begin(_, name):
-                call_id = self._reader.new_id() if self._reader else ""
-                self._begin(Block("tool_use", name, call_id.replace("call_", CALL_ID)))
-            case Arguments(_, text):
-                self._add(text)
-            case Text(text):
-                self._continue("text", text)
-            case Thought(text):
-                self._continue("thinking", text if self._asked.shows_thoughts else "")
+                self._begin(CallBlock(name))
+            case Text():
+                self._add(piece.text, isinstance(self._last, TextBlock) or self._begin(TextBlock()))
+            case Thought():
+                same = isinstance(self._last, ThinkingBlock)
+                self._add(piece.text, same or self._begin(ThinkingBlock(self._omits)))
+            case Arguments():
+                self._add(piece.text, True)
 
-    def _continue(self, kind: str, text: str) -> None:
-        """Add to the last block if it is of this kind, else begin one. White space alone begins none."""
-        if not self.blocks or self.blocks[-1].kind != kind:
-            if self.blocks:
-                text = text.removeprefix(GAP)
-            if kind == "text" and not text.strip():
-                return
-            self._begin(Block(kind))
-        if text:
-            self._add(text)
+    @property
+    def _last(self) -> Block | None:
+        return self._blocks[-1] if self._blocks else None
 
-    def _begin(self, block: Block) -> None:
+    def _begin(self, block: Block) -> bool:
+        """Begin a block after the last one; returns False, since it does not go on."""
         self._close()
-        self.blocks.append(block)
-        self._tell("content_block_start", index=len(self.blocks) - 1, content_block=block.begun())
+        self._events.append(
+            event("content_block_start", index=len(self._blocks), content_block=block.begin())
+        )
+        self._blocks.append(block)
+        return False
 
-    def _add(self, text: str) -> None:
-        block = self.blocks[-1]
-        block.texts.append(text)
-        self._tell("content_block_delta", index=len(self.blocks) - 1, delta=block.delta(text))
+    def _add(self, text: str, goes_on: bool) -> None:
+        text = text if goes_on or len(self._blocks) == 1 else text.removeprefix(GAP)
+        if delta := self._blocks[-1].add(text):
+            self._events.append(event("content_block_delta", index=len(self._blocks) - 1, delta=delta))
 
     def _close(self) -> None:
-        if not self.blocks:
+        last, index = self._last, len(self._blocks) - 1
+        if last is None:
             return
-        index = len(self.blocks) - 1
-        if self.blocks[-1].kind == "thinking":
-            delta = {"type": "signature_delta", "signature": SIGNATURE}
-            self._tell("content_block_delta", index=index, delta=delta)
-        self._tell("content_block_stop", index=index)
+        if isinstance(last, ThinkingBlock):
+            self._thought = self._tokens
+            signed = {"type": "signature_delta", "signature": last.signature}
+            self._events.append(event("content_block_delta", index=index, delta=signed))
+        self._events.append(event("content_block_stop", index=index))
 
-    def _tell(self, kind: str, **fields: object) -> None:
-        self._told.append(_event(kind, {"type": kind, **fields}))
+    def _taken(self) -> list[str]:
+        taken, self._events = self._events, []
+        return taken
+
+    def _reason(self, end: Event) -> str:
+        if end.stopped:
+            return "stop_sequence"
+        if end.finish_reason == "length":
+            limit = self._order.prompts[0].most_tokens
+            full = limit is None or end.usage.completion_tokens < limit
+            return "model_context_window_exceeded" if full else "max_tokens"
+        return "tool_use" if any(isinstance(block, CallBlock) for block in self._blocks) else "end_turn"
 
 
-def usage_of(counted: Usage) -> Json:
-    """Anthropic's object: tokens that were cached are not among the input's. Every prompt is cached at no
-    cost, so nothing is counted as written to the cache."""
+def usage(counted: Usage, thought: int = 0) -> Json:
+    """Anthropic's object. Caching costs nothing, so that no tokens are counted as written to the cache."""
     return {
         "input_tokens": counted.prompt_tokens - counted.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": counted.cached_tokens,
         "output_tokens": counted.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": thought},
     }
+
+
+def failure(order: Order, error: Exception | None) -> ApiError:
+    """The error that ended a request, with fields by their names here."""
+    try:
+        with own_names():
+            raise order.failure(error)
+    except ApiError as failed:
+        return failed
 
 
 async def whole(asked: Asked, events: Events) -> Json:
     """The message in one piece."""
-    output = Output(asked)
-    found: Json = {}
+    output, message = Output(asked), Json()
     async with aclosing(events):
-        async for _, event in events:
-            if event.kind == "error":
-                raise asked.order.failure(event.error)
-            output.saw(event)
-            if event.kind == "done":
-                found = output.ended(event)
+        async for _, found in events:
+            if found.kind == "error":
+                raise failure(asked.order, found.error)
+            output.saw(found)
+            if found.kind == "done":
+                message = output.ended(found)[1]
             await asyncio.sleep(0)  # all events may already be here; give other requests a turn
-    return found
+    return message
 
 
 async def chunks(asked: Asked, events: Events) -> AsyncGenerator[str, None]:
-    """The message in pieces. A ping with each part of the prompt keeps the connection alive."""
+    """The events of a stream. It begins when the prompt does; a ping follows each part of the prompt."""
     output, begun = Output(asked), False
     async with aclosing(events):
-        async for _, event in events:
-            if event.kind == "error":
-                raise asked.order.failure(event.error)
+        async for _, found in events:
+            if found.kind == "error":
+                raise failure(asked.order, found.error)
             if not begun:
-                output.begin(_prompt(event))
-                begun = True
-            if event.progress:
-                for told in output.taken():
-                    yield told
-                yield PING
-                continue
-            output.saw(event)
-            if event.kind == "done":
-                output.ended(event)
-            for told in output.taken():
+                yield output.begin(_prompt_usage(found))
+            if not begun or found.kind == "prompt":
+                yield f"event: ping\ndata: {PING}"
+            begun = True
+            for told in output.saw(found):
                 yield told
+            if found.kind == "done":
+                for told in output.ended(found)[0]:
+                    yield told
 
 
-def _prompt(event: Event) -> Usage:
-    """What a first event tells of the prompt."""
-    if event.progress:
-        return Usage(event.progress.total, 0, event.progress.cached)
-    return Usage(event.usage.prompt_tokens, 0, event.usage.cached_tokens)
-
-
-def _arguments(text: str) -> object:
-    """The arguments of a call; an empty object if a limit cut them off."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _event(kind: str, fields: Json) -> str:
-    return f"event: {kind}\ndata: {json_text(fields)}"
+def _prompt_usage(first: Event) -> Usage:
+    """What is known of the prompt with the first event."""
+    if first.progress:
+        return Usage(first.progress.total, 0, first.progress.cached)
+    return first.usage if first.kind == "done" else Usage()

@@ -1,15 +1,18 @@
-"""Anthropic's API: bodies, answers and errors."""
+"""Anthropic's API: requests, messages, errors."""
 
 from __future__ import annotations
 
-from hetrun.client.sampling_params import MOST_STOPS, MOST_STRINGS
+import sys
+
+from hetrun.client.sampling_params import LEAST_TEMPERATURE, MOST_STOPS, MOST_STRINGS
 from hetrun.server import fields
-from hetrun.server.anthropic.request import EFFORTS, THINKING
+from hetrun.server.anthropic import request
+from hetrun.server.anthropic_format import errors as anthropic_errors
 from hetrun.server.messages import MOST_ID
-from hetrun.server.openapi.requests import SAMPLING
+from hetrun.server.openapi.requests import FORMS, NOTHING, SAMPLING
 from hetrun.server.openapi.schemas import (
+    ANYTHING,
     BOOLEAN,
-    INTEGER,
     STRING,
     Json,
     array,
@@ -18,83 +21,134 @@ from hetrun.server.openapi.schemas import (
     either,
     enum,
     integer,
+    number,
     optional,
+    ref,
     string,
     struct,
 )
-from hetrun.server.openapi.tools import NAME
+from hetrun.text.answers.tools import MOST_TOOLS, NAME
 
-_OBJECT: Json = {"type": "object"}
-_TEXT = struct({"type": const("text"), "text": STRING})
-_TEXTS = either(STRING, array(_TEXT))
-_THOUGHT = struct({"type": const("thinking"), "thinking": STRING}, {"signature": STRING})
-_CALL = struct(
-    {"type": const("tool_use"), "id": string(0, MOST_ID), "name": string(0, MOST_ID), "input": _OBJECT}
-)
-_RESULT = struct(
-    {"type": const("tool_result"), "tool_use_id": string(0, MOST_ID)},
-    {"content": optional(_TEXTS), "is_error": optional(BOOLEAN)},
-)
-_MESSAGE = either(
-    struct({"role": const("user"), "content": either(STRING, array(either(_TEXT, _RESULT), 1))}),
-    struct({"role": const("assistant"), "content": either(STRING, array(either(_TEXT, _THOUGHT, _CALL)))}),
-    struct({"role": const("system"), "content": _TEXTS}),
-)
-_TOOL = struct({"name": NAME, "input_schema": _OBJECT}, {"description": STRING, "type": const("custom")})
-_CHOICE = struct(
-    {"type": enum("auto", "any", "tool", "none")}, {"name": STRING, "disable_parallel_tool_use": BOOLEAN}
-)
-_FORM = struct({"type": const("json_schema"), "schema": _OBJECT})
-_PROMPT: dict[str, Json] = {"model": STRING, "messages": array(_MESSAGE, 1)}
-_MORE: dict[str, Json] = {
-    "system": optional(_TEXTS),
-    "tools": optional(array(_TOOL)),
-    "tool_choice": optional(_CHOICE),
-    "thinking": optional(
-        struct(
-            {"type": enum(*THINKING)}, {"budget_tokens": INTEGER, "display": enum("summarized", "omitted")}
-        )
-    ),
-    "output_config": optional(
-        struct({}, {"effort": optional(enum(*EFFORTS)), "format": optional(_FORM)}),
-    ),
-    "chat_template_kwargs": optional(_OBJECT),
-}
-_SAMPLED: dict[str, Json] = {
-    **{name: optional(SAMPLING[name]) for name in ("temperature", "top_p", "top_k")},
-    "stop_sequences": optional(array(string(1, MOST_STRINGS), 0, MOST_STOPS)),
-    "stream": optional(BOOLEAN),
-    "metadata": optional(struct({}, {"user_id": optional(STRING)})),
-    "priority": optional(integer(-fields.MOST_PRIORITY, fields.MOST_PRIORITY)),
-    "deadline_s": optional({"type": "number", "exclusiveMinimum": 0, "maximum": fields.MOST_DEADLINE_S}),
-}
 _COUNT = integer(0)
+_NAME: Json = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+_TEXT = struct({"type": const("text"), "text": STRING})
+_ID = string(0, MOST_ID)
+_RESULT = struct(
+    {"type": const("tool_result"), "tool_use_id": _ID},
+    {"content": optional(either(STRING, array(_TEXT))), "is_error": optional(BOOLEAN)},
+)
+_CALL = struct({"type": const("tool_use"), "id": _ID, "name": _ID, "input": {"type": "object"}})
+_THINKING = struct({"type": const("thinking"), "thinking": STRING}, {"signature": STRING})
+_REDACTED = struct({"type": const("redacted_thinking")}, {"data": STRING})
+_MESSAGE = either(
+    struct({"role": const("user"), "content": either(STRING, array(either(_TEXT, _RESULT)))}),
+    struct({"role": const("system"), "content": either(STRING, array(_TEXT))}),
+    struct(
+        {
+            "role": const("assistant"),
+            "content": either(STRING, array(either(_TEXT, _CALL, _THINKING, _REDACTED))),
+        }
+    ),
+)
+_TOOL = struct(
+    {"name": _NAME, "input_schema": {"type": "object"}},
+    {"type": optional(const("custom")), "description": optional(STRING), "strict": optional(BOOLEAN)},
+)
+_PARALLEL: dict[str, Json] = {"disable_parallel_tool_use": optional(BOOLEAN)}
+_FORM = struct({"type": const("json_schema"), "schema": {"type": "object"}})
+_OWN: dict[str, Json] = {
+    "system": either(STRING, array(_TEXT)),
+    "metadata": struct({}, {"user_id": optional(STRING)}),
+    "output_config": struct({}, {"effort": enum(*request.EFFORTS, None), "format": optional(_FORM)}),
+    "output_format": described(_FORM, "an older name of output_config.format"),
+    "stop_sequences": array(string(1, MOST_STRINGS), 0, MOST_STOPS),
+    "thinking": struct(
+        {"type": enum(*request.THINKING)},
+        {
+            "budget_tokens": described(optional(integer(1)), "not enforced"),
+            "display": enum(*request.DISPLAYS),
+        },
+    ),
+    "tool_choice": either(
+        struct({"type": enum(*request.CHOICES)}, _PARALLEL),
+        struct({"type": const("tool"), "name": _NAME}, _PARALLEL),
+    ),
+    "tools": array(_TOOL, 0, MOST_TOOLS),
+    "chat_template_kwargs": {"type": "object"},
+}
+_SHARED: dict[str, Json] = {
+    "model": STRING,
+    "stream": BOOLEAN,
+    "priority": integer(-fields.MOST_PRIORITY, fields.MOST_PRIORITY),
+    "deadline_s": {"type": "number", "exclusiveMinimum": 0, "maximum": fields.MOST_DEADLINE_S},
+    **{name: FORMS[name] for name in request.SHARED if name in FORMS},
+    **{name: SAMPLING[name] for name in request.SAMPLING},
+    "temperature": described(
+        either(const(0), number(LEAST_TEMPERATURE, sys.float_info.max)), "at most 1 with --strict"
+    ),
+}
+_OPTIONAL = {
+    name: optional(schema)
+    for name, schema in {
+        **dict.fromkeys(request.HINTS, ANYTHING),
+        **dict.fromkeys(request.NEVER, NOTHING),
+        **_SHARED,
+        **_OWN,
+    }.items()
+}
+_MESSAGES: dict[str, Json] = {"messages": array(_MESSAGE, 1)}
 _USAGE = struct(
     {
-        "input_tokens": described(_COUNT, "without those of the prefix cache"),
-        "cache_creation_input_tokens": const(0),
+        "input_tokens": described(_COUNT, "without those from the cache"),
+        "cache_creation_input_tokens": _COUNT,
         "cache_read_input_tokens": _COUNT,
         "output_tokens": _COUNT,
+        "output_tokens_details": struct({"thinking_tokens": _COUNT}),
     }
 )
-_ANSWER = struct(
-    {
-        "id": STRING,
-        "type": const("message"),
-        "role": const("assistant"),
-        "model": STRING,
-        "content": array(either(_TEXT, _THOUGHT, _CALL)),
-        "stop_reason": enum("end_turn", "max_tokens", "stop_sequence", "tool_use", None),
-        "stop_sequence": optional(STRING),
-        "usage": _USAGE,
-    }
+_BLOCK = either(
+    _TEXT,
+    _THINKING,
+    struct({"type": const("tool_use"), "id": STRING, "name": STRING, "input": {"type": "object"}}),
 )
-_ERROR = struct({"type": const("error"), "error": struct({"type": STRING, "message": STRING})})
+COUNT = struct({"input_tokens": _COUNT})
 SCHEMAS: Json = {
-    "AnthropicRequest": struct(_PROMPT | {"max_tokens": integer(1)}, _MORE | _SAMPLED),
-    "AnthropicCountRequest": struct(_PROMPT, _MORE),
-    "AnthropicMessage": _ANSWER,
-    "AnthropicCount": struct({"input_tokens": _COUNT}),
-    "AnthropicError": _ERROR,
+    "AnthropicRequest": struct(
+        {"max_tokens": described(integer(0), "0: only read the prompt, for the cache"), **_MESSAGES},
+        _OPTIONAL,
+    ),
+    "AnthropicCountRequest": struct(_MESSAGES, {**_OPTIONAL, "max_tokens": ANYTHING}),
+    "AnthropicMessage": struct(
+        {
+            "id": STRING,
+            "type": const("message"),
+            "role": const("assistant"),
+            "model": STRING,
+            "content": array(_BLOCK),
+            "stop_reason": enum(
+                "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+            ),
+            "stop_sequence": optional(STRING),
+            "usage": _USAGE,
+            "timings": ref("Timings"),
+        }
+    ),
+    "AnthropicError": struct(
+        {
+            "type": const("error"),
+            "error": struct(
+                {
+                    "type": enum(
+                        "invalid_request_error", "api_error", *sorted({*anthropic_errors.KINDS.values()})
+                    ),
+                    "message": STRING,
+                }
+            ),
+        }
+    ),
 }
-EVENTS = described(STRING, "events: message_start, content_block_start, ..., message_stop")
+STREAM = described(
+    ANYTHING,
+    "Events with names as Anthropic has them: message_start, ping, content_block_start, content_block_delta, "
+    "content_block_stop, message_delta with the usage, message_stop; or error.",
+)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hetrun.server.errors import MESSAGES, OLLAMA
+from hetrun.server.anthropic_format.errors import OVERLOADED, is_here
+from hetrun.server.errors import OLLAMA
 from hetrun.server.llamacpp import slots
 from hetrun.server.openapi import anthropic, ollama
 from hetrun.server.openapi import responses as replies
@@ -31,6 +32,7 @@ STATUSES = {
     501: ("NotHere", "Others have this, and this server has not; the message says what to use instead."),
     503: ("NoEngine", "No engine is available."),
     504: ("TooLate", "The deadline has passed."),
+    OVERLOADED: ("Overloaded", "More than can be done now: Retry-After says when to come again."),
 }
 MODEL: tuple[Json, ...] = (
     {"name": "model", "in": "query", "schema": STRING, "description": "which, where there are several"},
@@ -250,20 +252,20 @@ OPERATIONS = (
     ),
     Operation(("/openapi.json",), "get", "This document", _json(replies.DOCUMENT)),
     Operation(
-        (MESSAGES,),
+        ("/v1/messages",),
         "post",
         "Anthropic's: answer a conversation",
-        {JSON: ref("AnthropicMessage"), "text/event-stream": anthropic.EVENTS},
+        {JSON: ref("AnthropicMessage"), "text/event-stream": anthropic.STREAM},
         ref("AnthropicRequest"),
-        _ANSWER,
+        (*_ANSWER, OVERLOADED),
     ),
     Operation(
-        (f"{MESSAGES}/count_tokens",),
+        ("/v1/messages/count_tokens",),
         "post",
-        "Anthropic's: count the tokens of a conversation",
-        _json(ref("AnthropicCount")),
+        "Anthropic's: the number of tokens of a conversation",
+        _json(anthropic.COUNT),
         ref("AnthropicCountRequest"),
-        _ANSWER,
+        (*_ANSWER, OVERLOADED),
     ),
     Operation(
         ("/api/chat",),
@@ -367,7 +369,7 @@ def _described(operation: Operation, path: str) -> Json:
 
 
 def _failures(statuses: Iterable[int], path: str) -> Json:
-    prefix = "Ollama" if path.startswith(OLLAMA) else "Anthropic" if path.startswith(MESSAGES) else ""
+    prefix = "Ollama" if path.startswith(OLLAMA) else "Anthropic" if is_here(path) else ""
     return {
         str(status): {"$ref": f"#/components/responses/{prefix}{STATUSES[status][0]}"}
         for status in sorted({*ALWAYS, *statuses})

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,12 +14,11 @@ from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.client.model_catalog import name_of, spellings
 from hetrun.client.model_pool import OnDemand, Shelf
+from hetrun.server.anthropic_format import models as anthropic_models
 from hetrun.server.errors import ApiError, not_found, wrong_type
 from hetrun.server.service import Service
 
 Json = dict[str, object]
-
-ANTHROPIC = "anthropic-version"  # a header that all of its clients send
 
 
 def answers_to(info: ModelInfo, name: str) -> bool:
@@ -90,37 +87,29 @@ def routes(service: Service) -> list[Route]:
         return [described(name, service.client, info) for name in names_of(info)]
 
     async def listed(request: Request) -> Response:
-        found = await all_of_them()
-        answer: Json = {"object": "list", "data": found}
-        if ANTHROPIC in request.headers:
-            answer["data"] = [_for_anthropic(model) for model in found]
-            ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
-            answer |= {"has_more": False, "first_id": None, "last_id": None, **ends}
-        return JSONResponse(answer)
+        models: Json = {"object": "list", "data": await all_of_them()}
+        return JSONResponse(anthropic_models.listed(models) if anthropic_models.is_asked(request) else models)
 
-    async def one(request: Request) -> Response:
-        name, shelf = request.path_params["name"], service.client
+    async def found(name: str) -> Json:
+        shelf = service.client
         if isinstance(shelf, Shelf):
             if model := await shelf.look_for(name):
-                return JSONResponse(described(model.found.name, model, model.known))
+                return described(model.found.name, model, model.known)
             if shelf.only is None:
                 raise not_found(name, list(shelf.models))
         info = await service.info()
         if not answers_to(info, name):
             raise not_found(name, names_of(info))
-        called = name if name in info.aliases else info.id
-        return JSONResponse(described(called, service.client, info))
+        return described(name if name in info.aliases else info.id, service.client, info)
+
+    async def one(request: Request) -> Response:
+        model = await found(request.path_params["name"])
+        return JSONResponse(
+            anthropic_models.described(model) if anthropic_models.is_asked(request) else model
+        )
 
     # A model's name may contain a slash.
     return [Route("/v1/models", listed), Route("/models", listed), Route("/v1/models/{name:path}", one)]
-
-
-def _for_anthropic(model: Json) -> Json:
-    """The same with what Anthropic's libraries read."""
-    created = datetime.fromtimestamp(cast("int", model["created"]), UTC)
-    stamp = created.isoformat().replace("+00:00", "Z")
-    more = {"type": "model", "display_name": model["id"], "created_at": stamp, "lifecycle": "active"}
-    return model | more
 
 
 def status_of(client: ChatClient) -> str:
