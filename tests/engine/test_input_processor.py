@@ -74,7 +74,7 @@ def test_a_slow_template_stops_nobody_and_can_be_cancelled() -> None:
 def test_messages_do_not_wait_for_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     go, compiled = threading.Event(), []
 
-    def constraint(self: Grammars, structure: Structure) -> Constraint:
+    def constraint(self: Grammars, structure: Structure, begun: str = "") -> Constraint:
         compiled.append(structure.text)
         assert go.wait(30)
         raise OptionError("no such grammar")
