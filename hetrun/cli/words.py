@@ -81,7 +81,7 @@ OPTIONS: Mapping[str, str] = {
             "--format",
             '--json-schema \'{"type": "object"}\' makes the answer JSON; --json is the whole result',
         ),
-        ("--check-tensors", "hetrun check --weights MODEL reads every weight"),
+        ("--check-tensors", "hetrun check MODEL reads every weight"),
         ("--list-devices", "hetrun devices lists them"),
         ("-s", "--seed N for the seed, --system TEXT for the system message"),
         ("-e --escape --no-escape", "leave it out: a prompt is taken as it stands"),
