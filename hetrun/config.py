@@ -353,7 +353,7 @@ class Settings:
     sleep_idle: float | None = field(
         default=None,
         metadata=option(
-            "unload a model after so many seconds without a request",
+            "unload a model after this many seconds without a request",
             option_types.number(0.1),
             "--sleep-idle",
             shows="never",

@@ -405,7 +405,7 @@ def bench(
     "--against", default="reference", show_default=True, help="compare with: reference or llama.cpp"
 )
 @click.option("--vs", metavar="PEER", help="llama.cpp: also measure how close llama.cpp is")
-@click.option("--tokens", default=2048, show_default=True, help="use so many tokens of the text")
+@click.option("--tokens", default=2048, show_default=True, help="how many tokens of the text to use")
 @options.settings("vram", "threads", "backends", "ubatch", "kv_type", "precision", "planner")
 @options.as_json
 def evaluate(file: Path, against: str, vs: str | None, tokens: int, as_json: bool, **given: object) -> None:
@@ -519,16 +519,19 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
 @click.argument("files", nargs=-1, metavar="MODEL...", shell_complete=options.files)
 @options.also_by_option
 @click.option(
-    "--weights",
-    is_flag=True,
-    help="read every weight too: find NaN, infinity and missing pieces, compare checksums",
+    "--weights/--structure",
+    default=True,
+    help="read every weight, or only settings, list of tensors, vocabulary and chat template  "
+    "[default: weights]",
 )
 @options.as_json
 def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: bool) -> int:
     """Check the files of models for errors, without loading them. MODEL is a file or a folder.
 
-    Only a checksum shows a changed byte in a weight. --weights compares the checksums of files that are in
-    the cache of Hugging Face or Ollama. Of others it prints the sha256, to compare with the publisher's.
+    It reads every weight, and finds NaN, infinity and pieces that are missing. Only a checksum shows a
+    changed byte: check compares the checksums of files that are in the cache of Hugging Face or Ollama, and
+    prints the sha256 of others, to compare with the publisher's. Large models take as long as the disk needs
+    to read them twice; --structure takes a second, and leaves out the weights.
     """
     from hetrun.cli.reports import check as tool
 

@@ -86,7 +86,7 @@ OPTIONS: Mapping[str, str] = {
             "--format",
             '--json-schema \'{"type": "object"}\' makes the answer JSON; --json is the whole result',
         ),
-        ("--check-tensors", "hetrun check --weights MODEL reads every weight"),
+        ("--check-tensors", "hetrun check MODEL reads every weight"),
         ("--list-devices", "hetrun devices lists them"),
         ("--reasoning-budget --reasoning-budget-message", _REASONING),
         ("--prefill-assistant", _ALWAYS),

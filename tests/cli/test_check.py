@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hetrun import LLM, cli
@@ -24,11 +25,12 @@ from tests.loader.test_gguf_split import split_llama
 from tests.models import foreign
 
 Check = Callable[..., tuple[int, str, str]]
-SOUND = (
-    "The structure is sound. Weights were not read: --weights looks for NaN and holes in them, and for "
-    "changed bytes by checksum.\n"
+UNREAD = (
+    "Damage in the weights is found without --structure only: then check reads them, looks for NaN and "
+    "holes, and compares checksums.\n"
 )
-FACTS = "ok: llama, 328 k parameters, F32, 21 tensors, vocabulary of 320, chat template"
+MODEL = "llama, 328 k parameters, F32, 21 tensors, vocabulary of 320, chat template"
+FACTS = f"structure ok, weights not read: {MODEL}"
 
 
 @pytest.fixture
@@ -55,13 +57,13 @@ def test_every_file_is_looked_at(run: Check, good: Path, tmp_path: Path) -> None
     cut.write_bytes(good.read_bytes()[:-1])
     empty.touch()
     nowhere = tmp_path / "nowhere.gguf"
-    code, out, err = run(cut, good, empty, good, nowhere)
+    code, out, err = run("--structure", cut, good, empty, good, nowhere)
     assert code == 2
     first, *others = out.splitlines(keepends=True)
     assert first.startswith(f"{cut}: not ok: the file is {cut.stat().st_size} bytes but tensor '")
     assert "".join(others) == (
         f"{good}: {FACTS}\n{empty}: not ok: is empty: download it again\n{good}: {FACTS}\n"
-        f"{nowhere}: not ok: there is no such file\n{SOUND}"
+        f"{nowhere}: not ok: there is no such file\n{UNREAD}"
     )
     assert err == "hetrun: 3 of 5 models cannot be used\n"
     assert run(empty) == (2, "", f"hetrun: {empty}: is empty: download it again\n")
@@ -71,14 +73,15 @@ def test_a_tensor_that_is_no_weight_is_in_nobodys_way(run: Check, tmp_path: Path
     path = tmp_path / "more.gguf"
     ids = Table((("dims", (32, 10)), ("type", 26), ("offset", None), ("data", bytes(1280))))
     path.write_bytes(write_gguf(changed(tensors={"ids": ids})))
-    assert run(path) == (0, f"{path}: {FACTS.replace('21', '22').replace('328', '329')}\n{SOUND}", "")
+    facts = FACTS.replace("21", "22").replace("328", "329")
+    assert run("--structure", path) == (0, f"{path}: {facts}\n{UNREAD}", "")
     with LLM(path, threads=1) as llm:
         assert llm.info.parameters == 328_320 + 320
 
 
 def test_a_record_for_each_file(run: Check, good: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere.gguf"
-    code, out, err = run("--json", nowhere, good)
+    code, out, err = run("--json", "--structure", nowhere, good)
     bad, fine = json.loads(out)
     assert code == 2
     assert err == f"hetrun: {nowhere}: there is no such file\n"
@@ -104,7 +107,7 @@ def test_a_record_for_each_file(run: Check, good: Path, tmp_path: Path) -> None:
 
 def test_with_weights_come_digests(run: Check, tmp_path: Path) -> None:
     folder, parts = write_folder(tmp_path), split_llama(tmp_path)
-    code, out, err = run("--json", "--weights", folder, parts[1])
+    code, out, err = run("--json", folder, parts[1])
     assert (code, err) == (0, "")
     for record, paths in zip(json.loads(out), (sorted(folder.glob("*.safetensors")), parts), strict=True):
         assert record["weights"] is True
@@ -131,7 +134,7 @@ def test_what_cannot_be_judged_is_said(run: Check, tmp_path: Path) -> None:
 def test_a_path_through_our_descriptors_is_the_same_file(run: Check, good: Path) -> None:
     with good.open("rb") as file:
         path = f"/proc/self/fd/{file.fileno()}"
-        assert run(path) == (0, f"{path}: {FACTS}\n{SOUND}", "")
+        assert run("--structure", path) == (0, f"{path}: {FACTS}\n{UNREAD}", "")
 
 
 def test_the_file_is_named_once(run: Check, tmp_path: Path) -> None:
@@ -143,11 +146,8 @@ def test_the_file_is_named_once(run: Check, tmp_path: Path) -> None:
 def test_a_file_without_vocabulary_and_template(run: Check, tmp_path: Path) -> None:
     keys = [key for key, _ in good_gguf().get("pairs").items if key.startswith("tokenizer.")]
     path = gguf("bare", "", dict.fromkeys(keys)).make(tmp_path)
-    assert run(path) == (
-        0,
-        f"{path}: {FACTS.split(', voc')[0]}, no vocabulary, no chat template\n{SOUND}",
-        "",
-    )
+    facts = f"{FACTS.split(', voc')[0]}, no vocabulary, no chat template"
+    assert run("--structure", path) == (0, f"{path}: {facts}\n{UNREAD}", "")
 
 
 def test_without_the_librarys_reader_the_vocabulary_is_not_checked(
@@ -157,9 +157,9 @@ def test_without_the_librarys_reader_the_vocabulary_is_not_checked(
         raise BackendUnavailable("llama-cpp-python is not installed")
 
     monkeypatch.setattr(subprocesses, "ask", unavailable)
-    code, out, _ = run(good)
+    code, out, _ = run("--structure", good)
     assert code == 0
-    assert out.endswith(f"; not checked: its vocabulary (llama-cpp-python is not installed)\n{SOUND}")
+    assert out.endswith(f"; not checked: its vocabulary (llama-cpp-python is not installed)\n{UNREAD}")
 
 
 # --- damage that only the weights' bytes show
@@ -176,12 +176,26 @@ def change_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
+def test_without_the_weights_it_says_at_once_that_they_were_not_read(run: Check, good: Path) -> None:
+    data = bytearray(good.read_bytes())
+    data[-4:] = np.float32(np.nan).tobytes()
+    good.write_bytes(data)
+    code, out, _ = run("--structure", good)
+    assert code == 0
+    assert out.splitlines()[0].startswith(f"{good}: structure ok, weights not read: llama, ")
+    assert ": ok:" not in out
+    for with_weights in ((), ("--weights",)):
+        code, out, err = run(*with_weights, good)
+        assert (code, out) == (2, "")
+        assert "NaN or infinity" in err
+
+
 def test_it_says_that_changed_bytes_need_a_checksum(run: Check, good: Path) -> None:
     change_a_byte(good)
-    code, out, err = run("--weights", good)
+    code, out, err = run(good)
     assert (code, err) == (0, "")
     first, digest, last = out.splitlines()
-    assert first == f"{good}: {FACTS}, all weights finite, no holes"
+    assert first == f"{good}: ok: {MODEL}, all weights finite, no holes"
     assert digest == f"  sha256 {sha256(good)}  good.gguf"
     assert "Only a checksum shows whether other bytes of the weights have changed: compare sha256" in last
 
@@ -202,12 +216,12 @@ def test_a_file_of_a_cache_is_compared_with_its_checksum(run: Check, good: Path,
     blob = good.rename(tmp_path / "blobs" / digest)
     link = tmp_path / "model.gguf"
     link.symlink_to(blob)
-    code, out, err = run("--weights", link)
+    code, out, err = run(link)
     assert (code, err) == (0, "")
     assert f"\n  sha256 {digest}  as Hugging Face's cache downloaded it\n" in out
     assert out.endswith("the weights' files are those that were downloaded, byte by byte.\n")
     change_a_byte(blob)
-    code, out, err = run("--weights", link)
+    code, out, err = run(link)
     assert (code, out) == (2, "")
     assert f"its sha256 is {sha256(blob)}, but Hugging Face's cache downloaded it as {digest}: bytes" in err
     assert err.endswith("remove it and download it again\n")
@@ -223,12 +237,12 @@ def test_a_hole_of_zeros_is_an_error(run: Check, good: Path, tmp_path: Path) -> 
     begin = part.offset + part.row_bytes + 104
     data[begin : begin + 8192] = bytes(8192)
     good.write_bytes(data)
-    code, out, err = run("--weights", good)
+    code, out, err = run(good)
     assert (code, out) == (2, "")
     assert "the tensor 'blk.0.ffn_down.weight' has 8 KiB of zero bytes among its weights" in err
     assert f"from row 1 (byte {begin} of the file) on: an interrupted download or a failing disk" in err
     assert err.endswith("leaves such holes; download it again\n")
-    (record,) = json.loads(run("--json", "--weights", good)[1])
+    (record,) = json.loads(run("--json", good)[1])
     (hole,) = record["holes"]
     assert hole.pop("bytes") == pytest.approx(8192, abs=16)  # counted in words
     assert hole == {"tensor": "blk.0.ffn_down.weight", "row": 1, "path": str(good), "offset": begin}

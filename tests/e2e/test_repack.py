@@ -103,7 +103,7 @@ def test_experts_as_records_and_back(capsys: pytest.CaptureFixture[str], tmp_pat
         "blk.1.ffn_gate.{0-5}.weight",
     ]
     assert any("6 x 64 x 128" in line for line in lines)
-    assert cli.exit_code(["check", str(one), "--weights"]) == 0
+    assert cli.exit_code(["check", str(one)]) == 0
 
 
 def test_in_place(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

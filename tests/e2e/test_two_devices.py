@@ -170,7 +170,7 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
     assert is_concurrent(plan)
     assert {s.backend for s in plan.segments} == set(NAMES)
     assert any(p.share for p in plan.placements) == (kind == "shared")
-    assert "host and metered at once" in plans.reason
+    assert "host and metered at the same time" in plans.reason
     assert "less time expected" in plans.reason
     assert all(s["predicted_s"] for stage in facts["stages"] for s in stage)
     assert all(s["measured_s"] for stage in facts["stages"] for s in stage)
@@ -214,7 +214,7 @@ def test_whatever_the_planner_thinks_of_it_answers_stay_the_same(
     with opened() as llm:
         answers = [a.tokens for a in llm.generate(prompts(), GREEDY)]
         changes = llm.call(lambda loaded: pilot_of(loaded).changes)
-    assert any("host and metered at once" in change.reason for change in changes)
+    assert any("host and metered at the same time" in change.reason for change in changes)
     assert_those_of_the_reference(answers)
 
 

@@ -24,7 +24,7 @@ CASES = (*cases_gguf.CASES, *cases_folder.CASES)
 def arguments(command: str, path: Path, weights: bool = False) -> list[str]:
     """The command line for a model."""
     if command == "check":
-        return ["check", *(["--weights"] if weights else []), str(path)]
+        return ["check", *([] if weights else ["--structure"]), str(path)]
     return ["run", "-m", str(path), "-n", "1", "--threads", "1", "Hello"]
 
 

@@ -34,7 +34,7 @@ def test_the_good_models_are_good(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "good.gguf"
     path.write_bytes(write_gguf(good_gguf()))
     folder = write_folder(tmp_path)
-    assert cli.exit_code(["check", "--weights", str(path), str(folder)]) == 0
+    assert cli.exit_code(["check", str(path), str(folder)]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     facts = (

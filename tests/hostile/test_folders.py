@@ -83,7 +83,7 @@ def booby_trapped(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        ("check", "--weights", "."),
+        ("check", "."),
         ("inspect", "."),
         ("plan", "-m", "."),
         ("convert", ".", "-q", "q8_0", "-o", "../out.gguf"),

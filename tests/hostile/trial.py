@@ -112,7 +112,7 @@ def _try_all(path: Path, begin: Callable[[str], None], check: bool) -> dict[str,
 
 
 def _compare(path: Path, refusals: Mapping[str, HetrunError]) -> None:
-    """`hetrun check` must refuse what is refused later, and nothing else.
+    """`hetrun check --structure` must refuse what is refused later, and nothing else.
 
     It reads no weights, and does not try all that a library tries which runs the whole model.
     """
@@ -248,7 +248,7 @@ _workers: dict[ChatTemplate, TemplateWorker] = {}
 
 
 def weights(source: ModelSource, path: Path) -> None:
-    """What `hetrun check --weights` reads."""
+    """What `hetrun check` reads."""
     if bad := first_bad_value(source):
         raise bad
 

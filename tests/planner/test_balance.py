@@ -142,7 +142,7 @@ def test_a_layer_as_it_was_balanced() -> None:
         "blk.0.attn.score": "here", "blk.0.attn.out": "here", "blk.0.ffn.norm": "there",
         "blk.0.ffn.gate": "there", "blk.0.ffn.up": "there", "blk.0.ffn.down": "here",
     }  # fmt: skip
-    assert {p.why for p in placed} == {"balanced: both devices are busy for 39 ms in this layer"}
+    assert {p.why for p in placed} == {"balanced: this layer takes 39 ms on both devices together"}
 
 
 # --- what the host waits for, and what it does besides

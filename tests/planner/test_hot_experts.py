@@ -231,14 +231,14 @@ def test_a_plan_says_which_and_why_and_comes_back_from_a_file(tmp_path: Path) ->
     proposal = planner(BOTH).propose(on_the_host(), now(9 * EACH))
     assert proposal is not None
     text = proposal.plans.to_text()
-    assert "far and host at once, operations shared out" in text or "host and far at once" in text
+    assert "far and host at the same time, operations divided" in text or "host and far at the same" in text
     first = next(p for p in proposal.plans.plans["1"].placements if p.backend == FAR and p.share)
     named = "-".join(
         map(str, (experts(proposal.plans)[first.scope][0], experts(proposal.plans)[first.scope][-1]))
     )
-    assert f"{named} of {N} experts, which get " in text
-    assert "of the tokens; done after" in text
-    assert "the experts that do not lie on far; " in text
+    assert f"{named} of {N} experts, chosen by " in text
+    assert "of the tokens; takes" in text
+    assert "the experts that are not on far; " in text
     saved = tmp_path / "plan.json"
     saved.write_text(json.dumps(proposal.plans.to_json()))
     assert load_plan(saved, GRAPH).buckets["1"][1] == proposal.plans.plans["1"].placements

@@ -192,11 +192,11 @@ def test_the_papers_layers_are_balanced_and_say_so(tmp_path: Path) -> None:
     expected = proposal.plans.expected[BUCKET].segments
     took = sum(max(expected[s.name][0] for s in stage) for stage in plan.stages)
     assert took == pytest.approx(LAYERS * 39, abs=1.5)
-    assert "host and far at once, layers balanced" in proposal.reason
+    assert "host and far at the same time, layers balanced" in proposal.reason
     assert "less time expected" in proposal.reason
     assert {b for b, _ in proposal.parts} >= {FAR}
     assert proposal.plans.memory["parts for far"] > 0
-    assert any("balanced: both devices are busy for" in p.why for p in plan.placements)
+    assert any("balanced: this layer takes" in p.why for p in plan.placements)
     saved = tmp_path / "plan.json"
     saved.write_text(json.dumps(proposal.plans.to_json()))
     assert load_plan(saved, GRAPH).buckets[BUCKET] == (1, plan.placements)
@@ -215,7 +215,7 @@ def test_a_balanced_plan_stays_until_times_change() -> None:
     second = decide.propose(first.plans, follow(before, first))
     assert second is not None
     assert not any(map(is_concurrent, second.plans.plans.values()))
-    assert "two devices at once gain nothing" in second.reason
+    assert "both devices at the same time are not faster" in second.reason
     assert not second.parts
     assert second.spare == first.parts
 
@@ -285,7 +285,7 @@ def test_products_are_shared_out_where_two_devices_hold_all_weights() -> None:
     took = sum(max(expected[s.name][0] for s in stage) for stage in plan.stages)
     # Attention by heads and every other product in half the time; what is outside of layers by the host.
     assert took == pytest.approx(LAYERS * 7 / 2 + 2 * OUTSIDE, rel=0.02)
-    assert "operations shared out" in proposal.reason
+    assert "operations divided between them" in proposal.reason
 
 
 def test_attention_is_shared_by_heads_where_each_crossing_costs() -> None:

@@ -73,7 +73,8 @@ def to_text(name: str, found: Checked, weights: bool, hashes: Mapping[str, str])
         *(["all weights finite, no holes"] if weights else []),
     ]
     notes = "".join(f"; not checked: {what}" for what in found.unchecked)
-    yield f"{short_path(name)}: ok: {', '.join(facts)}{notes}"
+    verdict = "ok" if weights else "structure ok, weights not read"
+    yield f"{short_path(name)}: {verdict}: {', '.join(facts)}{notes}"
     for remark in found.remarks:
         yield f"  remark: {remark}"
     for path, sha256 in hashes.items():
@@ -85,8 +86,8 @@ def limits(records: Sequence[Record], weights: bool) -> str:
     """What was looked at, and what cannot be known."""
     if not weights:
         return (
-            "The structure is sound. Weights were not read: --weights looks for NaN and holes in them, and "
-            "for changed bytes by checksum."
+            "Damage in the weights is found without --structure only: then check reads them, looks for NaN "
+            "and holes, and compares checksums."
         )
     if all(file["expected_by"] for record in records for file in record["files"]):
         return "The structure is sound, and the weights' files are those that were downloaded, byte by byte."

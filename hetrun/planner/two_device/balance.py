@@ -155,7 +155,7 @@ def operations(graph: Graph, layer: int) -> tuple[Operation, ...]:
 
 def placements(found: Balance, of: Sequence[Operation], host: str, other: str) -> tuple[Placement, ...]:
     """A layer as it was balanced."""
-    why = f"balanced: both devices are busy for {found.seconds * 1000:.3g} ms in this layer"
+    why = f"balanced: this layer takes {found.seconds * 1000:.3g} ms on both devices together"
     return tuple(
         Placement(scope, host if here else other, why)
         for operation, here in zip(of, found.on_host, strict=True)

@@ -66,7 +66,7 @@ class Ways:
         self._outside = sum(c.seconds for c in costs if c)
         self._known = bool(found) and all(found) and None not in costs
         stays = (Placement(unit, b, "its weights stay there") for unit, b in staying.items())
-        self._rest = (Placement("", pair.host, f"beside {pair.other}"), *stays)
+        self._rest = (Placement("", pair.host, f"while {pair.other} computes"), *stays)
 
     def _parts(self, layer: Sequence[Operation], at: At) -> list[Part]:
         """What was measured of a layer on both sides; nothing if something was not."""
@@ -132,7 +132,7 @@ class Ways:
             return max(alone + sum(between[i] - host[i] for i in some), sum(loads[i] for i in some))
 
         best = min(range(len(layers) + 1), key=seconds)
-        why = f"{best} of {len(layers)} cross the link while others compute"
+        why = f"weights of {best} of {len(layers)} layers are copied to the device while others compute"
         placed = [
             Placement(scope, pair.other, why)
             for i in evenly(best, len(layers))
@@ -185,13 +185,13 @@ class Ways:
             cuts = {scope: Share(kind, n - n * some // pieces, n, n) for scope, n in widths.items()}
             return seconds, [p for scope, cut in cuts.items() for p in self._pair.both(scope, cut, why)]
         if alone < (1 - WORTH) * here.seconds:
-            why = f"{1000 * alone:.3g} ms, {1000 * here.seconds:.3g} ms on {self._pair.host}"
+            why = f"takes {1000 * alone:.3g} ms; {self._pair.host} would take {1000 * here.seconds:.3g} ms"
             return alone, [Placement(scope, self._pair.other, why) for scope in o.scopes]
         return here.seconds, []
 
     def _why(self, seconds: float, here: Cost) -> str:
-        both = f"both done after {1000 * seconds:.3g} ms"
-        return f"shared out: {both}, {1000 * here.seconds:.3g} ms on {self._pair.host} alone"
+        both = f"both take {1000 * seconds:.3g} ms"
+        return f"divided: {both}; {self._pair.host} alone would take {1000 * here.seconds:.3g} ms"
 
 
 def share(here: Cost, there: Cost, pieces: int) -> tuple[int, float]:

@@ -180,9 +180,9 @@ class HotExperts:
             if max(both) >= (1 - WORTH) * alone:
                 return alone, []
             chosen = heat[[*experts]].sum() / heat.sum()
-            ends = f"done after {1000 * both[1]:.3g} ms, {host} after {1000 * both[0]:.3g}"
-            why = f"{_named(experts)} of {len(heat)} experts, which get {chosen:.0%} of the tokens; {ends}"
-            rest = f"the experts that do not lie on {other}; {1000 * alone:.3g} ms with them"
+            ends = f"takes {1000 * both[1]:.3g} ms, and {host} {1000 * both[0]:.3g} ms for the others"
+            why = f"{_named(experts)} of {len(heat)} experts, chosen by {chosen:.0%} of the tokens; {ends}"
+            rest = f"the experts that are not on {other}; all of them would take {1000 * alone:.3g} ms"
             return max(both), [
                 Placement(op.scope, host, rest, _share(others, experts, others)),
                 Placement(op.scope, other, why, _share(others, experts, experts)),
@@ -210,7 +210,7 @@ class HotExperts:
         for other, sets in self._sets.items():
             more = self._more_possible(sets)
             if more > MOVED and more > self._asked + MOVED / 2:
-                return f"tokens choose other experts: {more:.0%} more of them could find theirs on {other}"
+                return f"tokens choose other experts now: {more:.0%} more of the choices could be on {other}"
         return ""
 
     def _more_possible(self, sets: Sets) -> float:

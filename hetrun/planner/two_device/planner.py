@@ -143,7 +143,11 @@ class ConcurrentPlanner(OnlinePlanner):
         left = [b for b in changed if b not in chosen and is_concurrent(current.plans[b])]
         reasons = [proposal.reason] if proposal and set(changed) - {*new, *left} else []
         reasons += [self._reason_of(new)] if new else []
-        reasons += [f"passes of {', '.join(left)} tokens: two devices at once gain nothing"] if left else []
+        reasons += (
+            [f"passes of {', '.join(left)} tokens: both devices at the same time are not faster"]
+            if left
+            else []
+        )
         return "; ".join(reasons) or "memory"
 
     def _without(self, bucket: str, plan: Plan) -> Plan:
@@ -391,5 +395,10 @@ class ConcurrentPlanner(OnlinePlanner):
         bucket = max(new, key=lambda b: USUAL[b] * (new[b].otherwise - new[b].seconds))
         c = new[bucket]
         names = " and ".join(dict.fromkeys(s.backend for s in c.plan.segments))
-        how = "operations shared out" if any(p.share for p in c.plan.placements) else "layers balanced"
-        return f"{passes_of(bucket, len(new) - 1)}: {names} at once, {how} ({gain(c.otherwise, c.seconds)})"
+        how = (
+            "operations divided between them"
+            if any(p.share for p in c.plan.placements)
+            else "layers balanced"
+        )
+        passes = passes_of(bucket, len(new) - 1)
+        return f"{passes}: {names} at the same time, {how} ({gain(c.otherwise, c.seconds)})"
