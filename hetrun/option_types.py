@@ -18,6 +18,7 @@ from reprlib import repr as short
 from typing import Any, cast
 
 from hetrun.errors import OptionError
+from hetrun.system.files import is_template
 from hetrun.system.units import counted
 
 LARGEST = 2**63 - 1
@@ -76,11 +77,6 @@ def template(value: object, where: str) -> str:
         raise refused(where, value, "the path of a file, a name, or a Jinja template")
     found = os.fsdecode(value)
     return found if is_template(found) else os.path.expanduser(found)
-
-
-def is_template(given: str) -> bool:
-    """Whether this is a template's text; no path holds blocks of Jinja."""
-    return "{{" in given or "{%" in given
 
 
 def json_object(value: object, where: str) -> dict[str, Any]:

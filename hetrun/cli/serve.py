@@ -28,6 +28,8 @@ from hetrun.system.garbage_collection import all_of_this_lasts
 from hetrun.system.units import counted
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from hetrun.server.request_log import RequestLog
 
 BESIDE = 256  # requests held besides those that the queue has room for: read, or answered
@@ -105,9 +107,8 @@ async def _serve(
         if only := shelf.only:
             only.begin()
         # Imported while the worker loads.
+        import hetrun.server.app  # noqa: F401 - its first use is below
         from hetrun.server import listen
-        from hetrun.server.app import create_app
-        from hetrun.tools.model_library import LocalLibrary
 
         if shelf.shares:
             from hetrun.memory.ledger import granted
@@ -122,23 +123,7 @@ async def _serve(
                 return
             info = await only.info()
             SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
-        app = create_app(
-            only if only and not shelf.shares else shelf,
-            strict=settings.strict,
-            api_key=settings.api_key,
-            sampling=sampling,
-            most_requests=settings.queue + BESIDE,
-            hosts=hosts,
-            origins=settings.cors_origins,
-            tool_parser=settings.tool_parser,
-            reasoning_format=settings.reasoning_format,
-            slot_save_path=folder_of_slots(settings.slot_save_path),
-            log=log,
-            library=LocalLibrary(ctx=settings.ctx, offline=settings.offline),
-            ollama_client=settings.ollama,
-            keep_billing_header=settings.keep_billing_header,
-            aliases=settings.aliases,
-        )
+        app = app_of(settings, only if only and not shelf.shares else shelf, sampling, hosts, log)
 
         def started() -> None:
             all_of_this_lasts()
@@ -152,6 +137,36 @@ async def _serve(
 
         await listen.serve(app, bound, stop, started, shelf.close)
         await shelf.close()  # while it is listed: who stops it hears when its memory is free
+
+
+def app_of(
+    settings: Settings,
+    client: ChatClient | Shelf,
+    sampling: Mapping[str, object],
+    hosts: Iterable[str] | None,
+    log: RequestLog,
+) -> Starlette:
+    """The server with these settings."""
+    from hetrun.server.app import create_app
+    from hetrun.tools.model_library import LocalLibrary
+
+    return create_app(
+        client,
+        strict=settings.strict,
+        api_key=settings.api_key,
+        sampling=sampling,
+        most_requests=settings.queue + BESIDE,
+        hosts=hosts,
+        origins=settings.cors_origins,
+        tool_parser=settings.tool_parser,
+        reasoning_format=settings.reasoning_format,
+        slot_save_path=folder_of_slots(settings.slot_save_path),
+        log=log,
+        library=LocalLibrary(ctx=settings.ctx, offline=settings.offline),
+        ollama_client=settings.ollama,
+        keep_billing_header=settings.keep_billing_header,
+        aliases=settings.aliases,
+    )
 
 
 def folder_of_slots(path: Path | None) -> Path | None:

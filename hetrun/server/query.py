@@ -6,8 +6,10 @@ import asyncio
 from typing import TypeVar
 
 from starlette.middleware import Middleware
+from starlette.responses import JSONResponse, Response
 
-from hetrun.client.queries import Question
+from hetrun.client.events import GenerateRequest
+from hetrun.client.queries import Question, Render, Tokenize
 from hetrun.server.errors import FINAL, ApiError
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.service import Service
@@ -30,6 +32,24 @@ async def asked(service: Service, question: Question[A], within_s: float = ANSWE
         message = f"the engine did not answer within {within_s:g} s"
         code, kind = "deadline_exceeded", "server_error"
         raise ApiError(message, code=code, status=504, kind=kind, headers=FINAL) from None
+
+
+async def input_tokens(service: Service, prompt: GenerateRequest) -> int:
+    """The tokens of this prompt, with everything that the template adds."""
+    if prompt.tokens is not None:
+        return len(prompt.tokens)
+    text = prompt.text
+    if prompt.messages is not None:
+        tools = {"tools": prompt.tools} if prompt.tools else {}
+        text = await asked(service, Render(prompt.messages, {**prompt.template_options, **tools}))
+    return len(await asked(service, Tokenize(text or "")))
+
+
+async def counted(service: Service, prompt: GenerateRequest) -> Response:
+    """OpenAI's answer."""
+    return JSONResponse(
+        {"object": "response.input_tokens", "input_tokens": await input_tokens(service, prompt)}
+    )
 
 
 def few() -> list[Middleware]:

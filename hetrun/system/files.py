@@ -41,3 +41,8 @@ def read_text(path: str | os.PathLike[str], most: int) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8 text") from None
+
+
+def is_template(given: str) -> bool:
+    """Whether this is a template's text; no path holds blocks of Jinja."""
+    return "{{" in given or "{%" in given

@@ -14,10 +14,9 @@ from hetrun.server.anthropic.request import Asked, message_order, own_names, use
 from hetrun.server.anthropic_format.errors import PATH
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
-from hetrun.server.input_tokens import input_tokens
 from hetrun.server.json_stream import json_response
 from hetrun.server.middleware.concurrency import Crowd
-from hetrun.server.query import few
+from hetrun.server.query import few, input_tokens
 from hetrun.server.response_driver import Events, answered
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service

@@ -24,10 +24,9 @@ from hetrun.server.body import json_object
 from hetrun.server.client_id import asker, owner
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body, count, flag
-from hetrun.server.input_tokens import counted
 from hetrun.server.logprobs import MOST_TOP, Wanted
 from hetrun.server.middleware.concurrency import Crowd
-from hetrun.server.query import few
+from hetrun.server.query import counted, few
 from hetrun.server.request import Order
 from hetrun.server.response_driver import Events, Json, answered
 from hetrun.server.responses import input, output

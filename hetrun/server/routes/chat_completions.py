@@ -18,12 +18,11 @@ from hetrun.server import tools as toolschemas
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, api_errors
-from hetrun.server.input_tokens import counted
 from hetrun.server.json_stream import Long, json_text
 from hetrun.server.logprobs import Wanted
 from hetrun.server.messages import TURN, messages, template_options, turn
 from hetrun.server.middleware.concurrency import Crowd
-from hetrun.server.query import few
+from hetrun.server.query import counted, few
 from hetrun.server.request import Order
 from hetrun.server.response_driver import (
     Answer,

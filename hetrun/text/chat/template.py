@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hetrun.errors import TemplateError
-from hetrun.option_types import is_template
-from hetrun.system.files import read_text
+from hetrun.system.files import is_template, read_text
 from hetrun.system.terminal_text import visible
 
 NO_TEMPLATE = "ChatML, because the model has none"
