@@ -23,6 +23,7 @@ from hetrun.server.service import Service
 RUNNING = "Ollama is running"  # with --ollama, for clients that look for these words
 ADDRESSES = """\
 OpenAI's API    {base}/v1   (POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings)
+Anthropic's API {base}      (POST /v1/messages, /v1/messages/count_tokens)
 Ollama's API    {base}/api  (POST /api/chat, /api/generate, /api/embed, GET /api/tags)
 models          GET {base}/v1/models
 all requests    GET {base}/openapi.json
