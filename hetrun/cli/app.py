@@ -197,7 +197,7 @@ def chat(**given: object) -> None:
     talk(settings, chosen)
 
 
-@hetrun.command(cls=sampling.Command, short_help="Serve OpenAI's chat API on this machine.")
+@hetrun.command(cls=sampling.Command, short_help="Serve models over HTTP: OpenAI's, Anthropic's, Ollama's API.")
 @options.model_or_all
 @options.settings("aliases", "models", "models_max", "sleep_idle")
 @options.settings("host", "port", "ollama", "uds", "api_key", "allowed_hosts", "cors_origins", "queue")
@@ -213,7 +213,7 @@ def chat(**given: object) -> None:
 @options.verbose
 @sampling.options(*sampling.SAMPLING)
 def serve(verbose: bool, **given: object) -> None:
-    """Serve OpenAI's chat API on this machine.
+    """Serve models over HTTP: the APIs of OpenAI, Anthropic, Ollama and llama.cpp.
 
     Without a model, every model that hetrun list shows is offered, and loaded when a request names it.
 
