@@ -197,7 +197,9 @@ def chat(**given: object) -> None:
     talk(settings, chosen)
 
 
-@hetrun.command(cls=sampling.Command, short_help="Serve models over HTTP: OpenAI's, Anthropic's, Ollama's API.")
+@hetrun.command(
+    cls=sampling.Command, short_help="Serve models over HTTP: OpenAI's, Anthropic's, Ollama's API."
+)
 @options.model_or_all
 @options.settings("aliases", "models", "models_max", "sleep_idle")
 @options.settings("host", "port", "ollama", "uds", "api_key", "allowed_hosts", "cors_origins", "queue")
