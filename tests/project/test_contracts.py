@@ -196,6 +196,7 @@ def test_the_public_names_are_these() -> None:
         "ToolCall",
         "Event",
         "ModelInfo",
+        "Ranked",
     }
     public |= {"HetrunError", "UserError", "__version__"}
     assert set(hetrun.__all__) == public
