@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.models import cases, tiny
+from tests.support import qwen
 
 ROOT = Path(__file__).parents[2]
 # What Schemathesis looks at, without two checks that this server does not mean to pass. What fits the
@@ -43,9 +43,10 @@ expected-statuses = ["2xx", "3xx", "4xx", 504]
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a server with a tiny model, in its own process."""
-    model = tiny.write_gguf(cases.GQA, folder / "tiny.gguf")
-    command = [sys.executable, "-m", "hetrun", "serve", "-m", str(model), "--port", "0"]
+    """The address of a server with a tiny model, in its own process: one for which no endpoint is 501."""
+    name = "Qwen3-Reranker-tiny"
+    model = qwen.written(qwen.Qwen(name), folder / f"{name}.gguf", name=name)
+    command = [sys.executable, "-m", "hetrun", "serve", "-m", str(model), "--port", "0", "--ctx", "512"]
     environ = {**os.environ, "HETRUN_PLANNER": "static"}
     with subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
