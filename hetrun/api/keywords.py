@@ -104,8 +104,6 @@ class ModelOptions(TypedDict, total=False):
     template)."""
     reasoning_format: Literal["auto", "none", "deepseek"] | None
     """Where reasoning goes: none (into the text), deepseek (into reasoning_content), or auto."""
-    api: Literal["auto", "openai", "ollama", "anthropic"] | None
-    """The API of the server of --url: openai, ollama, anthropic, or auto."""
     no_server: bool | None
     """Load the model here, even if one of your servers has loaded it."""
 

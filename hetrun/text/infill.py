@@ -22,7 +22,7 @@ from hetrun.loader.formats.fim_tokens import FimTokens
 BATCH = 2048  # tokens of both texts: three quarters for the one before the gap, as llama.cpp shares them
 ROOM = 128  # tokens of an answer of no particular length
 MARKS = 4  # tokens besides: what begins a prompt, and what begins its three parts
-FAR = 1 << 18  # characters from the gap: what is farther away is cut off before it is tokenised
+FAR = 1 << 16  # characters from the gap: what is farther away is cut off before it is tokenised
 STEP = 256  # tokens that a text loses at once
 REPOSITORY, FILE = "myproject\n", "filename\n"  # as no request names them
 SNIPPET = "\n\n--- snippet ---\n\n"  # between files, for models without a token for that

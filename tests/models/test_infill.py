@@ -20,7 +20,7 @@ from hetrun.client.queries import FillPrompt, Snippet
 from hetrun.errors import OptionError
 from hetrun.loader.formats.fim_tokens import TEXTS, FimTokens, by_text
 from hetrun.server.app import create_app
-from hetrun.text.infill import BATCH, STEP, fill_prompt
+from hetrun.text.infill import BATCH, FAR, STEP, fill_prompt
 from hetrun.tools.model_library import LocalLibrary
 from tests.models import cases
 from tests.support import qwen
@@ -231,6 +231,19 @@ def test_what_is_cut_off_stays_for_a_while() -> None:
         tokens = filled(FillPrompt(tuple(text), ""), 8192, bos=None)
         begins.setdefault(tuple(tokens[1:9]), []).append(n)
     assert 2 <= len(begins) <= 4
+
+
+def test_texts_far_from_the_gap_are_not_even_tokenised() -> None:
+    seen: list[int] = []
+
+    def plain(text: str) -> list[int]:
+        seen.append(len(text))
+        return [ord(text[0])] * len(text)
+
+    asked = FillPrompt("p" * 10_000_000, "s" * 10_000_000)
+    tokens = fill_prompt(asked, FIM_TOKENS, None, 4096, plain, plain)
+    assert max(seen) <= FAR
+    assert len(tokens) < 4096
 
 
 def test_files_without_a_token_between_them() -> None:

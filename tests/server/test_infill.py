@@ -68,6 +68,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"input_prefix": ["a", {}]}, "input_prefix[1]", "invalid_value"),
     ({"input_suffix": ["a"] * (infill.MOST_PARTS + 1)}, "input_suffix", "array_above_max_length"),
     ({"input_prefix": "refuse"}, "input_prefix", "invalid_value"),
+    ({"input_extra": [{"text": "refuse"}]}, "input_extra", "invalid_value"),
     ({"prompt": ["a"]}, "prompt", "invalid_type"),
     ({"input_extra": {}}, "input_extra", "invalid_type"),
     ({"input_extra": ["a"]}, "input_extra[0]", "invalid_type"),

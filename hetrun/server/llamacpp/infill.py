@@ -53,15 +53,16 @@ async def infill_order(body: Body, info: ModelInfo, service: Service, client: st
     begun = body.get(PROMPT)
     if begun is not None and not isinstance(begun, str):
         raise wrong_type(PROMPT, "a text: the beginning of what is to be written", begun)
+    extra = _snippets(body)
     tokens = await fill_tokens(
         service,
         prefix,
         suffix,
-        extra=_snippets(body),
+        extra=extra,
         prompt=begun or "",
         repository=True,
         max_tokens=_limit(body),
-        field=PREFIX,
+        field=EXTRA if extra else PREFIX,  # texts around the gap are cut before they could be too long
     )
     return native_order(body, info, service, client, [tokens], PREFIX)
 

@@ -137,7 +137,9 @@ async def _prompts(service: Service, order: Order) -> list[list[int]]:
     for i, prompt in enumerate(prompts):
         if not prompt or len(prompt) > context:
             size = counted(len(prompt), "token") if prompt else "far too many tokens"
-            long = ContextFull(f"{order.field}[{i}] has {size} with the query and the instructions")
+            long = ContextFull(
+                f"{order.field}[{i}] has {size} with the query and the instructions; shorten it"
+            )
             raise api_error(long, context, f"{order.field}[{i}]")
     return prompts
 
