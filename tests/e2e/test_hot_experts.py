@@ -196,7 +196,7 @@ def test_experts_follow_what_tokens_choose(near: Near, timeline: Simulated) -> N
             found.append(talk_of(llm, timeline, token))
             assert np.abs(llm.logits(text) - expected).max() < 1e-3
         assert found[0] != found[1]
-        assert " of 16 experts, which get " in llm.plan.to_text()
+        assert " of 16 experts, chosen by " in llm.plan.to_text()
         # Nothing is left of what was only measured.
         assert llm.plan.devices["near"]["parts"] == near.kept_bytes
     assert 0 < near.most <= ROOM
