@@ -48,8 +48,7 @@ def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: b
     remark_on_kubernetes()
     address = listen.Address(settings.host, port(settings), settings.uds)
     listen.check_exposure(address, settings.api_key)
-    logging.getLogger("uvicorn").addHandler(REMARKS)
-    with listen.listening(address) as bound, requests_logged(verbose) as log:
+    with listen.listening(address) as bound, requests_logged(verbose) as log, remarks_in(log):
         asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts), log))
 
 
@@ -84,6 +83,40 @@ def requests_logged(everything: bool) -> Iterator[RequestLog]:
         yield log
     finally:
         log.close()
+
+
+class LoggedRemarks(logging.Handler):
+    """Remarks written by the thread of the request log: if nobody reads standard error, writing to it waits
+    for ever, and so would every request if the event loop did that."""
+
+    def __init__(self, log: RequestLog) -> None:
+        super().__init__(REMARKS.level)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        REMARKS.said.add(text := record.getMessage())
+        text = printable(text)
+        if record.exc_info and record.exc_info[1]:
+            import traceback  # on use: few warnings have one
+
+            text += "\n" + "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+        self._log.put(text)
+
+
+@contextmanager
+def remarks_in(log: RequestLog) -> Iterator[None]:
+    """Inside, warnings of hetrun and of the HTTP server go into the log."""
+    hetrun, http = logging.getLogger("hetrun"), logging.getLogger("uvicorn")
+    handler = LoggedRemarks(log)
+    hetrun.removeHandler(REMARKS)
+    for logger in (hetrun, http):
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in (hetrun, http):
+            logger.removeHandler(handler)
+        hetrun.addHandler(REMARKS)
 
 
 def write_line(text: str) -> None:

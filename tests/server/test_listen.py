@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hetrun.cli.serve import port
+from hetrun.cli.serve import port, remarks_in
 from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.client.model_catalog import Found
 from hetrun.client.model_pool import STOPPED, Shelf
@@ -190,6 +191,30 @@ async def test_a_log_that_nobody_reads_holds_up_no_request(engine: FakeEngine) -
             assert (await http.post(CHAT, json=asking("say x"))).status_code == 200
     blocked.set()
     log.close()
+
+
+def test_remarks_that_nobody_reads_hold_up_nobody() -> None:
+    """Python's and uvicorn's remarks go the same way as the log: one after the other, when it is read."""
+    lines: list[str] = []
+    blocked = threading.Event()
+
+    def write(line: str) -> None:
+        blocked.wait()
+        lines.append(line)
+
+    log = RequestLog(write)
+    with remarks_in(log):
+        try:
+            raise ValueError("a mistake")
+        except ValueError:
+            logging.getLogger("uvicorn.error").exception("a request\x1b failed")
+        logging.getLogger("hetrun.engine").warning("more")
+        logging.getLogger("hetrun.engine").debug("too much")
+        assert not lines
+    blocked.set()
+    log.close()
+    first, *_, last = lines[0].splitlines()
+    assert (first, last, lines[1:]) == ("a request\\x1b failed", "ValueError: a mistake", ["more"])
 
 
 def test_a_port_in_use_is_one_sentence() -> None:

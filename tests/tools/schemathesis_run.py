@@ -59,6 +59,7 @@ def served(folder: Path) -> Iterator[str]:
             for line in server.stdout:
                 print(line, end="", flush=True)
                 if found := next((word for word in line.split() if word.startswith("http://")), None):
+                    # Nobody reads on, as with many servers: it must not mind.
                     yield found.removesuffix("/v1")
                     break
         finally:

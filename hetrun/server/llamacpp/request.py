@@ -240,9 +240,10 @@ async def _biases(given: object, service: Service) -> dict[object, object]:
 
 def _pair(given: object, where: str) -> tuple[object, object]:
     match given:
-        case [key, value]:
+        case [(str() | int()) as key, value] if not isinstance(key, bool):
             return key, value
-        case {"token": key, "bias": value}:  # as generation_settings shows them
+        # As generation_settings shows them.
+        case {"token": (str() | int()) as key, "bias": value} if not isinstance(key, bool):
             return key, value
     raise ApiError(
         f"{where} must be a pair of a token and a number, not {short(given)}", where, "invalid_value"
