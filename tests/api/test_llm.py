@@ -251,7 +251,7 @@ def public(kind: type) -> list[str]:
 def test_dir_lists_the_interface_only() -> None:
     assert public(LLM) == [
         *("chat", "close", "detokenize", "embed", "generate", "info", "load_prompts", "logits", "memory"),
-        *("plan", "render", "save_prompts", "set_ram", "stats", "stream", "tokenize"),
+        *("plan", "render", "rerank", "save_prompts", "set_ram", "stats", "stream", "tokenize"),
     ]
     assert public(AsyncLLM) == public(LLM)
 
