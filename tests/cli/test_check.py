@@ -45,11 +45,24 @@ def run(capsys: pytest.CaptureFixture[str]) -> Check:
     return run
 
 
+@pytest.fixture(scope="module")
+def good_bytes() -> bytes:
+    return write_gguf(good_gguf())
+
+
 @pytest.fixture
-def good(tmp_path: Path) -> Path:
+def good(tmp_path: Path, good_bytes: bytes) -> Path:
     path = tmp_path / "good.gguf"
-    path.write_bytes(write_gguf(good_gguf()))
+    path.write_bytes(good_bytes)
     return path
+
+
+@pytest.fixture
+def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vocabulary is read here: in a child it takes a second, and few tests are about that."""
+    monkeypatch.setattr(
+        subprocesses, "ask", lambda code, path, *given: check_model._read_vocabulary(str(path))
+    )
 
 
 def test_every_file_is_looked_at(run: Check, good: Path, tmp_path: Path) -> None:
@@ -69,6 +82,7 @@ def test_every_file_is_looked_at(run: Check, good: Path, tmp_path: Path) -> None
     assert run(empty) == (2, "", f"hetrun: {empty}: is empty: download it again\n")
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_tensor_that_is_no_weight_is_in_nobodys_way(run: Check, tmp_path: Path) -> None:
     path = tmp_path / "more.gguf"
     ids = Table((("dims", (32, 10)), ("type", 26), ("offset", None), ("data", bytes(1280))))
@@ -79,6 +93,7 @@ def test_a_tensor_that_is_no_weight_is_in_nobodys_way(run: Check, tmp_path: Path
         assert llm.info.parameters == 328_320 + 320
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_record_for_each_file(run: Check, good: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere.gguf"
     code, out, err = run("--json", "--structure", nowhere, good)
@@ -105,6 +120,7 @@ def test_a_record_for_each_file(run: Check, good: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("no_child")
 def test_with_weights_come_digests(run: Check, tmp_path: Path) -> None:
     folder, parts = write_folder(tmp_path), split_llama(tmp_path)
     code, out, err = run("--json", folder, parts[1])
@@ -131,18 +147,21 @@ def test_what_cannot_be_judged_is_said(run: Check, tmp_path: Path) -> None:
     assert "; not checked: the shapes of its tensors, which only libllama knows\n" in out
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_path_through_our_descriptors_is_the_same_file(run: Check, good: Path) -> None:
     with good.open("rb") as file:
         path = f"/proc/self/fd/{file.fileno()}"
         assert run("--structure", path) == (0, f"{path}: {FACTS}\n{UNREAD}", "")
 
 
+@pytest.mark.usefixtures("no_child")
 def test_the_file_is_named_once(run: Check, tmp_path: Path) -> None:
     path = gguf("bad", "", {"tokenizer.chat_template": "{% if"}).make(tmp_path)
     code, _, err = run(path)
     assert (code, err.count(str(path)), err.count("\n")) == (2, 1, 1)
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_file_without_vocabulary_and_template(run: Check, tmp_path: Path) -> None:
     keys = [key for key, _ in good_gguf().get("pairs").items if key.startswith("tokenizer.")]
     path = gguf("bare", "", dict.fromkeys(keys)).make(tmp_path)
@@ -176,6 +195,7 @@ def change_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.usefixtures("no_child")
 def test_without_the_weights_it_says_at_once_that_they_were_not_read(run: Check, good: Path) -> None:
     data = bytearray(good.read_bytes())
     data[-4:] = np.float32(np.nan).tobytes()
@@ -190,6 +210,7 @@ def test_without_the_weights_it_says_at_once_that_they_were_not_read(run: Check,
         assert "NaN or infinity" in err
 
 
+@pytest.mark.usefixtures("no_child")
 def test_it_says_that_changed_bytes_need_a_checksum(run: Check, good: Path) -> None:
     change_a_byte(good)
     code, out, err = run(good)
@@ -210,6 +231,7 @@ def test_caches_name_files_by_their_checksum(tmp_path: Path) -> None:
     assert expected(str(tmp_path / "blobs" / digest[:40])) is None  # a sha1
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_file_of_a_cache_is_compared_with_its_checksum(run: Check, good: Path, tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     digest = sha256(good)
@@ -227,6 +249,7 @@ def test_a_file_of_a_cache_is_compared_with_its_checksum(run: Check, good: Path,
     assert err.endswith("remove it and download it again\n")
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_hole_of_zeros_is_an_error(run: Check, good: Path, tmp_path: Path) -> None:
     weight = open_model(good).find("blk.0.ffn_down.weight")
     assert weight is not None
@@ -248,6 +271,7 @@ def test_a_hole_of_zeros_is_an_error(run: Check, good: Path, tmp_path: Path) -> 
     assert hole == {"tensor": "blk.0.ffn_down.weight", "row": 1, "path": str(good), "offset": begin}
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_path_is_short_where_it_can_be(
     run: Check, good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +358,7 @@ def test_a_vocabulary_that_would_end_the_process_does_not(
     )
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_file_that_changes_while_it_is_hashed(good: Path) -> None:
     found = check_model.check_model(good)
     os.truncate(good, 1000)

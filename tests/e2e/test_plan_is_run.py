@@ -37,7 +37,7 @@ def test_what_is_planned_runs(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     options |= {"planner": "static", "backends": ["llamacpp"], "spec": "off"}
     run = ran(options, 8)
-    row = Row(options, planned(options), run, run)
+    row = Row(options, planned(options), run, again=run)
     assert row.context[0] == row.context[1] == row.plan["context"] == row.run["plan"]["context"]
     assert row.weights[0] == pytest.approx(row.weights[1], abs=0.1)
     assert row.plan["weights"] == row.run["plan"]["weights"]

@@ -23,6 +23,7 @@ from hetrun.client.hooks import Hooks
 from hetrun.system import entry_points
 from tests.models import hf
 from tests.models.hf import Row
+from tests.models.tiny import TinyLlama, write_gguf
 from tests.plugins.strangers import PLUGINS, Home, blocks, home_at, home_with, project_of
 from tests.support.once import once
 from tests.support.paths import ROOT
@@ -37,7 +38,15 @@ def named(page: str) -> str:
     return f"adding-an-{page}.md" if page == "endpoint" else f"adding-a-{page}.md"
 
 
+SAY = ("run", "The capital of France is", "--raw", "-n", "4", "--temp", "0", "--spec", "off")
+TINY = TinyLlama("tiny", layers=2, embd=64, ffn=64, heads=2, kv_heads=2)
+
 Given = Callable[[str], Home]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_gguf(TINY, tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
 
 
 @pytest.fixture
@@ -151,19 +160,20 @@ def test_all_of_them_together_and_two_that_are_no_good(together: Home) -> None:
 
 
 @pytest.mark.slow
-def test_a_backend(given: Given) -> None:
+def test_a_backend(given: Given, tiny: str) -> None:
     home = given("backend")
     assert "blas" in home.hetrun("devices").stdout
     table = json.loads(home.hetrun("devices", "--conformance", "--backend", "blas", "--json").stdout)
     mine = [cell for cell in table["cells"] if cell["backend"] == "blas"]
     assert {cell["op"] for cell in mine if cell["state"] == "ok"} == {"linear", "rms_norm", "swiglu", "add"}
     assert {cell["state"] for cell in mine} <= {"ok", "unsupported"}
-    plan = json.loads(home.hetrun("plan", "--backend", "blas", "--backend", "reference", "--json").stdout)
+    both = ("-m", tiny, "--backend", "blas", "--backend", "reference")
+    plan = json.loads(home.hetrun("plan", *both, "--json").stdout)
     segments = [s for stage in plan["plans"][0]["stages"] for s in stage]
     assert {s["backend"] for s in segments} == {"blas", "reference"}
-    say = ("run", "The capital of France is", "--raw", "-n", "4", "--temp", "0", "--spec", "off")
-    together = home.hetrun(*say, "--backend", "blas", "--backend", "reference").stdout
-    assert together == home.hetrun(*say, "--backend", "reference").stdout
+    together = home.hetrun(*SAY, *both).stdout
+    assert together.strip()
+    assert together == home.hetrun(*SAY, "-m", tiny, "--backend", "reference").stdout
 
 
 LOGITS = """
@@ -232,18 +242,19 @@ def test_an_endpoint(given: Given) -> None:
 
 
 @pytest.mark.slow
-def test_a_planner(given: Given) -> None:
+def test_a_planner(given: Given, tiny: str) -> None:
     home = given("planner")
-    chosen = ("--planner", "divided", "--backend", "llamacpp", "--backend", "reference")
+    chosen = ("-m", tiny, "--planner", "divided", "--backend", "llamacpp", "--backend", "reference")
     plan = json.loads(home.hetrun("plan", *chosen, "--json").stdout)
     places = {p["scope"]: p["backend"] for p in plan["plans"][0]["placements"]}
     assert places[""] == "llamacpp"
     assert {backend for scope, backend in places.items() if scope} == {"reference"}
-    say = ("run", "The capital of France is", "--raw", "-n", "3", "--temp", "0", "--spec", "off")
-    assert home.hetrun(*say, *chosen).stdout == home.hetrun(*say, "--backend", "reference").stdout
+    divided = home.hetrun(*SAY, *chosen).stdout
+    assert divided.strip()
+    assert divided == home.hetrun(*SAY, "-m", tiny, "--backend", "reference").stdout
     assert (
         "measured or static or divided, not 'divide'"
-        in home.hetrun("plan", "--planner", "divide", code=2).stderr
+        in home.hetrun("plan", "-m", tiny, "--planner", "divide", code=2).stderr
     )
 
 

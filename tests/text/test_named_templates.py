@@ -12,8 +12,7 @@ from hetrun.text.chat.jinja_sandbox import compiled, rendered
 from hetrun.text.chat.template import CHATML, built_in
 from hetrun.text.tool_parsers.formats import takes_tools
 from tests.support.paths import ROOT
-
-llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+from tests.support.peer import llama_cpp
 
 Said = Sequence[tuple[str, str]]
 # A conversation, and whether an answer is begun.
@@ -32,19 +31,19 @@ TWICE = "<｜hy_Assistant｜>"
 
 
 def names_of_llama_cpp() -> list[str]:
-    count = llama_cpp.llama_chat_builtin_templates(None, 0)
+    count = llama_cpp().llama_chat_builtin_templates(None, 0)
     names = (ctypes.c_char_p * count)()
-    llama_cpp.llama_chat_builtin_templates(names, count)
+    llama_cpp().llama_chat_builtin_templates(names, count)
     return [name.decode() for name in names]
 
 
 def llama_cpp_rendering(name: str, said: Said, add_generation_prompt: bool) -> str:
     texts = [(role.encode(), content.encode()) for role, content in said]
-    messages = (llama_cpp.llama_chat_message * len(texts))(
-        *(llama_cpp.llama_chat_message(role=role, content=content) for role, content in texts)
+    messages = (llama_cpp().llama_chat_message * len(texts))(
+        *(llama_cpp().llama_chat_message(role=role, content=content) for role, content in texts)
     )
     buffer = ctypes.create_string_buffer(1 << 14)
-    size = llama_cpp.llama_chat_apply_template(
+    size = llama_cpp().llama_chat_apply_template(
         name.encode(), messages, len(texts), add_generation_prompt, buffer, len(buffer)
     )
     assert size >= 0, name

@@ -8,7 +8,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.widgets import Static, TextArea
+from textual.widgets import Static
 
 from hetrun.client.events import Message
 from hetrun.client.interface import ChatClient
@@ -16,6 +16,7 @@ from hetrun.client.queries import Render, Tokenize, TokenizerInfo
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
 from hetrun.tui.screens.dialogs import Dialog
+from hetrun.tui.widgets.text_box import TextBox
 
 
 class TemplateScreen(Dialog[None]):
@@ -38,11 +39,11 @@ class TemplateScreen(Dialog[None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
             yield Static("The prompt", classes="title", markup=False)
-            yield TextArea("", read_only=True, show_line_numbers=False, classes="body")
+            yield TextBox("", read_only=True, show_line_numbers=False, classes="body")
             yield Static("Esc closes, Tab shows the template itself, y copies", classes="keys", markup=False)
 
     def on_mount(self) -> None:
-        self.set_focus(self.query_one(TextArea), scroll_visible=False)
+        self.set_focus(self.query_one(TextBox), scroll_visible=False)
         self._render_prompt()
 
     @work(exit_on_error=False)
@@ -60,7 +61,7 @@ class TemplateScreen(Dialog[None]):
 
     def _show(self) -> None:
         self.query_one(".title", Static).update(visible(self._heads[self._at]))
-        self.query_one(TextArea).load_text(visible(self._texts[self._at]))
+        self.query_one(TextBox).load_text(visible(self._texts[self._at]))
 
     def action_other(self) -> None:
         self._at = 1 - self._at
