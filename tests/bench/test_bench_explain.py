@@ -22,7 +22,7 @@ from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Constant, Weight
 from hetrun.graph.quant import by_name
 from hetrun.tools.bench import matmul_peak as peak_module
-from hetrun.tools.bench.breakdown import Anatomy, Part, dissect, mean, verdict
+from hetrun.tools.bench.breakdown import ADVICE, Anatomy, Part, advice, dissect, mean, verdict
 from hetrun.tools.bench.cases import Case
 from hetrun.tools.bench.hetrun_side import Ours, SegmentTime
 from hetrun.tools.bench.matmul_peak import Peak, measure_peak, multiplier, square
@@ -458,6 +458,15 @@ def test_a_block_has_bars_segments_and_the_sentence() -> None:
     assert lines[at + 6].split() == ["model", "fast", "2", "3", "900.000", "100%"]
     assert lines[at + 7].startswith("  up against products: ")
     assert "  4 prompts  1000.000 ms" in explained((), batch=4)
+
+
+def test_the_last_line_says_what_limits_it_and_what_would_be_faster() -> None:
+    last = explained((SegmentTime("model", "fast", 2, 3, 0.9),)).splitlines()[-1]
+    assert last == f"pp100: {ADVICE['products'].text}"
+    assert last.startswith("pp100: arithmetic limits it; faster with a smaller model")
+    reading = anatomy("step", products=0.1, Python=0.02)
+    assert advice(reading, limit("memory")) == ADVICE["memory"]
+    assert advice(anatomy("step", products=0.1, dark=0.9), limit("memory")) is None
 
 
 def test_many_segments_of_one_kind_are_told_together() -> None:

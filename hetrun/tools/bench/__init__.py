@@ -43,8 +43,10 @@ def main(settings: Settings, options: BenchOptions) -> None:
     _warn_if_busy()
     with _progress() as tell:
         rows = run(settings, options, tell)
-        # One sample is a quick look at what is in force, not at what the other precision costs or brings.
-        if settings.precision is None and rows[0].precision and options.rounds > 1:
+        # One sample, or where the time goes, is a look at what is in force, not at what the other precision
+        # costs or brings.
+        both = options.rounds > 1 and not options.explain
+        if settings.precision is None and rows[0].precision and both:
             rows += run(settings, replace(options, vs=None, vs_threads=None), tell, _other(rows[0].precision))
     if options.output == "json":
         print(to_json(rows, options.explain))

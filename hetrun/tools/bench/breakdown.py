@@ -96,14 +96,46 @@ def _shares(backend: str, looked: Looked) -> dict[str, float]:
     return {NAMES.get(a, a): s / whole for a, s in spent.seconds.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What limits the speed, and what would raise it."""
+
+    limited_by: str
+    faster_with: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.limited_by} limits it; faster with {self.faster_with}"
+
+
+ADVICE = {
+    "memory": Advice(
+        "memory bandwidth", "fewer bytes for each token: a smaller type of weights or a smaller model"
+    ),
+    "products": Advice("arithmetic", "a smaller model, or a CPU with more or wider cores"),
+    "attention": Advice("attention to earlier tokens", "less text in the context"),
+    WAITING: Advice("waiting for the disk or for other threads", "more --ram, or no other programs"),
+    PYTHON: Advice("work outside the model, in Python", "more requests at a time"),
+}
+
+
+def advice(anatomy: Anatomy, limit: Limit) -> Advice | None:
+    """For people who do not want figures; None for parts whose inside nobody knows."""
+    return ADVICE.get(_against(anatomy, limit)) if anatomy.seconds else None
+
+
+def _against(anatomy: Anatomy, limit: Limit) -> str:
+    """What most of the time goes into: a part, or memory if that holds the products up."""
+    against = max(anatomy.parts, key=lambda p: p.seconds).name
+    held_up = _products_read(limit) and _reading_rate(anatomy, limit) >= FULL * (limit.bandwidth or 0)
+    return "memory" if against == "products" and held_up else against
+
+
 def verdict(anatomy: Anatomy, limit: Limit) -> str:
     """One sentence: what most of the time goes into, and how far that is from what is possible."""
     if not anatomy.seconds:
         return "nothing was measured"
-    against = max(anatomy.parts, key=lambda p: p.seconds).name
-    reads = _products_read(limit)
-    if against == "products" and reads and _reading_rate(anatomy, limit) >= FULL * (limit.bandwidth or 0):
-        against = "memory"
+    against, reads = _against(anatomy, limit), _products_read(limit)
     said = [_products(anatomy, limit, reads)] if anatomy.of("products") else []
     for name in ("attention", "norms", "other ops"):
         if anatomy.share(name) >= WORTH_SAYING:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hetrun.prefetch.expert_trace import Kept
-from hetrun.tools.bench.breakdown import Anatomy, verdict
+from hetrun.tools.bench.breakdown import Anatomy, advice, verdict
 from hetrun.tools.bench.hetrun_side import SegmentTime
 from hetrun.tools.bench.memory_bandwidth import threads
 from hetrun.tools.bench.roofline import Limit
@@ -142,6 +142,7 @@ class Row:
             "experts": asdict(self.experts) if self.experts else None,
             "time": self.anatomy.to_json() if self.anatomy else None,
             "verdict": verdict(self.anatomy, limit) if self.anatomy else None,
+            "advice": asdict(found) if self.anatomy and (found := advice(self.anatomy, limit)) else None,
             "python_share": self.python_share,
             "segments": [
                 {
@@ -211,7 +212,7 @@ def to_table(rows: Sequence[Row], explain: bool) -> str:
     text = aligned(lines, left={0, 1, 2, lines[0].index("plan")})
     if explain:
         text += "\n\n" + "\n\n".join(_explained(r) for r in rows)
-    return "\n".join([text, "", *_footer(rows, peers)])
+    return "\n".join([text, "", *_footer(rows, peers), *(_summary(rows) if explain else [])])
 
 
 def _cells(r: Row) -> list[str]:
@@ -296,6 +297,12 @@ def _limits(rows: Sequence[Row]) -> list[str]:
     if any(part is not None and part > 1 for part in shares):
         lines.append(ABOVE)
     return lines
+
+
+def _summary(rows: Sequence[Row]) -> list[str]:
+    """In a sentence for each row: what limits it, and what would be faster."""
+    found = [(r.test, advice(r.anatomy, r.limit)) for r in rows if r.anatomy]
+    return ["", *(f"{test}: {one.text}" for test, one in found if one)]
 
 
 def _explained(r: Row) -> str:
