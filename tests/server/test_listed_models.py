@@ -123,7 +123,7 @@ async def test_every_name_that_run_takes_finds_them_and_list_s_is_given_back(dem
 
 async def test_a_model_that_comes_is_offered_and_one_that_goes_is_not(demo: Path) -> None:
     async with serving() as http:
-        assert await answered_by(http, model="any") == "smollm2"  # while there is only one
+        assert await answered_by(http) == "smollm2"  # while there is only one
         own("first")
         assert await answered_by(http, model="first") == "first"
         second = own("second")
@@ -142,11 +142,13 @@ async def test_two_looks_at_the_stores_are_some_time_apart(
         assert list(await listed(http)) == ["smollm2"]
 
 
-async def test_the_only_model_answers_to_no_other_name_if_the_server_is_strict(demo: Path) -> None:
-    async with serving(strict=True) as http:
+@pytest.mark.parametrize("strict", [False, True])
+async def test_the_only_model_answers_to_no_other_name(demo: Path, strict: bool) -> None:
+    async with serving(strict=strict) as http:
         for name in ("smollm2", "demo", demo.name):
             assert await answered_by(http, model=name) == "smollm2"
         refused = await http.post("/v1/completions", json={"prompt": "x", "model": "any"})
+        assert refused.status_code == 404
         assert "this server has smollm2" in refused.json()["error"]["message"]
 
 

@@ -36,7 +36,8 @@ def names_of(info: ModelInfo) -> list[str]:
 async def meant(said: Mapping[str, object], service: Service) -> Service:
     """The service with the model that a request's body, or its query, means.
 
-    A single model is always meant, unless the server is strict, because most tools insist on sending a name.
+    A single model that was named at the start is always meant, unless the server is strict, because most tools
+    insist on sending a name.
     An unknown name may be that of a model that has just come.
     """
     name = said.get("model")
@@ -46,6 +47,9 @@ async def meant(said: Mapping[str, object], service: Service) -> Service:
     if isinstance(shelf, Shelf):
         if name is not None and (model := await shelf.look_for(name)):
             return replace(service, client=model)
+        # Nobody named this model when the server was started, so it is not meant by every name.
+        if name is not None and shelf.only and not answers_to(await shelf.only.info(), name):
+            raise not_found(name, list(shelf.models))
         service = replace(service, client=shelf.only or _usual(name, shelf))
     if name is not None and service.strict and not answers_to(info := await service.info(), name):
         raise not_found(name, names_of(info))
