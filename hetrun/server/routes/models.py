@@ -36,8 +36,8 @@ def names_of(info: ModelInfo) -> list[str]:
 async def meant(said: Mapping[str, object], service: Service) -> Service:
     """The service with the model that a request's body, or its query, means.
 
-    A single model that was named at the start is always meant, unless the server is strict, because most tools
-    insist on sending a name.
+    A single model that was named at the start is always meant, unless the server is strict, because most
+    tools insist on sending a name.
     An unknown name may be that of a model that has just come.
     """
     name = said.get("model")
