@@ -144,11 +144,12 @@ class Life:
         """Read its messages until it has ended, and reap it; on the caller's thread."""
         try:
             while True:
-                for message in self._channel.receive():
+                messages = self._channel.receive()
+                self._heard = True  # before anybody learns of the messages
+                for message in messages:
                     self._take(message)
                     if isinstance(message, Ready):
                         when_ready()
-                self._heard = True
         except (EOFError, OSError):
             pass  # it hung up
         except Exception:

@@ -298,7 +298,7 @@ async def test_a_silent_process_that_waits_for_cores_is_kept(caplog: pytest.LogC
         life._silence._queue = queue
         queue.waited = 0.75  # of every second
         life.look(1.0)  # it was heard when it was ready
-        for _ in range(38):  # its last pulse may come between two looks, which count one more or less then
+        for _ in range(38):
             life.look(1.0)
         assert await health(http) == (200, {"status": "ok"})
         assert not caplog.records
