@@ -33,7 +33,7 @@ class AliasedOption(click.Option):
         super().__init__(names, multiple=multiple, metavar=metavar, help=help, shell_complete=shell_complete)
         self.aliases = aliases
 
-    def process_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401
+    def process_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's types
         """Several values may stand in one word, with commas between them."""
         found = super().process_value(ctx, value)
         if not self.multiple:

@@ -139,9 +139,10 @@ async def _serve(
         ends.push_async_callback(shelf.close)
         if only := shelf.only:
             only.begin()
-        # Imported while the worker loads.
-        import hetrun.server.app  # noqa: F401 - its first use is below
+        # Imported while the worker loads, as is what the app consists of.
         from hetrun.server import listen
+
+        app = app_of(settings, only if only and not shelf.shares else shelf, sampling, hosts, log)
 
         if shelf.shares:
             from hetrun.memory.ledger import granted
@@ -156,7 +157,6 @@ async def _serve(
                 return
             info = await only.info()
             SamplingParams.from_mapping(sampling).check_vocabulary(info.n_vocab)
-        app = app_of(settings, only if only and not shelf.shares else shelf, sampling, hosts, log)
 
         def started() -> None:
             all_of_this_lasts()

@@ -15,7 +15,7 @@ Pooling = Literal["mean", "last", "cls"]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 STORED = np.dtype("<f4")  # as it crosses pipes and networks
-# The first row and the one behind the last, of so many; a document is ranked by its last one.
+# The first row, and the one after the last; a document is ranked by its last one.
 ROWS: dict[str, Callable[[int], tuple[int, int]]] = {
     "mean": lambda n: (0, n),
     "last": lambda n: (n - 1, n),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 FINAL = {"x-should-retry": "false"}
 OLLAMA = "/api/"  # its paths
 MOST_LISTED, MOST_NAME = 10, 200  # models listed in a message, and characters quoted of an unknown name
+
+Names = Sequence[tuple[re.Pattern[str], str]]  # of fields in one API, and in another
 
 
 class ApiError(Exception):
@@ -57,6 +60,19 @@ class ApiError(Exception):
             return anthropic.status_of(self.status, may_retry="Retry-After" in (self.headers or {}))
         return self.status
 
+    def renamed(self, names: Names) -> ApiError:
+        """The same error with other names of fields, in its text, too."""
+        said, param = str(self), str(self.error["param"] or "")
+        for name, other in names:
+            said, param = name.sub(other, said), name.sub(other, param)
+        code = self.error["code"]
+        return ApiError(
+            *(said, param or None, None if code is None else str(code)),
+            status=self.status,
+            kind=str(self.error["type"]),
+            headers=self.headers,
+        )
+
     def response(self, path: str = "") -> Response:
         """The answer to a request for this path."""
         return JSONResponse(self.body(path), self.status_at(path), self.headers)
@@ -87,6 +103,15 @@ def api_error(error: Exception | None, context: int | None = None, prompt: str =
             return ApiError(str(error), code="engine_stopped", status=503, kind=kind, headers=FINAL)
     log.error("a request failed", exc_info=error)
     return ApiError(str(error), code="internal_error", status=500, kind="server_error", headers=FINAL)
+
+
+@contextmanager
+def renamed(names: Names) -> Iterator[None]:
+    """Give fields in errors of the chat their names in another API."""
+    try:
+        yield
+    except ApiError as error:
+        raise error.renamed(names) from None
 
 
 @contextmanager

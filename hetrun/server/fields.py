@@ -48,6 +48,16 @@ MOST_DEADLINE_S = 10**9
 MOST_TOKENS = 2**31 - 1  # of llama.cpp's numbers
 
 
+def object_of(body: Body, name: str) -> dict[str, object]:
+    """An object; empty if it is not given."""
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise wrong_type(name, "an object", value)
+    return value
+
+
 def flag(body: Body, name: str, prefix: str = "") -> bool:
     """A boolean; false if it is not given."""
     value = body.get(name)

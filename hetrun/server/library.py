@@ -10,7 +10,7 @@ from typing import Protocol
 from hetrun.client.model_catalog import Found
 from hetrun.errors import UserError
 
-Progress = Callable[[int, int, str], object]  # bytes that are done, of so many, and what is being done
+Progress = Callable[[int, int, str], object]  # bytes done, bytes in all, and what is being done
 
 
 class NotHere(UserError):

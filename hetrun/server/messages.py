@@ -92,15 +92,25 @@ def _can_be_continued(message: Message) -> bool:
     return message.get("role") == "assistant" and not message.get("tool_calls")
 
 
-def messages(body: Mapping[str, object]) -> tuple[Message, ...]:
-    """The conversation so far; each message has the fields that templates use."""
+def given_messages(body: Mapping[str, object]) -> list[object]:
+    """The messages as they were sent, at least one."""
     given = body.get("messages")
     if given is None:
         raise ApiError("messages is missing", "messages", "missing_required_parameter")
     if not isinstance(given, list):
         raise wrong_type("messages", "a list", given)
     if not given:
-        raise ApiError("messages is empty: there is nothing to answer", "messages", "empty_array")
+        raise nothing_to_answer()
+    return given
+
+
+def nothing_to_answer() -> ApiError:
+    return ApiError("messages is empty: there is nothing to answer", "messages", "empty_array")
+
+
+def messages(body: Mapping[str, object]) -> tuple[Message, ...]:
+    """The conversation so far; each message has the fields that templates use."""
+    given = given_messages(body)
     read = [_message(message, f"messages[{i}]") for i, message in enumerate(given[:-1])]
     # What is continued has no line ends that the client did not write.
     resumed = continuation.OPTION in body or TURN[0] not in body

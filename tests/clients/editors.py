@@ -73,7 +73,7 @@ def _objects(text: str) -> list[Any]:
     return [json.loads(line) for line in text.splitlines() if line]
 
 
-def _check(asked: Asked, answer: Any, field: Mapping[str, Any]) -> int:  # noqa: ANN401
+def _check(asked: Asked, answer: Any, field: Mapping[str, Any]) -> int:  # noqa: ANN401 - JSON
     found = list(_at(answer, field["at"], answer))
     where = f"{asked.editor['name']}: {asked.request['path']} {'.'.join(field['at'])}"
     assert found, f"{where} is missing"
@@ -82,7 +82,7 @@ def _check(asked: Asked, answer: Any, field: Mapping[str, Any]) -> int:  # noqa:
     return len(found)
 
 
-def _at(value: Any, path: list[str], whole: Any) -> Iterator[Any]:  # noqa: ANN401
+def _at(value: Any, path: list[str], whole: Any) -> Iterator[Any]:  # noqa: ANN401 - JSON
     if not path:
         yield value
         return
@@ -97,7 +97,7 @@ def _at(value: Any, path: list[str], whole: Any) -> Iterator[Any]:  # noqa: ANN4
         yield from _at(value[key], rest, whole)
 
 
-def _fits(value: Any, kind: str, editor: Mapping[str, Any]) -> bool:  # noqa: ANN401
+def _fits(value: Any, kind: str, editor: Mapping[str, Any]) -> bool:  # noqa: ANN401 - JSON
     match kind:
         case "string":
             return isinstance(value, str) and bool(value)

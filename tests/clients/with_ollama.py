@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import ollama
@@ -29,7 +30,7 @@ SHORT: Any = {"num_predict": 8}
 LONG: Any = {"num_predict": 60, "temperature": 0}
 
 
-def refuses(status: int, does: Any, words: str = "") -> None:  # noqa: ANN401
+def refuses(status: int, does: Callable[[], object], words: str = "") -> None:
     """It raises the library's error with this status, and a sentence."""
     try:
         does()

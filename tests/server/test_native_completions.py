@@ -17,7 +17,7 @@ from tests.support.fakes import FakeEngine
 PATH = "/completion"
 
 
-async def answer(http: httpx.AsyncClient, **fields: object) -> Any:  # noqa: ANN401
+async def answer(http: httpx.AsyncClient, **fields: object) -> Any:  # noqa: ANN401 - JSON
     response = await http.post(PATH, json={"prompt": "say one two three", **fields})
     assert response.status_code == 200, response.text
     return response.json()

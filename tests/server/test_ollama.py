@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from hetrun import __version__
 from hetrun.client.engine_client import LocalClient
@@ -738,7 +739,7 @@ async def test_a_download_ends_when_nobody_waits_for_it(shelf: Shelf, library: S
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: Any) -> None:  # noqa: ANN401
+    async def send(message: Message) -> None:
         if b"completed" in message.get("body", b""):
             gone.set()
 

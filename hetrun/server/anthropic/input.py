@@ -9,7 +9,7 @@ from reprlib import repr as short
 from hetrun.client.events import Message
 from hetrun.server.anthropic.signature import thought_of
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.messages import MOST_ID, required_text
+from hetrun.server.messages import MOST_ID, given_messages, nothing_to_answer, required_text
 from hetrun.text.tool_parsers.parts import GAP
 
 Json = dict[str, object]
@@ -29,20 +29,14 @@ THEIR_RESULT = "_tool_result"  # the end of the types of their results
 
 def conversation(body: Mapping[str, object], *, keep_billing_header: bool) -> tuple[Message, ...]:
     """The messages of a request, its system prompt first."""
-    given = body.get("messages")
-    if given is None:
-        raise ApiError("messages is missing", "messages", "missing_required_parameter")
-    if not isinstance(given, list):
-        raise wrong_type("messages", "a list", given)
-    if not given:
-        raise ApiError("messages is empty: there is nothing to answer", "messages", "empty_array")
+    given = given_messages(body)
     found = _Conversation()
     if body.get("system") is not None:
         found.add_text("system", _system(body["system"], keep_billing_header))
     for i, message in enumerate(given):
         found.add(message, f"messages[{i}]")
     if all(message["role"] == "system" for message in found.messages):
-        raise ApiError("messages is empty: there is nothing to answer", "messages", "empty_array")
+        raise nothing_to_answer()
     return tuple(found.messages)
 
 

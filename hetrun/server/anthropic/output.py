@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from hetrun.client.events import Event, Usage
-from hetrun.server.anthropic.request import Asked, own_names
+from hetrun.server.anthropic.request import NAMES, Asked
 from hetrun.server.anthropic.signature import signature_of
 from hetrun.server.anthropic_format.errors import PATH
 from hetrun.server.errors import ApiError
@@ -238,11 +238,7 @@ def usage(counted: Usage, thought: int = 0) -> Json:
 
 def failure(order: Order, error: Exception | None) -> ApiError:
     """The error that ended a request, with fields by their names here."""
-    try:
-        with own_names():
-            raise order.failure(error)
-    except ApiError as failed:
-        return failed
+    return order.failure(error).renamed(NAMES)
 
 
 async def whole(asked: Asked, events: Events) -> Json:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from reprlib import repr as short
 
@@ -14,8 +13,8 @@ from hetrun.errors import OptionError
 from hetrun.server import request as orders
 from hetrun.server import sampling
 from hetrun.server.anthropic.input import conversation
-from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import Body, flag
+from hetrun.server.errors import ApiError, renamed, wrong_type
+from hetrun.server.fields import Body, flag, object_of
 from hetrun.server.logprobs import Wanted
 from hetrun.server.request import Order
 from hetrun.server.routes.chat_completions import asked as chat_asked
@@ -103,7 +102,7 @@ def message_order(
         _check_strictly(body)
     limit = 1 if counted else _max_tokens(body)
     said = conversation(body, keep_billing_header=service.keep_billing_header)
-    with own_names():
+    with renamed(NAMES):
         chat = _as_chat(body, max(limit, 1))
         prompt, how = chat_asked(chat, info, service, Wanted(None), said)
         order = orders.order(chat, info, client, [prompt], Wanted(None), "messages")
@@ -112,30 +111,9 @@ def message_order(
     return Asked(replace(order, prompts=(prompt,), reading=how), _thinking(body).get("display") == "omitted")
 
 
-@contextmanager
-def own_names() -> Iterator[None]:
-    """Give fields in errors their names of this API."""
-    try:
-        yield
-    except ApiError as error:
-        message, param = str(error), str(error.error["param"] or "")
-        for chat, ours in NAMES:
-            message, param = chat.sub(ours, message), chat.sub(ours, param)
-        code = error.error["code"]
-        kind = str(error.error["type"])
-        raise ApiError(
-            message,
-            param or None,
-            None if code is None else str(code),
-            status=error.status,
-            kind=kind,
-            headers=error.headers,
-        ) from None
-
-
 def user_of(body: Body) -> Json:
     """The user that a request names, as the chat has it."""
-    return {"user": _object(body, "metadata").get("user_id")}
+    return {"user": object_of(body, "metadata").get("user_id")}
 
 
 def _refuse(body: Body, strict: bool) -> None:
@@ -180,7 +158,7 @@ def _as_chat(body: Body, limit: int) -> Json:
     """The same request in the chat endpoint's format, without messages."""
     names = (*SHARED, *SAMPLING, *sampler_plugins.parameters())
     chat: Json = {name: body[name] for name in names if body.get(name) is not None}
-    output = _object(body, "output_config")
+    output = object_of(body, "output_config")
     choice, parallel = _tool_choice(body.get("tool_choice"))
     chat |= {
         "max_tokens": limit,
@@ -198,13 +176,13 @@ def _as_chat(body: Body, limit: int) -> Json:
 def _template_options(body: Body) -> Json:
     """Reasoning is on or off, where the template knows both; off if the request says nothing, since clients
     that don't ask for thinking blocks don't expect them."""
-    own = _object(body, "chat_template_kwargs")
+    own = object_of(body, "chat_template_kwargs")
     return {"enable_thinking": THINKING[str(_thinking(body)["type"])], **own}
 
 
 def _thinking(body: Body) -> Json:
     """The field, checked; `budget_tokens` is not enforced, because templates have no budgets."""
-    thinking = _object(body, "thinking") or NOT_THINKING
+    thinking = object_of(body, "thinking") or NOT_THINKING
     kind, budget = thinking.get("type"), thinking.get("budget_tokens")
     if not isinstance(kind, str) or kind not in THINKING:
         message = f"thinking.type must be {', '.join(THINKING)}, not {short(kind)}"
@@ -284,12 +262,3 @@ def _tool_choice(choice: object) -> tuple[object, bool]:
         message = f"tool_choice.type must be {', '.join(CHOICES)} or tool, not {short(kind)}"
         raise ApiError(message, "tool_choice.type", "invalid_value")
     return CHOICES[kind], parallel
-
-
-def _object(body: Body, name: str) -> Json:
-    value = body.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise wrong_type(name, "an object", value)
-    return value

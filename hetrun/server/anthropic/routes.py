@@ -10,10 +10,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hetrun.server.anthropic import output
-from hetrun.server.anthropic.request import Asked, message_order, own_names, user_of
+from hetrun.server.anthropic.request import NAMES, Asked, message_order, user_of
 from hetrun.server.anthropic_format.errors import PATH
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
+from hetrun.server.errors import renamed
 from hetrun.server.json_stream import json_response
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.query import few, input_tokens
@@ -41,7 +42,7 @@ def routes(service: Service) -> list[Route]:
         def stream(events: Events) -> output.MessageEvents:
             return output.MessageEvents(output.chunks(asked, events))
 
-        with own_names():
+        with renamed(NAMES):
             response = await answered(request, here, asked.order, in_one, stream)
         response.headers[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
         return response

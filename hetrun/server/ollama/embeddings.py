@@ -18,7 +18,7 @@ from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.disconnect import unless_gone
 from hetrun.server.errors import wrong_type
-from hetrun.server.fields import Body, flag
+from hetrun.server.fields import Body, flag, object_of
 from hetrun.server.json_stream import json_text
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.ollama.catalog import Catalog
@@ -28,7 +28,6 @@ from hetrun.server.ollama.options import (
     check_options,
     dimensions,
     keep_alive_s,
-    object_of,
     text_of,
 )
 from hetrun.server.query import asked

@@ -20,7 +20,7 @@ from hetrun.server import request as orders
 from hetrun.server import tools as toolschemas
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
-from hetrun.server.errors import ApiError, wrong_type
+from hetrun.server.errors import ApiError, renamed, wrong_type
 from hetrun.server.fields import Body, flag
 from hetrun.server.json_stream import json_response
 from hetrun.server.middleware.concurrency import Crowd
@@ -29,11 +29,11 @@ from hetrun.server.ollama.catalog import Catalog
 from hetrun.server.ollama.insertion import filled
 from hetrun.server.ollama.messages import messages
 from hetrun.server.ollama.options import (
+    NAMES,
     SHARED,
     Json,
     as_chat,
     keep_alive_s,
-    own_names,
     refuse_images,
     streams,
     text_of,
@@ -95,7 +95,7 @@ async def _answer(request: Request, endpoint: Endpoint, catalog: Catalog) -> Res
 
 async def _order(body: Body, endpoint: Endpoint, service: Service, name: str, client: str) -> Order:
     info = await service.info()
-    with own_names():
+    with renamed(NAMES):
         orders.check(body, info, service, endpoint.known, built=toolschemas.NAMES)
         prompt, how = endpoint.read(body, info, service, name)
         fields = {"stream": streams(body)} | {name: body.get(name) for name in ("priority", "deadline_s")}

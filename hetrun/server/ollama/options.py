@@ -5,14 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from reprlib import repr as short
 
 from hetrun.client.events import ModelInfo
 from hetrun.server import sampling
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import Body, count, flag
+from hetrun.server.fields import Body, count, flag, object_of
 from hetrun.server.service import Service
 
 Json = dict[str, object]
@@ -131,20 +129,6 @@ def _format(value: object) -> Json:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": value}}}
 
 
-@contextmanager
-def own_names() -> Iterator[None]:
-    """Give fields in errors their names of this API."""
-    try:
-        yield
-    except ApiError as error:
-        message, param = str(error), error.error["param"] or ""
-        for chat, ours in NAMES:
-            message, param = chat.sub(ours, message), chat.sub(ours, str(param))
-        if message == str(error):
-            raise
-        raise ApiError(message, param, error.error["code"], status=error.status) from None
-
-
 def keep_alive_s(body: Body) -> float | None:
     """Seconds for which the model stays loaded after the request; infinite: for ever; None: not given.
 
@@ -171,16 +155,6 @@ def _seconds(value: object) -> float | None:
         return None
     total = sum(float(n) * UNITS[unit] for n, unit in PART.findall(value))
     return -total if value.startswith("-") else total
-
-
-def object_of(body: Body, name: str) -> Mapping[str, object]:
-    """A field that is an object; empty if it is not given."""
-    value = body.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise wrong_type(name, "an object", value)
-    return value
 
 
 def text_of(body: Body, name: str) -> str:

@@ -132,8 +132,8 @@ _PLACE: dict[str, Json] = {
     "cache_prompt": described(BOOLEAN, "false: compute the whole prompt"),
     "id_slot": described(integer(-1, fields.MOST_TOKENS), "-1, or a slot that does not exist: any"),
     "context_shift": described(BOOLEAN, "drop the oldest tokens when the context is full"),
-    "n_keep": described(integer(-1, fields.MOST_TOKENS), "of them keep so many at the beginning"),
-    "n_discard": described(integer(0, fields.MOST_TOKENS), "drop so many at a time; 0: half of them"),
+    "n_keep": described(integer(-1, fields.MOST_TOKENS), "how many of them stay, at the beginning"),
+    "n_discard": described(integer(0, fields.MOST_TOKENS), "how many are dropped at a time; 0: half of them"),
     "return_progress": BOOLEAN,
     "t_max_predict_ms": described(integer(-1, fields.MOST_TOKENS), "end after a line; 0 or -1: no limit"),
 }

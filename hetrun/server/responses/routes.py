@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import time
@@ -22,8 +21,8 @@ from hetrun.server import sampling
 from hetrun.server import tools as toolschemas
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker, owner
-from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import Body, count, flag
+from hetrun.server.errors import ApiError, renamed, wrong_type
+from hetrun.server.fields import Body, count, flag, object_of
 from hetrun.server.logprobs import MOST_TOP, Wanted
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.query import counted, few
@@ -96,7 +95,7 @@ def routes(service: Service) -> list[Route]:
         def stream(events: Events) -> NamedEvents:
             return NamedEvents(output.chunks(asked.head, asked.order, events, keep))
 
-        with _own_names():
+        with renamed(NAMES):
             return await answered(request, here, asked.order, in_one, stream)
 
     async def tokens(request: Request) -> Response:
@@ -104,7 +103,7 @@ def routes(service: Service) -> list[Route]:
         before = previous(body, archive, owner(request))
         here = await meant(body, service)
         asked = response_order(body, await here.info(), here, before, asker(request, body))
-        with _own_names():
+        with renamed(NAMES):
             return await counted(here, asked.order.prompts[0])
 
     async def one(request: Request) -> Response:
@@ -185,7 +184,7 @@ def response_order(
         raise ApiError("input is missing", "input", "missing_required_parameter")
     said = [] if body.get("input") is None else input.messages(body["input"])
     history = [] if before is None else list(before.messages())
-    with _own_names():
+    with renamed(NAMES):
         chat = _as_chat(body)
         orders.check(chat, info, service, KNOWN, built=toolschemas.NAMES)
         messages = input.with_instructions(instructions, [*history, *said])
@@ -225,8 +224,8 @@ def _as_chat(body: Body) -> Json:
     """The same request in the chat endpoint's format."""
     chat = {name: value for name, value in body.items() if name not in ("text", "max_output_tokens")}
     chat["max_completion_tokens"] = body.get("max_output_tokens")
-    chat["reasoning_effort"] = _object(body, "reasoning").get("effort")
-    form = _object(body, "text").get("format")
+    chat["reasoning_effort"] = object_of(body, "reasoning").get("effort")
+    form = object_of(body, "text").get("format")
     try:
         plain("text.format", form)  # the answer repeats it, so it must not be nested too deeply
     except OptionError as error:
@@ -252,20 +251,6 @@ def _flat(named: object) -> object:
     return {"type": "function"} | function
 
 
-@contextmanager
-def _own_names() -> Iterator[None]:
-    """Give fields in errors their names of this endpoint."""
-    try:
-        yield
-    except ApiError as error:
-        message, param = str(error), error.error["param"] or ""
-        for chat, ours in NAMES:
-            message, param = chat.sub(ours, message), chat.sub(ours, param)
-        if message == str(error):
-            raise
-        raise ApiError(message, param, error.error["code"]) from None
-
-
 def _wanted(body: Body) -> Wanted:
     """The requested log-probabilities, by `include` or `top_logprobs`."""
     include = body.get("include")
@@ -283,7 +268,7 @@ def _wanted(body: Body) -> Wanted:
 
 def _head(body: Body, chat: Body, order: Order, store: bool) -> Head:
     """The fields that an answer repeats from its request, and its own."""
-    params, text, reasoning = order.params, _object(body, "text"), _object(body, "reasoning")
+    params, text, reasoning = order.params, object_of(body, "text"), object_of(body, "reasoning")
     form = text.get("format") or {"type": "text"}
     tools, named = chat["tools"], order.reading.tools.named
     return Head(
@@ -325,7 +310,7 @@ def _head(body: Body, chat: Body, order: Order, store: bool) -> Head:
 
 
 def _metadata(body: Body) -> Mapping[str, object]:
-    pairs = _object(body, "metadata")
+    pairs = object_of(body, "metadata")
     if len(pairs) > MOST_PAIRS:
         message = f"metadata may have {MOST_PAIRS} pairs, not {len(pairs)}"
         raise ApiError(message, "metadata", "object_above_max_properties")
@@ -337,15 +322,6 @@ def _metadata(body: Body) -> Mapping[str, object]:
             message = f"{where}: a key may have {MOST_KEY} characters, and a value {MOST_VALUE}"
             raise ApiError(message, where, "string_above_max_length")
     return pairs
-
-
-def _object(body: Body, name: str) -> Json:
-    value = body.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise wrong_type(name, "an object", value)
-    return value
 
 
 def _text(body: Body, name: str, prefix: str = "") -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from time import monotonic
+from typing import TYPE_CHECKING, Literal
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -33,6 +34,9 @@ from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.response_driver import LATE_S
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
+
+if TYPE_CHECKING:  # numpy comes with it
+    from hetrun.graph.pooling import Pooling
 
 # Texts of one request in the engine at a time: enough to fill its passes without filling its queue.
 TOGETHER = 32
@@ -74,15 +78,7 @@ class Order:
 
 def embedding_order(body: fields.Body, info: ModelInfo, client: str) -> Order:
     """Read a request of this client; raises an ApiError that names a wrong field."""
-    asked = GenerateRequest(
-        SamplingParams(),
-        text="",
-        client=client,
-        priority=fields.priority(body),
-        deadline_s=fields.deadline_s(body),
-        whole=True,
-        pooling=info.pooling,
-    )
+    asked = pooled(body, client, info.pooling)
     found = [_of(asked, text) for text in texts(body, info, INPUT)]
     form = body.get("encoding_format")
     if form is not None and form not in FORMATS:
@@ -92,6 +88,19 @@ def embedding_order(body: fields.Body, info: ModelInfo, client: str) -> Order:
         raise ApiError("Embeddings are not available for this model: it runs through libllama", "model")
     dimensions = fields.count(body, "dimensions", 1, info.width) or info.width
     return Order(info, found, form == "base64", dimensions)
+
+
+def pooled(body: fields.Body, client: str, pooling: Pooling | Literal["rank"]) -> GenerateRequest:
+    """What the requests to the engine share, for texts of which a vector or a score is wanted."""
+    return GenerateRequest(
+        SamplingParams(),
+        text="",
+        client=client,
+        priority=fields.priority(body),
+        deadline_s=fields.deadline_s(body),
+        whole=True,
+        pooling=pooling,
+    )
 
 
 def _of(asked: GenerateRequest, text: Text) -> GenerateRequest:

@@ -12,7 +12,6 @@ from starlette.routing import Route
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.queries import RankPrompts
-from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import ContextFull, OptionError
 from hetrun.server import fields
 from hetrun.server import request as orders
@@ -23,7 +22,7 @@ from hetrun.server.errors import FINAL, ApiError, api_error, wrong_type
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.query import asked
 from hetrun.server.routes.embeddings import Order as Texts
-from hetrun.server.routes.embeddings import in_time
+from hetrun.server.routes.embeddings import in_time, pooled
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
 from hetrun.system.units import counted
@@ -145,15 +144,7 @@ async def _prompts(service: Service, order: Order) -> list[list[int]]:
 
 
 def _requests(body: fields.Body, prompts: Sequence[Sequence[int]], client: str) -> list[GenerateRequest]:
-    one = GenerateRequest(
-        SamplingParams(),
-        text="",
-        client=client,
-        priority=fields.priority(body),
-        deadline_s=fields.deadline_s(body),
-        whole=True,
-        pooling="rank",
-    )
+    one = pooled(body, client, "rank")
     return [replace(one, text=None, tokens=tuple(prompt)) for prompt in prompts]
 
 
