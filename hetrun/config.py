@@ -231,7 +231,7 @@ class Settings:
     seed: int | None = field(
         default=None,
         metadata=option(
-            "random seed", option_types.integer(-1, 2**64 - 1), "--seed", shows="random, and shown"
+            "random seed", option_types.integer(-1, 2**64 - 1), "--seed", shows="random; run -v shows it"
         ),
     )
     system: str | None = field(

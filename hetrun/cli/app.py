@@ -530,10 +530,10 @@ def inspect(model: Path, tensors: bool, full: bool, as_json: bool) -> None:
 def check(files: tuple[str, ...], other: str | None, weights: bool, as_json: bool) -> int:
     """Check the files of models for errors, without loading them. MODEL is a file or a folder.
 
-    It reads every weight, and finds NaN, infinity and pieces that are missing. Only a checksum shows a
-    changed byte: check compares the checksums of files that are in the cache of Hugging Face or Ollama, and
-    prints the sha256 of others, to compare with the publisher's. Large models take as long as the disk needs
-    to read them twice; --structure takes a second, and leaves out the weights.
+    It reads every weight, and finds NaN, infinity and long runs of zeros, which interrupted downloads leave.
+    Only a checksum shows a changed byte: check compares the checksums of files that are in the cache of
+    Hugging Face or Ollama, and prints the sha256 of others, to compare with the publisher's. Large models
+    take as long as the disk needs to read them twice; --structure takes a second, and leaves out the weights.
     """
     from hetrun.cli.reports import check as tool
 

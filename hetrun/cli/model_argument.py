@@ -2,8 +2,8 @@
 
 The first word is a model if it names one that is here: a file or folder with a model, `hf:`, `ollama:` or
 another store's prefix, or a name that `hetrun list` shows. A word that can hardly be anything but the name of
-a model (`qwen3:8b`, `tiny.gguf`, `user/repo`) is taken for one, too, and so is any word before one prompt in
-quotes: it then is refused with what to do, instead of being answered as a prompt. Everything else is the
+a model (`qwen3:8b`, `tiny.gguf`, `user/repo`) is taken for one, too, and so is a slip in a name that is here
+(`smolm2`), and any word before one prompt in quotes: it then is refused with what to do, instead of being answered as a prompt. Everything else is the
 prompt, as is whatever has a space in it.
 """
 
@@ -68,7 +68,7 @@ class Asked:
         else:
             model, prompt = model_and_prompt(words)
             given["model"] = model
-            if model is not None and (is_before_quotes(words) or looks_like_model(words[0], words[1:])):
+            if model is not None and _is_doubtful(words[0], words[1:]):
                 doubtful = tuple(words)
             unsure = model if model is not None and model.isalpha() and len(words) > 2 else None
         if text is not None and prompt is not None:
@@ -126,7 +126,9 @@ def is_model(word: str, rest: Sequence[str] = ()) -> bool:
             raise UserError(_no_model(word, path))
     if not word or any(map(str.isspace, word)):
         return False
-    return _is_here(word) or is_before_quotes((word, *rest)) or looks_like_model(word, rest)
+    if _is_here(word) or is_before_quotes((word, *rest)) or looks_like_model(word, rest):
+        return True
+    return _is_slip(word, rest)
 
 
 def is_before_quotes(words: Sequence[str]) -> bool:
@@ -185,6 +187,22 @@ def _is_here(word: str) -> bool:
     if colon and rest and scheme in entry_points.points("stores"):
         return True
     return bool(by_name(word, available()))
+
+
+def _is_doubtful(word: str, rest: Sequence[str]) -> bool:
+    """Whether a word that is taken for a model may be part of the prompt, if there is no such model."""
+    return is_before_quotes((word, *rest)) or looks_like_model(word, rest) or _is_slip(word, rest)
+
+
+def _is_slip(word: str, rest: Sequence[str]) -> bool:
+    """Whether it is nearly the name of a model that is here: one with a digit, or one before a single word,
+    as in `smolm2 Hello`. Other words may well begin a prompt."""
+    if not NAME.fullmatch(word) or not (len(rest) == 1 or any(map(str.isdigit, word))):
+        return False
+    from hetrun.loader.hub.resolve import is_slip
+    from hetrun.loader.hub.stores import available
+
+    return is_slip(word, available())
 
 
 def looks_like_model(word: str, rest: Sequence[str] = ()) -> bool:

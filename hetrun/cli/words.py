@@ -122,6 +122,7 @@ COMMANDS: Mapping[str, str] = {
         ("generate complete completions prompt ask", 'hetrun run MODEL "a prompt" answers one'),
         ("download get install", "hetrun pull user/repo brings a model from Hugging Face's hub"),
         ("remove delete uninstall", "hetrun rm NAME removes a model"),
+        ("batch", "hetrun run -f FILE answers every prompt of a file"),
         ("models", "hetrun list has the models on this machine"),
         ("embed embeddings embedding", "hetrun serve MODEL has /v1/embeddings"),
         ("rerank reranking", "hetrun serve MODEL has /v1/rerank, if the model is a reranker"),

@@ -158,7 +158,7 @@ def _hole_error(holes: Sequence[Hole]) -> HoleError:
         worst.path,
         f"the tensor {shown(worst.tensor)} has {size_in_words(worst.bytes)} of zero bytes among its weights, "
         f"from row {worst.row} (byte {worst.offset} of the file) on{in_all}: an interrupted download or a "
-        "failing disk leaves such holes; download it again",
+        "failing disk leaves such runs of zeros; download it again",
         tuple(holes),
     )
 

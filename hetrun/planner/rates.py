@@ -30,9 +30,10 @@ class Residence:
         return f"{said}; in a full context {_mib(self.full)} in memory, {_mib(self.read_full, 1)} read"
 
 
-Basis = Literal["measured", "predicted", "unknown"]
+Basis = Literal["measured", "partly measured", "predicted", "unknown"]
 WORDS: dict[Basis, str] = {
     "measured": "from times measured on this machine",
+    "partly measured": "answers from times measured on this machine, prompts predicted",
     "predicted": "predicted: it has not run like this here yet",
 }
 

@@ -17,7 +17,7 @@ from hetrun.errors import HetrunError
 from hetrun.memory.breakdown import EXPERTS
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.precision import precision_of
-from hetrun.planner.rates import SHORT, Rates
+from hetrun.planner.rates import SHORT, Basis, Rates
 from hetrun.system.progress import Progress, stretch
 from hetrun.tools.bench.cases import Case
 from hetrun.tools.bench.matmul_peak import measure_peak, multiplier
@@ -65,7 +65,9 @@ def with_outlook(plans: PlanSet, settings: Settings, tell: Progress | None = Non
     )
     prompts, answers, at_end = (_rate(d, machine.seconds(d, n)) for d in (prompt, short, full))
     if known.answers:
-        return replace(plans, rates=replace(known, prompts=_from_disk(plans, most, prompts, known.answers)))
+        found = _from_disk(plans, most, prompts, known.answers)
+        basis: Basis = "partly measured" if found and known.basis == "measured" else known.basis
+        return replace(plans, rates=replace(known, prompts=found, basis=basis))
     return replace(plans, rates=Rates(prompts, answers, at_end, "predicted"))
 
 

@@ -66,5 +66,9 @@ def test_prompts_of_streamed_weights_read_them_once_a_pass(
         plans, ubatch=32, weights=Residence(9, 5, 5, 4, 4), rates=Rates(None, 2.0, 1.0, "predicted")
     )
     assert with_outlook(streamed, SETTINGS).rates == Rates(64.0, 2.0, 1.0, "predicted")
+    measured = replace(streamed, rates=Rates(None, 2.0, 1.0, "measured"))
+    rates = with_outlook(measured, SETTINGS).rates
+    assert rates == Rates(64.0, 2.0, 1.0, "partly measured")
+    assert "prompts predicted" in rates.words
     experts = replace(streamed, memory={EXPERTS: 1})
     assert with_outlook(experts, SETTINGS).rates == Rates(None, 2.0, 1.0, "predicted")

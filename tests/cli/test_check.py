@@ -27,7 +27,7 @@ from tests.models import foreign
 Check = Callable[..., tuple[int, str, str]]
 UNREAD = (
     "Damage in the weights is found without --structure only: then check reads them, looks for NaN and "
-    "holes, and compares checksums.\n"
+    "long runs of zeros, and compares checksums.\n"
 )
 MODEL = "llama, 328 k parameters, F32, 21 tensors, vocabulary of 320, chat template"
 FACTS = f"structure ok, weights not read: {MODEL}"
@@ -216,7 +216,7 @@ def test_it_says_that_changed_bytes_need_a_checksum(run: Check, good: Path) -> N
     code, out, err = run(good)
     assert (code, err) == (0, "")
     first, digest, last = out.splitlines()
-    assert first == f"{good}: ok: {MODEL}, all weights finite, no holes"
+    assert first == f"{good}: ok: {MODEL}, all weights finite, no long runs of zeros"
     assert digest == f"  sha256 {sha256(good)}  good.gguf"
     assert "Only a checksum shows whether other bytes of the weights have changed: compare sha256" in last
 
@@ -264,7 +264,7 @@ def test_a_hole_of_zeros_is_an_error(run: Check, good: Path, tmp_path: Path) -> 
     assert (code, out) == (2, "")
     assert "the tensor 'blk.0.ffn_down.weight' has 8 KiB of zero bytes among its weights" in err
     assert f"from row 1 (byte {begin} of the file) on: an interrupted download or a failing disk" in err
-    assert err.endswith("leaves such holes; download it again\n")
+    assert err.endswith("leaves such runs of zeros; download it again\n")
     (record,) = json.loads(run("--json", good)[1])
     (hole,) = record["holes"]
     assert hole.pop("bytes") == pytest.approx(8192, abs=16)  # counted in words

@@ -156,6 +156,20 @@ def test_a_model_that_is_not_here_is_an_error_that_helps(run: Run) -> None:
     assert "your prompt" not in run("run", "tiny.gguf").sentence
 
 
+@pytest.mark.parametrize(
+    "words", [["smolm2"], ["smolm2", "Hello"], ["smollm", "Hello"], ["smolm2", "a", "b"]]
+)
+def test_a_slip_in_a_name_that_is_here_is_refused(run: Run, words: list[str]) -> None:
+    result = run("run", *words)
+    assert (result.code, result.out) == (2, "")
+    assert "did you mean smollm2? If it is " in result.sentence
+
+
+def test_words_that_are_unlike_all_names_begin_a_prompt(run: Run) -> None:
+    for words in (["small", "talk"], ["smell", "it"], ["smolders", "and", "burns"]):
+        assert model_and_prompt(words) == (None, " ".join(words))
+
+
 def test_a_word_before_a_prompt_in_quotes_is_a_model_or_refused(run: Run, somewhere: Path) -> None:
     (somewhere / "folder").mkdir()
     result = run("run", "pet", "Say hello.")

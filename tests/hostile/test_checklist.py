@@ -39,7 +39,7 @@ def test_the_good_models_are_good(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert captured.err == ""
     facts = (
         "ok: llama, 328 k parameters, F32, 21 tensors, vocabulary of 320, chat template, all weights finite, "
-        "no holes"
+        "no long runs of zeros"
     )
     found = [line for line in captured.out.splitlines() if ": ok: " in line]
     assert found == [f"{path}: {facts}", f"{folder}: {facts}"]

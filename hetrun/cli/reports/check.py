@@ -70,7 +70,7 @@ def to_text(name: str, found: Checked, weights: bool, hashes: Mapping[str, str])
         counted(found.tensors, "tensor"),
         f"vocabulary of {found.vocabulary}" if found.vocabulary else "no vocabulary",
         "chat template" if found.template else "no chat template",
-        *(["all weights finite, no holes"] if weights else []),
+        *(["all weights finite, no long runs of zeros"] if weights else []),
     ]
     notes = "".join(f"; not checked: {what}" for what in found.unchecked)
     verdict = "ok" if weights else "structure ok, weights not read"
@@ -87,7 +87,7 @@ def limits(records: Sequence[Record], weights: bool) -> str:
     if not weights:
         return (
             "Damage in the weights is found without --structure only: then check reads them, looks for NaN "
-            "and holes, and compares checksums."
+            "and long runs of zeros, and compares checksums."
         )
     if all(file["expected_by"] for record in records for file in record["files"]):
         return "The structure is sound, and the weights' files are those that were downloaded, byte by byte."

@@ -270,7 +270,7 @@ class Deciding:
             return None
         kv_bytes = self._kv_bytes(found.plans)
         context = choose_context(self._source, self._options, found.least, kv_bytes, whole=False)
-        one, short = kv_bytes(context.tokens), self._short_kv(found.plans, context)
+        one, short = kv_bytes(context.tokens), self._short_kv(found.plans, context.tokens)
         of_all = max(one, min(MAX_SEQUENCES * one, self._granted.nbytes - found.least))
         self._keep_only(found.plans)
         part = ExpertPart(
@@ -452,9 +452,9 @@ class Deciding:
     def _least_kv(self, plans: PlanSet) -> int:
         return self._kv_bytes(plans)(self._options.ctx or BLOCK)
 
-    def _short_kv(self, plans: PlanSet, context: Context) -> int:
-        tokens, shapes = min(SHORT, context.tokens), kept_by(self._graph.ops)
-        return promised_for(shapes, self._quant, tokens, self._kv_bytes(plans))
+    def _short_kv(self, plans: PlanSet, context: int) -> int:
+        tokens, shapes = min(SHORT, context), kept_by(self._graph.ops)
+        return promised_for(shapes, self._quant, tokens, context, self._kv_bytes(plans))
 
     def _usual_kv(self, plans: PlanSet) -> int:
         return self._kv_bytes(plans)(usual(self._source, self._options))
@@ -462,8 +462,8 @@ class Deciding:
     def _room(self, plans: PlanSet, held: int) -> int:
         """What is left beside that, once a text of the usual length has room for its keys and values; where
         not even that fits, beside the shortest."""
-        left = self._granted.nbytes - held
-        room = left - self._usual_kv(plans)
+        left, length = self._granted.nbytes - held, usual(self._source, self._options)
+        room = left - max(self._usual_kv(plans), self._short_kv(plans, length))
         return room if room > 0 else max(0, left - self._least_kv(plans))
 
     def _disk(self) -> Disk:
@@ -492,7 +492,7 @@ class Deciding:
             breakdown.WORK: found.work,
             **found.besides,
         }
-        short = self._short_kv(found.plans, context)
+        short = self._short_kv(found.plans, context.tokens)
         within = partial(billed, found, paid, short, policy_of(self._options.streaming))
         self._keep_only(found.plans)
         streamed = Streamed(

@@ -20,6 +20,7 @@ from hetrun.system import entry_points
 
 MOST_NAMED = 5
 SAME, BEGUN, ALIKE = 3, 2, 1  # how close two names are
+CLOSE, SLIP = 0.65, 0.8  # how alike they are if one may be meant by the other, or hardly another can be
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:/{1,2}", re.IGNORECASE)
 
 
@@ -143,6 +144,14 @@ def _near(name: str, models: Sequence[Stored]) -> list[str]:
     return sorted({model for how, model in found if how == best})[:2]
 
 
+def is_slip(word: str, models: Sequence[Stored]) -> bool:
+    """Whether a word can hardly be anything but a slip in a model's name."""
+    from difflib import get_close_matches  # on use: 4 ms
+
+    names = {_bare(name) for model in models for name in _names(model)}
+    return _bare(word) not in names and bool(get_close_matches(_bare(word), names, n=1, cutoff=SLIP))
+
+
 def _closest(word: str, known: Mapping[str, str]) -> list[tuple[int, str]]:
     """What a word may mean of what is called so, and how close it is. Endings and capitals do not count: with
     them, all names of files would look alike."""
@@ -156,7 +165,7 @@ def _closest(word: str, known: Mapping[str, str]) -> list[tuple[int, str]]:
     begun = {model for called, model in bare.items() if called.startswith((f"{word}:", f"{word}-"))}
     if word and begun:
         return [(BEGUN, model) for model in begun]
-    return [(ALIKE, bare[called]) for called in get_close_matches(word, bare, n=1, cutoff=0.65)]
+    return [(ALIKE, bare[called]) for called in get_close_matches(word, bare, n=1, cutoff=CLOSE)]
 
 
 def _bare(name: str) -> str:

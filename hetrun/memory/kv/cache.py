@@ -68,11 +68,17 @@ def sequence_bytes(
 
 
 def promised_for(
-    shapes: Mapping[int, KvShape], quant: QuantType, tokens: int, kv_bytes: Callable[[int], int]
+    shapes: Mapping[int, KvShape],
+    quant: QuantType,
+    tokens: int,
+    context: int,
+    kv_bytes: Callable[[int], int],
 ) -> int:
-    """What the cache asks for, in its steps, for a sequence of `tokens` beside one that is kept."""
+    """What the cache asks for, in its steps, for a sequence of `tokens` beside one that is kept; at most for
+    one of full length, whose memory the one that is kept is given up for."""
     unit = unit_rows([table_bytes(s, quant) for s in shapes.values() if not s.window], mmap.PAGESIZE)
-    return -(-2 * kv_bytes(-(-tokens // unit) * unit) // STEP) * STEP
+    most = min(2 * kv_bytes(-(-tokens // unit) * unit), kv_bytes(-(-context // unit) * unit))
+    return -(-most // STEP) * STEP
 
 
 def checkpoint_distance(state: int, token: int) -> int:
