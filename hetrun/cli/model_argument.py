@@ -3,8 +3,8 @@
 The first word is a model if it names one that is here: a file or folder with a model, `hf:`, `ollama:` or
 another store's prefix, or a name that `hetrun list` shows. A word that can hardly be anything but the name of
 a model (`qwen3:8b`, `tiny.gguf`, `user/repo`) is taken for one, too, and so is a slip in a name that is here
-(`smolm2`), and any word before one prompt in quotes: it then is refused with what to do, instead of being answered as a prompt. Everything else is the
-prompt, as is whatever has a space in it.
+(`smolm2`), and any word before one prompt in quotes: it then is refused with what to do, instead of being
+answered as a prompt. Everything else is the prompt, as is whatever has a space in it.
 """
 
 from __future__ import annotations
