@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from math import inf
 from pathlib import Path
 
 from tests.cuda.needs import FLAGS, needs
 from tests.cuda.rows import Table
 
-STAGES = ("pack", "check", "smoke", "kernels", "conformance", "speed", "beyond")
+STAGES = ("pack", "check", "smoke", "peer", "kernels", "conformance", "model", "speed", "beyond")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,7 +20,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("-o", "--output", type=Path, help="a folder for the lines as JSON; of pack the file")
     parser.add_argument("--models", type=Path, help="a folder for models that are made; 60 GB at most")
-    parser.add_argument("--only", default="", help="speed and beyond: models whose names have this in them")
+    parser.add_argument(
+        "--only", default="", help="kernels, model, speed and beyond: what has this in its name"
+    )
+    parser.add_argument("--budget", type=float, default=inf, help="seconds after which nothing new begins")
     parser.add_argument("--cpu", choices=sorted(FLAGS), default="v4", help="what pack builds ggml for")
     parser.add_argument("--python", choices=("3.11", "3.12"), default="3.12", help="what runs a pack")
     parser.add_argument("--keep", type=Path, help="a folder for what pack builds and fetches")
@@ -33,11 +37,13 @@ def main(argv: list[str] | None = None) -> int:
         models.mkdir(parents=True, exist_ok=True)
         if given.stage == "check":
             return _check(models)
-        table = Table(given.stage, given.output)
+        table = Table(given.stage, given.output, given.budget)
         _run(given.stage, models, table, given.only)
     for line in table.missed:
         print(f"missed: {line.what}", file=sys.stderr)
-    return 1 if table.missed else 0
+    for what in table.left_out:
+        print(f"not run: {what}", file=sys.stderr)
+    return 1 if table.missed or table.left_out else 0
 
 
 def _check(models: Path) -> int:
@@ -61,7 +67,15 @@ def _run(stage: str, models: Path, table: Table, only: str) -> None:
     elif stage == "kernels":
         from tests.cuda.kernel_times import kernel_times
 
-        kernel_times(table)
+        kernel_times(table, only)
+    elif stage == "peer":
+        from tests.cuda.peer import build_here
+
+        build_here(table)
+    elif stage == "model":
+        from tests.cuda.model import chosen_cases, model
+
+        model(models, table, bars=chosen_cases(only))
     elif stage == "speed":
         from tests.cuda.models import chosen
         from tests.cuda.speed import MODELS, speed

@@ -51,6 +51,8 @@ def beyond(
         path = made(models, each)
         off = []
         for part in parts:
+            if not table.has_time(f"{each} --vram {part:.0%}"):
+                continue
             vram, what = int(part * path.stat().st_size), f"{each} --vram {part:.0%}"
             off.append(_point(table, what, path, vram, case, rounds, (dram, link, memory_of)))
         known = [n for n in off if n is not None]

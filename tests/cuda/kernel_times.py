@@ -3,8 +3,9 @@ comes from a cache, and run as one graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -82,17 +83,17 @@ class Bench:
         self.table.add(Line(what, "TFLOP/s", (flops / seconds / 1e12,), note=note))
 
 
-def kernel_times(table: Table) -> None:
-    """All of them."""
+def kernel_times(table: Table, only: str = "") -> None:
+    """All of them, or those whose names have a text in them."""
+    groups: Mapping[str, Callable[[Bench], None]] = {
+        **{f"few {quant}": partial(_few, quant=quant) for quant in QUANTS},
+        **{"gated": _gated, "unpack": _unpack, "many": _many, "attention": _attention, "small": _small},
+    }
     with gpu_memory(ROOM) as memory:
         bench = Bench(memory, table)
-        for quant in QUANTS:
-            _few(bench, quant)
-        _gated(bench)
-        _unpack(bench)
-        _many(bench)
-        _attention(bench)
-        _small(bench)
+        for name, group in groups.items():
+            if only in name and table.has_time(name):
+                group(bench)
 
 
 def source(quant: str) -> Source:

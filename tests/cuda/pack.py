@@ -24,6 +24,8 @@ from gguf import GGUFWriter
 from hetrun.config import dirs
 from tests.cuda.models import TOKENIZER as TOKENIZER_FILE
 from tests.cuda.needs import BUILT_FOR, PACK
+from tests.cuda.peer import FOLDER as PEER
+from tests.cuda.peer import PROJECT
 from tests.support.paths import ROOT
 from tests.tools.make_model import add_tokenizer
 
@@ -36,6 +38,12 @@ LEVELS = {
         *("AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"),
     ),
 }
+# Of llama.cpp: what its measuring programs are built from.
+BACKENDS = "ggml-cpu", "ggml-cuda"
+NEEDED = (
+    *("cmake/", "common/", "ggml/", "include/", "src/", "vendor/", "licenses/"),
+    *("tools/llama-bench/", "tools/batched-bench/"),
+)
 TOKENIZER, TOKENS = "tokenizer.gguf", 49152
 RUN = """#!/bin/sh
 # python3 of the machine, with what travelled before what it has.
@@ -64,8 +72,8 @@ def build_ggml(level: str, folder: Path) -> Path:
     target = folder / f"ggml-{level}"
     if not (found := list(target.glob("llama_cpp_python-*.whl"))):
         print(f"building llama-cpp-python for x86-64-{level}, once: {target}", file=sys.stderr)
-        version = next(d for d in _project()["dependencies"] if d.startswith("llama-cpp-python"))
-        pip("wheel", "--no-deps", "--no-binary", "llama-cpp-python", "-w", target, version, level=level)
+        options = ("--no-deps", "--no-binary", "llama-cpp-python", "-w", target, _llama_cpp_python())
+        pip("wheel", *options, level=level)
         found = list(target.glob("llama_cpp_python-*.whl"))
     return found[0]
 
@@ -80,6 +88,33 @@ def fetch(python: str, folder: Path) -> list[Path]:
         kinds = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", *platforms]
         pip("download", "--no-deps", *kinds, "-d", target, "-c", ROOT / "constraints.txt", *SHIPPED)
     return sorted(target.glob("*.whl"))
+
+
+def peer(folder: Path) -> Path:
+    """llama-cpp-python's sources, which have those of llama.cpp."""
+    target = folder / "sources"
+    if not (found := list(target.glob("llama_cpp_python-*.tar.gz"))):
+        pip("download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", target, _llama_cpp_python())
+        found = list(target.glob("llama_cpp_python-*.tar.gz"))
+    return found[0]
+
+
+def peer_files(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """What llama.cpp's measuring programs are built from, and the project that builds them."""
+    yield f"{PEER}/CMakeLists.txt", PROJECT.encode()
+    with tarfile.open(archive) as packed:
+        for item in packed:
+            name = item.name.partition("/vendor/llama.cpp/")[2]
+            if item.isfile() and is_for_peer(name) and (file := packed.extractfile(item)):
+                yield f"{PEER}/llama.cpp/{name}", file.read()
+
+
+def is_for_peer(name: str) -> bool:
+    """Whether a file of llama.cpp's is needed for CPU, CUDA and the two programs."""
+    folder, _, rest = name.removeprefix("ggml/src/").partition("/")
+    if name.startswith("ggml/src/ggml-") and rest and folder not in BACKENDS:
+        return False
+    return name in ("CMakeLists.txt", "LICENSE", "AUTHORS") or name.startswith(NEEDED)
 
 
 def pip(*arguments: str | Path, level: str | None = None) -> None:
@@ -113,12 +148,18 @@ def not_built(root: Path = ROOT) -> list[str]:
 
 
 def write(
-    out: Path, wheels: Sequence[Path], level: str, tokenizer: bytes, root: Path = ROOT, most: int = MOST
+    out: Path,
+    wheels: Sequence[Path],
+    level: str,
+    tokenizer: bytes,
+    archive: Path | None = None,
+    root: Path = ROOT,
+    most: int = MOST,
 ) -> int:
-    """The file; PackError names what is largest where that is too much."""
+    """The file, with llama.cpp from an `archive`; PackError names what is largest where that is too much."""
     parts: dict[str, int] = {}
     with out.open("wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=9) as pack:
-        for part, files in _parts(wheels, level, tokenizer, root):
+        for part, files in _parts(wheels, level, tokenizer, archive, root):
             before = file.tell()
             for name, what in files:
                 _add(pack, name, what)
@@ -133,10 +174,12 @@ def write(
 
 
 def _parts(
-    wheels: Sequence[Path], level: str, tokenizer: bytes, root: Path
+    wheels: Sequence[Path], level: str, tokenizer: bytes, archive: Path | None, root: Path
 ) -> Iterator[tuple[str, Iterator[tuple[str, Path | bytes]]]]:
     yield "sources", iter(sources(root))
     yield "tokenizer", iter([(TOKENIZER, tokenizer)])
+    if archive:
+        yield "llama.cpp", peer_files(archive)
     for wheel in wheels:
         yield wheel.name, _unzipped(wheel)
     facts = [
@@ -166,6 +209,11 @@ def _unzipped(wheel: Path) -> Iterator[tuple[str, Path | bytes]]:
 def _project() -> dict[str, list[str]]:
     project: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return project
+
+
+def _llama_cpp_python() -> str:
+    """The release that the project needs."""
+    return next(d for d in _project()["dependencies"] if d.startswith("llama-cpp-python"))
 
 
 def _entry_points() -> list[tuple[str, bytes]]:
@@ -199,7 +247,7 @@ def pack(out: Path, level: str, python: str, folder: Path) -> int:
         )
     folder.mkdir(parents=True, exist_ok=True)
     wheels = [build_ggml(level, folder), *fetch(python, folder)]
-    return write(out, wheels, level, tokenizer_bytes(folder))
+    return write(out, wheels, level, tokenizer_bytes(folder), peer(folder))
 
 
 def main(out: Path | None, level: str, python: str, keep: Path | None) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from statistics import median
+from time import monotonic
 from typing import Literal
 
 from hetrun.tools.bench.memory_bandwidth import load_average
@@ -40,9 +42,12 @@ class Line:
 class Table:
     """Prints each line as it comes, and keeps it in a file where there is a folder for it."""
 
-    def __init__(self, stage: str, folder: Path | None) -> None:
+    def __init__(self, stage: str, folder: Path | None, budget_s: float = inf) -> None:
+        """After `budget_s` seconds nothing new begins, and what was left out is told."""
         self.lines: list[Line] = []
+        self.left_out: list[str] = []
         self._stage, self._file = stage, folder and folder / f"{stage}.jsonl"
+        self._until = monotonic() + budget_s
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -56,6 +61,23 @@ class Table:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(facts | asdict(line)) + "\n")
         return line
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the budget."""
+        return max(0.0, self._until - monotonic())
+
+    def has_time(self, what: str, seconds: float = 0.0) -> bool:
+        """Whether there is time for something that takes about so long; else it is left out."""
+        left = self.seconds_left
+        if left > seconds:
+            return True
+        self.left_out.append(what)
+        print(f"{what}: not run, {left:.0f} s of the budget are left", flush=True)
+        if self._file:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"stage": self._stage, "what": what, "left_out": True}) + "\n")
+        return False
 
     @property
     def missed(self) -> Sequence[Line]:

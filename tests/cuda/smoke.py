@@ -58,7 +58,8 @@ def smoke(table: Table) -> None:
         driver = memory.driver
         copies(table, driver, [memory.take(COPIED, "a copy") for _ in range(2)])
         graphs(table, driver, memory.computing, memory.take(COPIED, "numbers"))
-    _broken()
+    if table.has_time("a wild read"):
+        _broken()
 
 
 def _context(table: Table) -> None:

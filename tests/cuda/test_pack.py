@@ -73,6 +73,21 @@ def test_libraries_of_our_own_must_be_there(tmp_path: Path) -> None:
     assert pack.not_built(tmp_path) == ["other.c"]
 
 
+def test_llama_cpps_programs_travel_as_sources(tmp_path: Path) -> None:
+    kept = ("CMakeLists.txt", "ggml/src/ggml.c", "ggml/src/ggml-cuda/mmq.cu", "tools/llama-bench/main.cpp")
+    left = ("ggml/src/ggml-metal/ggml-metal.m", "tools/server/server.cpp", "models/vocab.gguf")
+    archive = tmp_path / "llama_cpp_python-1.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        for name in (*kept, *left):
+            file = tmp_path / "file"
+            file.write_text(name)
+            packed.add(file, f"llama_cpp_python-1/vendor/llama.cpp/{name}")
+    found = dict(pack.peer_files(archive))
+    project = found.pop("llama.cpp/CMakeLists.txt").decode()
+    assert "add_subdirectory(llama.cpp/tools/llama-bench)" in project
+    assert found == {f"llama.cpp/llama.cpp/{name}": name.encode() for name in kept}
+
+
 def test_ggml_is_not_built_for_the_machine_that_builds() -> None:
     assert set(pack.LEVELS) == set(needs.FLAGS)
     assert "-DGGML_NATIVE=OFF" in pack.cmake("v3")
@@ -95,9 +110,14 @@ def test_a_pack_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_tests_of_the_emulator_are_counted_by_how_they_end(tmp_path: Path) -> None:
-    good, bad = tmp_path / "test_good.py", tmp_path / "test_bad.py"
+    good, bad, skipped = (tmp_path / f"test_{name}.py" for name in ("good", "bad", "skipped"))
+    skipped.write_text("import pytest\ndef test(): pytest.skip('no GPU')\n")
     good.write_text("import os\ndef test(): assert os.environ['TESTS_ON_GPU'] == '1'\n")
     bad.write_text("def test(): assert False\n")
     table = Table("conformance", tmp_path)
-    conformance.kernels(table, [str(good), str(bad)])
-    assert [line.what for line in table.missed] == ["test_bad on the GPU ended with"]
+    conformance.kernels(table, [str(good), str(bad), str(skipped)])
+    assert [line.what for line in table.missed] == [
+        "test_bad on the GPU ended with",
+        "test_bad: tests that passed on the GPU",
+        "test_skipped: tests that passed on the GPU",
+    ]

@@ -15,6 +15,7 @@ from hetrun.backend import Available, Backend, Descriptor, Unavailable, registry
 from hetrun.tools.bench.cases import Case
 from tests.cuda import __main__ as script
 from tests.cuda import beyond, conformance, measured, placements, speed
+from tests.cuda import model as one_model
 from tests.cuda.best import Way, least
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import EmulatedDriver
@@ -124,6 +125,35 @@ def test_everything_in_the_gpus_memory(gpu: None, tmp_path: Path) -> None:
     assert found["tiny-Q4_0 pp40", "TFLOP/s"].bar == 300
     assert found["copies over the link", "GB/s"].value > 0
     assert not list(tmp_path.iterdir()), "models go when they were measured"
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_model_beside_llama_cpp(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the peer ours is measured all the same, and its absence is red."""
+    monkeypatch.setattr("tests.cuda.peer.built_folder", lambda: tmp_path / "nothing")
+    cases = {Case("decode", 2, 4, 2): 1.0, Case("prefill", 40): 0.9}
+    table = Table("model", None)
+    one_model.model(tmp_path, table, TINY, cases, 1, spare=200 << 20)
+    found = {line.what: line for line in table.lines}
+    assert found["tiny-Q4_0 tg2@4, 2 sequences, fast"].value > 0
+    assert found["tiny-Q4_0 pp40, fast"].value > 0
+    assert found["tiny-Q4_0 pp40, fast: memory"].reached
+    assert [line.what for line in table.missed] == [
+        f"tiny-Q4_0 {name}: llama.cpp measured" for name in ("tg2@4, 2 sequences", "pp40")
+    ]
+
+
+def test_what_the_budget_has_no_time_for_is_told_and_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(one_model, "made", lambda models, wanted: tmp_path / "none.gguf")
+    (tmp_path / "none.gguf").touch()
+    given = ["model", "--budget", "0", "--only", "pp4096", "-o", str(tmp_path / "out")]
+    assert script.main(given) == 1
+    assert "not run: 8b-Q4_K_M pp4096" in capsys.readouterr().err
+    (line,) = (tmp_path / "out/model.jsonl").read_text().splitlines()
+    assert json.loads(line)["left_out"]
 
 
 @needs_compiler
