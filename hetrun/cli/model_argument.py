@@ -196,13 +196,16 @@ def _is_doubtful(word: str, rest: Sequence[str]) -> bool:
 
 def _is_slip(word: str, rest: Sequence[str]) -> bool:
     """Whether it is nearly the name of a model that is here: one with a digit, or one before a single word,
-    as in `smolm2 Hello`. Other words may well begin a prompt."""
-    if not NAME.fullmatch(word) or not (len(rest) == 1 or any(map(str.isdigit, word))):
+    as in `smolm2 Hello` or `mistral hello`. Other words may well begin a prompt."""
+    before_one_word = len(rest) == 1
+    if not NAME.fullmatch(word) or not (before_one_word or any(map(str.isdigit, word))):
         return False
+    if before_one_word and (word in UNMISTAKABLE or any(map(OF_A_FAMILY.fullmatch, word.split("/")))):
+        return True
     from hetrun.loader.hub.resolve import is_slip
     from hetrun.loader.hub.stores import available
 
-    return is_slip(word, available())
+    return is_slip(word, available(), begun=before_one_word)
 
 
 def looks_like_model(word: str, rest: Sequence[str] = ()) -> bool:

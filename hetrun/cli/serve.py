@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from hetrun.cli import REMARKS
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 BESIDE = 256  # requests held besides those that the queue has room for: read, or answered
 OLLAMA_PORT = 11434
 MOST_NAMED = 10  # models in the line at the start
+LONG_S = 3.0  # of loading, after which a log says so
 POLL_S = 0.1  # how often the bar looks at how far loading has come
 
 
@@ -152,7 +154,7 @@ async def _serve(
         listen.stop_on_signals(stop)
         await ends.enter_async_context(listed(shelf, stop, settings, listen.url(bound)))
         if only:
-            await loaded(only, stop)
+            await loaded(only, stop, remark=True)
             if stop.is_set():
                 return
             info = await only.info()
@@ -284,16 +286,21 @@ def _for(settings: Settings, model: str | None, ram: int | None) -> Settings:
     return replace(settings, model=model, ram=ram, origins=origins)
 
 
-async def loaded(client: ChatClient, stop: asyncio.Event) -> None:
-    """Wait with a bar until the model is loaded, or until somebody asks to stop."""
+async def loaded(client: ChatClient, stop: asyncio.Event, remark: bool = False) -> None:
+    """Wait with a bar until the model is loaded, or until somebody asks to stop. Where there is no bar, as in
+    a log, a `remark` says what takes so long."""
     ready = asyncio.ensure_future(client.info())
     asked = asyncio.ensure_future(stop.wait())
+    long_at = monotonic() + LONG_S
     try:
         with loading(OPENING) as tell:
             while not ready.done() and not asked.done():
                 await asyncio.wait((ready, asked), timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
                 if tell:
                     tell(client.progress)
+                elif remark and monotonic() > long_at and not ready.done():
+                    remark = False
+                    say("the model is being loaded; the address is open once that is done")
         if ready.done():
             ready.result()
     finally:

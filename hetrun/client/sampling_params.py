@@ -23,6 +23,14 @@ MOST_BIAS = 1e9  # far beyond any logit, and far from overflow when added to one
 MOST_STRUCTURE = 1 << 20  # characters of a grammar or a schema; the largest in use have some 100,000
 MOST_BREAKERS = 64
 MOST_STOPS = 1024
+LEAST_BEGUN = 3  # letters of a name of which another is the beginning
+# What other programs and the command line call it.
+OTHERS = {
+    "temp": "temperature",
+    **dict.fromkeys(("n", "n_predict", "num_predict", "max_new_tokens"), "max_tokens"),
+    **dict.fromkeys(("repetition_penalty", "repeat"), "repeat_penalty"),
+    "schema": "json_schema",
+}
 MOST_STRINGS = 1 << 14  # characters of all stops or breakers; each becomes a state of an automaton
 
 # llama.cpp's names and order. Logit bias and grammar come before them all; the draw comes last.
@@ -178,10 +186,20 @@ def _with_brought(given: dict[str, Any], others: Sequence[str]) -> dict[str, Any
 def _unknown(names: Sequence[object], known: Sequence[str]) -> str:
     from difflib import get_close_matches  # on use: 4 ms
 
-    close = [match for name in names for match in get_close_matches(str(name), known, n=1)]
+    close = [match for name in names for match in _meant(str(name), known, get_close_matches)]
     hint = f"did you mean {', '.join(close)}?" if close else f"known are {', '.join(known)}"
+    if "system" in names:
+        hint = 'a system message is one of the messages: {"role": "system", "content": "..."}'
     what = "parameter" if len(names) == 1 else "parameters"
     return f"unknown sampling {what} {', '.join(map(repr, names))}: {hint}"
+
+
+def _meant(name: str, known: Sequence[str], close: Callable[..., list[str]]) -> list[str]:
+    """What other programs call otherwise, what a name begins, or is a slip in."""
+    if (meant := OTHERS.get(name)) in known:
+        return [str(meant)]
+    begun = [other for other in known if other.startswith(name)] if len(name) >= LEAST_BEGUN else []
+    return begun[:1] or close(name, known, n=1)
 
 
 Check = Callable[[str, object], Any]

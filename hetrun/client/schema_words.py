@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 
 # What says which values are allowed, in the drafts from 4 on, and OpenAPI's.
 RULES = frozenset(
@@ -28,6 +29,7 @@ TYPES = {
     **{"list": "array", "dict": "object", "date": "string"},
 }
 OF_VALUES = {bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+SLIP = 0.75  # how alike two words are of which one may be a slip in the other
 MOST_SHOWN = 3  # properties of the example
 LONGEST_SHOWN = 30  # characters of a property's name
 LONGEST_LIST = 120  # characters of the names of properties
@@ -49,7 +51,7 @@ def fault_in_words(schema: object) -> str | None:
     if not isinstance(schema, Mapping):
         return None
     if not RULES.isdisjoint(schema):
-        return next(_faults_within(schema, "", MOST_DEPTH), None)
+        return next(_slips(schema, ""), None) or next(_faults_within(schema, "", MOST_DEPTH), None)
     if all(name in NOTES or name.startswith(("$", "x-")) for name in schema):
         return None  # {} and a title allow everything, and say no more than that
     if isinstance(schema.get("schema"), Mapping):
@@ -80,12 +82,28 @@ def _faults_within(schema: Mapping[str, object], where: str, depth: int) -> Iter
     """What stands in the place of a schema and is none: `{"properties": {"name": "string"}}`."""
     for place, inner in _inner(schema, where):
         if isinstance(inner, Mapping):
+            yield from _slips(inner, f"{place}.")
             if depth:
                 yield from _faults_within(inner, f"{place}.", depth - 1)
         elif not isinstance(inner, bool):
             given, meant = (json.dumps(value, ensure_ascii=False) for value in (inner, _meant(inner)))
             given = given if len(given) <= LONGEST_SHOWN else "what is there"
             yield f"{place} must be a schema, not {given}; did you mean {meant}?"
+
+
+def _slips(schema: Mapping[str, object], where: str) -> Iterator[str]:
+    """Slips in JSON Schema's words, which the standard ignores, and in names that are required."""
+    for word in schema:
+        if word not in RULES | NOTES and (close := get_close_matches(word, RULES, n=1, cutoff=SLIP)):
+            yield f"{where}{word} is no word of JSON Schema; did you mean {close[0]}?"
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return
+    known = [name for name in properties if isinstance(name, str)]
+    for name in required:
+        if isinstance(name, str) and name not in properties:
+            if close := get_close_matches(name, known, n=1, cutoff=SLIP):
+                yield f"{where}required has {name}, and properties has {close[0]}: is it the same?"
 
 
 def _inner(schema: Mapping[str, object], where: str) -> Iterator[tuple[str, object]]:

@@ -165,6 +165,18 @@ def test_a_slip_in_a_name_that_is_here_is_refused(run: Run, words: list[str]) ->
     assert "did you mean smollm2? If it is " in result.sentence
 
 
+@pytest.mark.parametrize("word", ["mistral", "ollama/llama3.2", "tinyllama", "smol"])
+def test_a_models_name_before_a_prompt_of_one_word_is_refused(
+    run: Run, somewhere: Path, tiny: str, word: str
+) -> None:
+    (somewhere / "tinyllama-1b.gguf").symlink_to(tiny)
+    result = run("run", word, "hello")
+    assert (result.code, result.out) == (2, "")
+    assert f'if it is part of the prompt, put the whole prompt in quotes: hetrun run "{word} hello"' in (
+        result.sentence.replace("? If it is", "; if it is")
+    )
+
+
 def test_words_that_are_unlike_all_names_begin_a_prompt(run: Run) -> None:
     for words in (["small", "talk"], ["smell", "it"], ["smolders", "and", "burns"]):
         assert model_and_prompt(words) == (None, " ".join(words))

@@ -19,6 +19,7 @@ import pytest
 from hetrun import LLM, SamplingParams
 from hetrun.cli import exit_code
 from tests.models.tiny import TinyLlama, write_gguf
+from tests.support.server_log import next_line
 from tests.support.tiers import exhaustive
 from tests.tools import batch_kills
 
@@ -171,7 +172,8 @@ def test_ctrl_c_leaves_whole_lines(model: Path, tmp_path: Path) -> None:
         _, err = process.communicate(timeout=60)
         assert process.returncode == 130, err
         assert re.search(
-            rf"stopped: \d+ .*answered and kept in {tmp_path}/out; the same command", err.decode()
+            rf"stopped: \d+ .*answered and kept in {tmp_path}/out( and \S+\.waiting)?; the same command",
+            err.decode(),
         )
         assert err.count(b"\n") <= 2
         found = rows((tmp_path / "out").read_bytes())
@@ -223,7 +225,7 @@ def servers(model: Path, tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[
         found = {}
         for process in begun:
             assert process.stderr is not None
-            said = re.search(r" on (\S+)/v1 \(Ctrl-C stops\)", process.stderr.readline())
+            said = re.search(r" on (\S+)/v1 \(Ctrl-C stops\)", next_line(process.stderr))
             assert said
             found[said[1]] = process
         yield found

@@ -35,6 +35,7 @@ from hetrun.tools.bench.peer import Peer
 from tests.models import cases, foreign, tiny
 from tests.models.foreign import Foreign
 from tests.support.rig import model_file, step
+from tests.support.server_log import next_line
 
 pytestmark = pytest.mark.skipif(
     isinstance(backends()["libllama"].probe(), Unavailable), reason="llama.cpp is not installed"
@@ -411,8 +412,8 @@ def test_serve_answers_several_at_once(files: Files, tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
         try:
             assert process.stderr is not None
-            assert "so libllama runs it as a whole" in process.stderr.readline()
-            assert f"unix:{socket}" in process.stderr.readline()
+            assert "so libllama runs it as a whole" in next_line(process.stderr)
+            assert f"unix:{socket}" in next_line(process.stderr)
             transport = httpx.HTTPTransport(uds=str(socket))
             with httpx.Client(transport=transport, base_url="http://localhost", timeout=30) as http:
 

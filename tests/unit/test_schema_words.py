@@ -76,6 +76,29 @@ def test_what_stands_in_the_place_of_a_schema_is_named(schema: dict[str, object]
     assert fault_in_words(schema) == said
 
 
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (
+            {"type": "object", "propertys": {}},
+            "propertys is no word of JSON Schema; did you mean properties?",
+        ),
+        (
+            {"properties": {"a": {"tpye": "string"}}},
+            "properties.a.tpye is no word of JSON Schema; did you mean type?",
+        ),
+        (
+            {"properties": {"legs": {"type": "integer"}}, "required": ["leg"]},
+            "required has leg, and properties has legs: is it the same?",
+        ),
+        ({"properties": {"legs": {}}, "required": ["eyes"]}, None),
+        ({"type": "object", "propertyOrdering": ["a"], "enumNames": [], "x-typ": 1, "id": "a"}, None),
+    ],
+)
+def test_slips_in_words_and_required_names(schema: dict[str, object], said: str | None) -> None:
+    assert fault_in_words(schema) == said
+
+
 def test_values_and_words_that_are_properties_are_no_schemas() -> None:
     schema = {
         "properties": {

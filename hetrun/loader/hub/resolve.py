@@ -20,6 +20,7 @@ from hetrun.system import entry_points
 
 MOST_NAMED = 5
 SAME, BEGUN, ALIKE = 3, 2, 1  # how close two names are
+LEAST_BEGUN = 4  # letters of a name of which a word is the beginning
 CLOSE, SLIP = 0.65, 0.8  # how alike they are if one may be meant by the other, or hardly another can be
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:/{1,2}", re.IGNORECASE)
 
@@ -144,12 +145,18 @@ def _near(name: str, models: Sequence[Stored]) -> list[str]:
     return sorted({model for how, model in found if how == best})[:2]
 
 
-def is_slip(word: str, models: Sequence[Stored]) -> bool:
-    """Whether a word can hardly be anything but a slip in a model's name."""
+def is_slip(word: str, models: Sequence[Stored], begun: bool) -> bool:
+    """Whether a word can hardly be anything but a slip in a model's name, or (`begun`) the beginning of one;
+    files and folders here are among them."""
     from difflib import get_close_matches  # on use: 4 ms
 
     names = {_bare(name) for model in models for name in _names(model)}
-    return _bare(word) not in names and bool(get_close_matches(_bare(word), names, n=1, cutoff=SLIP))
+    names |= {_bare(name) for name in models_beside(word)}
+    if (word := _bare(word)) in names:
+        return False
+    if begun and len(word) >= LEAST_BEGUN and any(name.startswith(word) for name in names):
+        return True
+    return bool(get_close_matches(word, names, n=1, cutoff=SLIP))
 
 
 def _closest(word: str, known: Mapping[str, str]) -> list[tuple[int, str]]:

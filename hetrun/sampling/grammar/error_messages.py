@@ -21,6 +21,7 @@ LEADS = re.compile(
 PATTERN = re.compile(
     r"regex parse error:\n {4}(?P<pattern>.*)\n {4}(?P<before> *)\^.*\nerror: (?P<reason>.*)"
 )
+TYPES = "string, number, integer, boolean, object, array and null"
 PANIC = "panic: "
 # What is said better; a group is kept.
 REWORDED = (
@@ -28,6 +29,7 @@ REWORDED = (
     (r"ParserTooComplex", "it is too complex: too many ways to read a text"),
     (r"LexerTooComplex", "it is too complex: its patterns have too many states"),
     (r"recursion limit exceeded", "it is nested too deeply"),
+    (r"(.*)Invalid type: (.*)", r"\1\2 is no type: there are " + TYPES),
     (r"Unimplemented keys: (.*)", r"not supported: \1"),
     (
         r"oneOf constraints are not supported",
