@@ -402,9 +402,7 @@ def summary(tally: Tally, seconds: float) -> dict[str, object]:
 def stopped_in_words(output: Path, resume: bool, tally: Tally, before: int) -> str:
     """What is done where somebody stops, and how to go on; `before`: results that the file had."""
     done = max(tally.before + tally.answered, before)
-    waiting = output.with_name(
-        output.name + SUFFIX
-    )  # the results of requests behind one that is not answered
+    waiting = output.with_name(output.name + SUFFIX)  # results whose turn has not come yet
     files = f"{output} and {waiting}" if waiting.exists() else str(output)
     if not done:
         kept = "nothing is answered yet"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hetrun.api.local_model import make_plan
+from hetrun.cli.reports.plan import with_guesses
 from hetrun.config import Settings
 from hetrun.memory.breakdown import EXPERTS
 from hetrun.planner.plan import PlanSet
@@ -56,6 +57,14 @@ def test_what_is_known_stays(plans: PlanSet, monkeypatch: pytest.MonkeyPatch) ->
     assert with_outlook(known, SETTINGS) is known
     there = replace(plans, devices={"cuda:0": {"weights": 1}})
     assert with_outlook(there, SETTINGS) is there
+
+
+def test_guesses_are_told_of_where_they_make_a_run_read_less(plans: PlanSet) -> None:
+    streamed = replace(plans, weights=Residence(9, 5, 5, 4, 4))
+    assert "guessed from the text (--spec)" in with_guesses(streamed, SETTINGS).notes[-1]
+    off = Settings.resolve(environ={}, backends=["llamacpp"], spec="off")
+    assert with_guesses(streamed, off) is streamed
+    assert with_guesses(plans, SETTINGS) is plans
 
 
 def test_prompts_of_streamed_weights_read_them_once_a_pass(

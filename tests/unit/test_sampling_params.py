@@ -91,6 +91,20 @@ def test_from_a_json_object() -> None:
     assert SamplingParams.from_mapping({}) == SamplingParams()
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("temp", "did you mean temperature"),
+        ("num_predict", "did you mean max_tokens"),
+        ("repeat_pen", "did you mean repeat_penalty"),
+        ("system", "a system message is one of the messages"),
+    ],
+)
+def test_names_of_others_lead_to_ours(name: str, hint: str) -> None:
+    with pytest.raises(OptionError, match=hint):
+        SamplingParams.from_mapping({name: 1})
+
+
 def test_unknown_names_are_errors() -> None:
     with pytest.raises(
         OptionError, match=r"unknown sampling parameter 'temprature': did you mean temperature\?"
