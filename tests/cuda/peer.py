@@ -139,10 +139,11 @@ class Peer:
 
     def _batched(self, case: Case) -> tuple[float, ...]:
         context = case.batch * (PROMPT + case.tokens + 1)
-        given = {"-npp": PROMPT, "-ntg": case.tokens, "-npl": case.batch, "-c": context, "-fa": "on"}
+        # One more than is wanted: it may end before its last line is written.
+        times = ",".join([str(case.batch)] * (self.rounds + 1))
+        given = {"-npp": PROMPT, "-ntg": case.tokens, "-npl": times, "-c": context, "-fa": "on"}
         given |= {"-ngl": ALL_LAYERS, "--output-format": "jsonl"}
-        said = [self._said("llama-batched-bench", given) for _ in range(self.rounds)]
-        return tuple(_rate(text) for text in said)
+        return rates(self._said("llama-batched-bench", given))[: self.rounds]
 
     def _said(self, name: str, given: Mapping[str, object]) -> str:
         command = [str(program(name)), "-m", str(self.path)]
@@ -156,9 +157,9 @@ class Peer:
         return ended.stdout
 
 
-def _rate(said: str) -> float:
-    """Tokens of answers per second, from the line of JSON among others."""
-    lines = [line for line in said.splitlines() if line.startswith("{")]
-    if not lines:
-        raise PeerError(f"llama-batched-bench says nothing: {said[-500:]}")
-    return float(json.loads(lines[-1])["speed_tg"])
+def rates(said: str) -> tuple[float, ...]:
+    """Tokens of answers per second, from the lines of JSON among others."""
+    found = tuple(float(json.loads(line)["speed_tg"]) for line in said.splitlines() if line.startswith("{"))
+    if not found:
+        raise PeerError(f"llama-batched-bench has written no line of JSON: {said[-500:]}")
+    return found
