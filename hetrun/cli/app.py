@@ -46,7 +46,9 @@ def run_command(arguments: list[str]) -> int:
 @click.option(
     "-i", "--interactive", is_flag=True, help="hold a conversation, line by line; /bye or Ctrl-D ends it"
 )
-@click.option("--continue", "go_on", is_flag=True, help="continue the last conversation of -i")
+@click.option(
+    "--continue", "go_on", is_flag=True, help="continue the last conversation of -i, with its model"
+)
 @click.option("-p", "--prompt", "text", hidden=True)
 @click.option("--raw", is_flag=True, help="continue the text as it is, without the chat template")
 @click.option(
@@ -460,21 +462,34 @@ def plan(
 @click.option("-q", "--quant", metavar="TYPE", help="q4_k_m, q8_0, f16, ...")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="the file to write, or a folder for it")
 @click.option("--force", is_flag=True, help="replace an existing file")
+@click.option(
+    "--allow-requantize",
+    "requantize",
+    is_flag=True,
+    help="also convert a model that is quantised already, which loses precision a second time",
+)
 @options.settings("threads")
 @options.as_json
 def convert(
-    model: Path, quant: str | None, output: Path | None, force: bool, as_json: bool, **given: object
+    model: Path,
+    quant: str | None,
+    output: Path | None,
+    force: bool,
+    requantize: bool,
+    as_json: bool,
+    **given: object,
 ) -> None:
     """Write MODEL, a folder of safetensors, to one GGUF file of another type.
 
-    MODEL may also be a GGUF file of type F32, F16 or BF16. TYPE is one of llama.cpp's: f32 f16
+    MODEL may also be a GGUF file of type F32, F16 or BF16; one that is quantised only becomes F32 or F16,
+    or needs --allow-requantize. TYPE is one of llama.cpp's: f32 f16
     bf16 q8_0 q6_k q5_k_m q5_k_s q5_1 q5_0 q4_k_m q4_k_s q4_1 q4_0 iq4_nl iq4_xs mxfp4_moe q3_k_l q3_k_m
     q3_k_s q2_k.
     """
     from hetrun.cli import convert as tool
 
     threads = Settings.resolve(environ=None, **given).threads
-    tool.convert(model, quant, output, threads, force, as_json)
+    tool.convert(model, quant, output, threads, force, requantize, as_json)
 
 
 @hetrun.command(short_help="Reorder a GGUF file that is larger than memory.")

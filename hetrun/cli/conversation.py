@@ -6,6 +6,7 @@ It is kept where `hetrun chat` keeps its own, so each of them can go on with it.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -199,7 +200,10 @@ class PlainConversation:
             print(summary(last, request.params), file=sys.stderr)
 
     def _remember(self) -> None:
-        kept = {"conversation": self._talk.number, "model": self._settings.model}
+        model = self._settings.model
+        if model and os.path.exists(path := os.path.expanduser(model)):
+            model = os.path.abspath(path)  # it may be continued from another folder
+        kept = {"conversation": self._talk.number, "model": model}
         self._talk.store.save_choice(LAST, json.dumps(kept))
 
 

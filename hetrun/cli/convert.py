@@ -15,13 +15,19 @@ from hetrun.tools.convert.quant_mixtures import RECIPES, by_option
 
 
 def convert(
-    source: Path, quant: str | None, output: Path | None, threads: int | None, force: bool, as_json: bool
+    source: Path,
+    quant: str | None,
+    output: Path | None,
+    threads: int | None,
+    force: bool,
+    requantize: bool,
+    as_json: bool,
 ) -> None:
     """Convert and say what came of it."""
     if quant is None:
         raise OptionError(f"name a type, as -q q4_k_m; there are {', '.join(RECIPES).lower()}")
     heed_sigterm()
-    wish = Wish(source, by_option(quant), output, threads, force)
+    wish = Wish(source, by_option(quant), output, threads, force, requantize)
     with loading("converting") as tell:
         report = convert_model(wish, tell)
     for note in report.notes:

@@ -157,7 +157,10 @@ class PlanSet:
         if e:
             facts["expected"] = {"tokens": e.tokens, "depth": e.depth} | _sums(p.stages, times)
         facts["placements"] = [_placement_json(x) for x in p.placements]
-        facts["stages"] = [[_segment_json(s, times.get(s.name)) for s in stage] for stage in p.stages]
+        facts["stages"] = [
+            [_segment_json(replace(s, why=self._why(p, s)), times.get(s.name)) for s in stage]
+            for stage in p.stages
+        ]
         return facts
 
     def _why(self, p: Plan, s: Segment) -> str:

@@ -45,7 +45,10 @@ NAME = re.compile(r"[A-Za-z0-9._-]+")
 WORD = re.compile(r"[A-Za-z0-9._-]+(?:\[[\w-]+\])?")
 ROW = {"name", "ok", "text", "whole"}
 # What a shell takes; a package without quotes has a dash in its name, which no word of a sentence has.
-INSTALL = re.compile(r"(?:[A-Z]+='[^']*' )?pip install(?: (?:--?[a-z-]+|'[^']+'|[a-z]+(?:-[a-z]+)+))+")
+INSTALL = re.compile(
+    r"(?:[A-Z]+='[^']*' )?pip install(?: (?:--?[a-z-]+|'[^']+'|[a-z]+(?:-[a-z]+)+))+"
+    r"(?: in an environment of its own)?"
+)
 REINSTALL = "pip install --force-reinstall hetrun"
 PASSWORD = re.compile(r"//[^/@]*@")
 # What a child says of each backend; its own imports are the first thing that may fail there.

@@ -50,7 +50,7 @@ class Machine:
 def with_outlook(plans: PlanSet, settings: Settings, tell: Progress | None = None) -> PlanSet:
     """The plan with predicted speeds where nothing has been measured yet; those of a device are not known."""
     known = plans.rates or Rates()
-    if plans.devices or (known.answers and known.prompts):
+    if plans.devices or (known.answers and known.prompts) or _has_slow(plans):
         return plans
     model, most = demands(model_path(settings), settings.kv_type), min(plans.ubatch, plans.context or SHORT)
     cases = (
@@ -69,6 +69,12 @@ def with_outlook(plans: PlanSet, settings: Settings, tell: Progress | None = Non
         basis: Basis = "partly measured" if found and known.basis == "measured" else known.basis
         return replace(plans, rates=replace(known, prompts=found, basis=basis))
     return replace(plans, rates=Rates(prompts, answers, at_end, "predicted"))
+
+
+def _has_slow(plans: PlanSet) -> bool:
+    """Whether a backend that is not made to be fast runs a part: no limit of the machine says how slow."""
+    known = registry.backends()
+    return any(name in known and known[name].preference <= 0 for name in plans.plan(1).backends)
 
 
 def _rate(demand: Demand, seconds: float | None) -> float | None:

@@ -51,6 +51,12 @@ def test_a_model_that_has_not_run_has_predicted_speeds(plans: PlanSet) -> None:
     assert "predicted: " in rates.words
 
 
+def test_of_numpys_speed_nothing_is_predicted() -> None:
+    settings = Settings.resolve(environ={}, backends=["reference"], planner="static")
+    rates = with_outlook(replace(make_plan(settings), rates=None), settings).rates
+    assert rates is None or rates.answers is None
+
+
 def test_what_is_known_stays(plans: PlanSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(outlook, "_measured")
     known = replace(plans, rates=Rates(100.0, 10.0, 5.0, "measured"))

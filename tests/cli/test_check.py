@@ -78,7 +78,7 @@ def test_every_file_is_looked_at(run: Check, good: Path, tmp_path: Path) -> None
         f"{good}: {FACTS}\n{empty}: not ok: is empty: download it again\n{good}: {FACTS}\n"
         f"{nowhere}: not ok: there is no such file\n{UNREAD}"
     )
-    assert err == "hetrun: 3 of 5 models cannot be used\n"
+    assert err == "hetrun: 3 of 5 models are not ok\n"
     assert run(empty) == (2, "", f"hetrun: {empty}: is empty: download it again\n")
 
 

@@ -96,6 +96,18 @@ def test_going_on_with_the_last_one(talk: Run, run: Run, answer: Run) -> None:
     assert [text for role, text in turns if role == "user"] == ["other", "more", "and more", "most"]
 
 
+def test_it_goes_on_from_another_folder(
+    run: Run, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here.gguf").symlink_to(tiny)
+    (tmp_path / "folder").mkdir()
+    options = ("--backend", "reference", "--temp", "0", "-n", "2")
+    monkeypatch.chdir(tmp_path)
+    assert run("run", "-i", "-m", "here.gguf", *options, stdin=b"first\n").code == 0
+    monkeypatch.chdir(tmp_path / "folder")
+    assert run("run", "--continue", "more", *options, stdin=b"").code == 0
+
+
 def test_an_error_keeps_nothing_that_was_not_answered(talk: Run) -> None:
     result = talk("long " * 9000)
     assert result.code == 2

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader
+from gguf import GGUFReader, dequantize
 from safetensors.numpy import save_file
 
 from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
@@ -304,6 +304,20 @@ def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"is quantised already \(.* is Q8_0\).*convert the original model"):
         convert_model(Wish(first, by_option("q4_k_m"), tmp_path / "x.gguf"))
     assert os.listdir(tmp_path) == ["first.gguf"]
+
+
+def test_what_is_quantised_already_loses_nothing_as_floats_and_more_if_asked_for(tmp_path: Path) -> None:
+    first, whole, less = (tmp_path / f"{name}.gguf" for name in ("first", "whole", "less"))
+    convert_to(first)
+    convert_model(Wish(first, by_option("f32"), whole))
+    before, after = ({t.name: t for t in GGUFReader(path).tensors} for path in (first, whole))
+    assert any(tensor.tensor_type.name == "Q8_0" for tensor in before.values())
+    for name, tensor in before.items():
+        found = dequantize(after[name].data, after[name].tensor_type)
+        assert np.array_equal(found, dequantize(tensor.data, tensor.tensor_type)), name
+    report = convert_model(Wish(first, by_option("q4_0"), less, requantize=True))
+    assert report.types["Q4_0"] > 0
+    assert less.stat().st_size < first.stat().st_size
 
 
 def test_opt_has_no_place_in_gguf(tmp_path: Path) -> None:

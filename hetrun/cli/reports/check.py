@@ -43,9 +43,10 @@ def check(models: Sequence[tuple[str, Path]], weights: bool, as_json: bool) -> i
     if as_json:
         print(in_json(records, indent=1))
     elif bad < len(records):
-        print(limits([record for record in records if record["ok"]], weights), flush=True)
+        said = limits([record for record in records if record["ok"]], weights)
+        print(f"Of the others: {said[0].lower()}{said[1:]}" if bad and weights else said, flush=True)
     if bad and len(records) > 1 and not as_json:
-        say(f"{bad} of {counted(len(records), 'model')} cannot be used")
+        say(f"{bad} of {counted(len(records), 'model')} {'is' if bad == 1 else 'are'} not ok")
     return WRONG_INPUT if bad else 0
 
 

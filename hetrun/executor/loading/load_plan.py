@@ -71,6 +71,7 @@ PROMPTS = (2048, 1024, 512, 256)  # tokens of a pass while experts come from dis
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
 AS_MANY = "each pass reads the {}, so it takes as many tokens as fit and are worthwhile"
 WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
+OF_BYTES = 5e-3  # the error of a product whose activations are rounded to 8 bits, in parts of its size
 BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
 
 
@@ -90,8 +91,16 @@ def plan_graph(
         s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments
     ):
         wanted[segment.backend].update(dict.fromkeys(backends[segment.backend].wants(segment.ops)))
-    plans = replace(plans, precision="exact" if any(b.exact for b in backends.values()) else "fast")
+    plans = replace(plans, precision="fast" if _rounds_to_bytes(plans, backends) else "exact")
     return plans, {name: list(uses) for name, uses in wanted.items()}
+
+
+def _rounds_to_bytes(plans: PlanSet, backends: Mapping[str, Backend]) -> bool:
+    """Whether products of the plan round activations to 8 bits: only some backends do that with `fast`."""
+    if any(b.exact for b in backends.values()):
+        return False
+    segments = (s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments)
+    return any(backends[s.backend].rounding(op) >= OF_BYTES for s in segments for op in s.ops)
 
 
 Wanted = dict[str, list[WeightUse]]  # by backend

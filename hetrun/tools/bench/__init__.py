@@ -147,7 +147,12 @@ def run(
             if peer is not None:
                 limit = _limit(case, model, ours, peer.threads(case), again)
                 row = replace(row, peer=_theirs(peer, case, duel, limit, chosen), ratio=duel.ratio)
-            row = replace(row, load=(start, load_average()), beside=options.beside, precision=ours.precision)
+            row = replace(
+                row,
+                load=(start, load_average()),
+                beside=options.beside,
+                precision=precision if ours.precision else "",
+            )
             row = replace(row, text=text.about if text else None)
             if options.explain:
                 row = replace(row, anatomy=ours.anatomy(case), experts=ours.experts_kept())

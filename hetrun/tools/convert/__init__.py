@@ -49,6 +49,7 @@ QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
 # The architectures, of ours, whose sliding window llama.cpp heeds.
 HEEDS_WINDOWS = ("afmoe", "exaone4", "gemma3", "gpt-oss", "muse-glimmer", "olmo2")
 FLOATS = ("F32", "F16", "BF16")
+LOSSLESS = ("F32", "F16")  # what quantised weights become without losing what can be noticed
 OF_HEADS = ("attn_k_b.weight", "attn_v_b.weight")  # a matrix for each head
 MOST_NAME = 50  # characters of a model's name that become a file's: up to 200 bytes
 
@@ -62,6 +63,7 @@ class Wish:
     output: Path | None = None
     threads: int | None = None
     force: bool = False
+    requantize: bool = False  # also weights that have lost precision before
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -
         build_graph(source)  # settings and tensors that do not fit together make no model of any type
     path = target(wish, source)
     check_target(path, wish.force)
-    jobs, tensors = plan(source, wish.recipe)
+    jobs, tensors = plan(source, wish.recipe, wish.requantize)
     metadata, notes = describe(source, wish.recipe)
     threads = wish.threads or len(os.sched_getaffinity(0))
     with closing(convert(jobs, threads, quantise, progress)) as pieces:
@@ -110,7 +112,7 @@ def target(wish: Wish, source: ModelSource) -> Path:
     return target_path(wish.output, f"{name.strip('.-') or 'model'}-{wish.recipe.name}.gguf")
 
 
-def plan(source: ModelSource, recipe: Recipe) -> tuple[list[Job], list[Tensor]]:
+def plan(source: ModelSource, recipe: Recipe, requantize: bool = False) -> tuple[list[Job], list[Tensor]]:
     """What becomes of each weight."""
     changes: Mapping[str, Change] = {}
     if isinstance(source, HfSource):
@@ -121,10 +123,13 @@ def plan(source: ModelSource, recipe: Recipe) -> tuple[list[Job], list[Tensor]]:
     shapes = {name: _shape(source, weight) for name, weight in weights.items()}
     chosen = recipes.choose(recipe, form(source), {n: (shapes[n], w.quant) for n, w in weights.items()})
     for name, weight in weights.items():
-        if weight.quant.name not in FLOATS and weight.quant is not chosen[name]:
+        if weight.quant.name in FLOATS or weight.quant is chosen[name] or chosen[name].name in LOSSLESS:
+            continue
+        if not requantize:
             raise OptionError(
                 f"{source.path} is quantised already ({shown(name)} is {weight.quant.name}), and would lose "
-                "precision twice; convert the original model, or a GGUF of F32, F16 or BF16"
+                "precision twice; convert the original model, or a GGUF of F32, F16 or BF16. If you have "
+                "neither: --allow-requantize"
             )
     jobs = [
         Job(in_order(weight, changes.get(name)), chosen[name], changes.get(name))
