@@ -45,10 +45,8 @@ NAME = re.compile(r"[A-Za-z0-9._-]+")
 WORD = re.compile(r"[A-Za-z0-9._-]+(?:\[[\w-]+\])?")
 ROW = {"name", "ok", "text", "whole"}
 # What a shell takes; a package without quotes has a dash in its name, which no word of a sentence has.
-INSTALL = re.compile(
-    r"(?:[A-Z]+='[^']*' )?pip install(?: (?:--?[a-z-]+|'[^']+'|[a-z]+(?:-[a-z]+)+))+"
-    r"(?: in an environment of its own)?"
-)
+INSTALL = re.compile(r"(?:[A-Z]+='[^']*' )?pip install(?: (?:--?[a-z-]+|'[^']+'|[a-z]+(?:-[a-z]+)+))+")
+ELSEWHERE = "in an environment of its own"
 REINSTALL = "pip install --force-reinstall hetrun"
 PASSWORD = re.compile(r"//[^/@]*@")
 # What a child says of each backend; its own imports are the first thing that may fail there.
@@ -216,7 +214,10 @@ def _of_plugin(row: dict[str, object]) -> Finding:
 
 
 def _mend(text: str) -> str:
-    """The command in a backend's reason that installs what it needs, without the words that follow it."""
+    """The command in a backend's reason that installs what it needs, without the words that follow it; none
+    that would spoil the environment in which it is pasted."""
+    if text.endswith(ELSEWHERE):
+        return ""
     if found := INSTALL.search(text):
         return found[0]
     _, comma, driver = text.rpartition(": ")
