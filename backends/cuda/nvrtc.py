@@ -135,7 +135,7 @@ def _library() -> ctypes.CDLL:
 
 def _headers() -> tuple[Path, ...]:
     """Folders that hold every header together; BackendUnavailable names what none has."""
-    return chosen_folders(_folders_of_headers())
+    return chosen_folders(folders_of_headers())
 
 
 def chosen_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
@@ -153,7 +153,7 @@ def chosen_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _folders_of_headers() -> Iterator[Path]:
+def folders_of_headers() -> Iterator[Path]:
     """Where packages and NVIDIA's installer put them."""
     for entry in sys.path:  # packages that were unpacked, not installed, are there as well
         folders = sorted(Path(entry or ".").glob("nvidia/*/include"))
