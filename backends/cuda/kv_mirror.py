@@ -76,7 +76,8 @@ class Slabs:
         blocks = -(-len(self._stamps) // ROWS)
         self._known = np.zeros(blocks * ROWS, np.int64)  # stamps of rows when they came; 0: not here
         self._slabs: OrderedDict[int, Address] = OrderedDict()  # by block; those used longest ago come first
-        self._in_use: frozenset[int] = frozenset()
+        self._in_use: frozenset[int] = frozenset()  # by a pass that is not over
+        self.last_used = 0
         self.table = memory.take(8 * blocks, "the table of keys and values")
         memory.driver.fill(self.table, 0, 8 * blocks, memory.computing)
         self._facts = memory.take(20 * len(self.planes), "what rows are like")
@@ -104,6 +105,7 @@ class Slabs:
         """Have slabs for all rows of a pass, and in them what it sees and others wrote: its own rows, too, if
         they were not `written_here`."""
         views = [part.kv[self.group] for part in work.parts]
+        self.last_used = self._memory.next_use()
         self._in_use = frozenset(b for v in views for b in range(v.first // ROWS, -(-v.end // ROWS)))
         new = self._in_use.difference(self._slabs)
         for block in self._in_use - new:
@@ -117,6 +119,10 @@ class Slabs:
         for rows in missing:
             for a in range(0, len(rows), self._most):
                 self._bring(rows[a : a + self._most])
+
+    def leave_off(self) -> None:
+        """The pass is over, or did not begin: what it saw may be dropped for others."""
+        self._in_use = frozenset()
 
     def written(self, slots: Ints) -> None:
         """A pass has written these rows, here and at home."""

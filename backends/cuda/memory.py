@@ -38,7 +38,13 @@ class Memory:
         self.give_up: Callable[[], bool] = lambda: False
         self._outbox = Outbox(driver, self.computing, self._move)
         self._packing: Address | None = None
+        self._uses = 0
         driver.work_in(self.take(driver.workspace, "products"), self.computing)
+
+    def next_use(self) -> int:
+        """A number for each use of something that may be dropped: the larger, the later."""
+        self._uses += 1
+        return self._uses
 
     def take(self, nbytes: int, what: str) -> Address:
         """Memory for something; what can be brought again makes room for it."""

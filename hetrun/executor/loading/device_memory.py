@@ -81,6 +81,17 @@ def with_streaming(graph: Graph, backends: dict[str, Backend], own: Own, rows: R
     return found
 
 
+def whose_memory(name: str, own: Own) -> str:
+    """The device in whose memory a backend works: itself, or the one that it is a second way to work on."""
+    found = [device for device in own if f"{name}-".startswith(f"{device}-")]
+    return max(found, key=len, default="")
+
+
+def less_room(own: OwnMemory, nbytes: int) -> OwnMemory:
+    """What a device may take, with so much of it for keys and values that was for weights."""
+    return replace(own, besides=min(own.besides + nbytes, own.limit))
+
+
 def within(plans: PlanSet, own: Own) -> PlanSet:
     """The same plans with the bill of each device as it may take memory now."""
     devices = dict(plans.devices)
