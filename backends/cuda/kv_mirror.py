@@ -212,7 +212,7 @@ class Slabs:
             return None
         found, driver, nbytes = self._landings.pop(), self._memory.driver, len(rows) * self.row_bytes
         self._move("pack_rows", len(rows), self._slots(rows))
-        driver.copy(int(found.memory.ctypes.data), self._packed, nbytes, self._memory.computing)
+        self._memory.collect(int(found.memory.ctypes.data), self._packed, nbytes)
         driver.record(found.landed, self._memory.computing)
         return found
 

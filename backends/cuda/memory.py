@@ -64,6 +64,14 @@ class Memory:
         """Bytes for the work that `computing` gets next; the source may change at once."""
         self._outbox.send(target, source)
 
+    def collect(self, target: int, source: Address, nbytes: int) -> None:
+        """Bytes for the host, behind what `computing` has. With one engine a copy would wait behind those of
+        weights that cross: a kernel writes them instead."""
+        if self.fetch and self.driver.device.engines < 2 and nbytes % WORD == 0:
+            self.fetch(target, source, nbytes)
+        else:
+            self.driver.copy(target, source, nbytes, self.computing)
+
     def _move(self, target: Address, source: int, nbytes: int) -> None:
         if self.fetch and nbytes <= FEW_BYTES and nbytes % WORD == 0:
             self.fetch(target, source, nbytes)

@@ -77,7 +77,7 @@ class CudaRunner:
         chosen = self._choose(work)
         for r in self._results:
             if chosen is None or r.value.name != chosen.name:
-                driver.copy(int(r.array.ctypes.data), r.address, r.array.nbytes, stream)
+                self._memory.collect(int(r.array.ctypes.data), r.address, r.array.nbytes)
         coming: list[Coming] = [slabs.send_home(work.slots[slabs.group]) for slabs in self._slabs]
         if places:
             coming.append(places.written)

@@ -75,7 +75,11 @@ def with_streaming(graph: Graph, backends: dict[str, Backend], own: Own, rows: R
         backend = backends[name]
         able = [unit for unit in layers if all(map(backend.supports, unit.ops))]
         largest = max((backend.device_bytes(backend.wants(unit.ops)) for unit in able), default=0)
-        if largest and (streaming := backend.streaming(largest)):
+        if not largest:
+            continue
+        # Two layers at once where there is room for them; else calls of the device, one after the other.
+        least = backend.most_needed_at_once([op for unit in able for op in unit.ops])
+        if streaming := backend.streaming(largest) or (least < largest and backend.streaming(least)) or None:
             way, found[name] = streaming
             backends[way.name] = way
     return found
