@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -11,14 +11,17 @@ from hetrun.backends.reference import descriptor
 from hetrun.errors import BudgetError
 from hetrun.executor.loading.device_memory import less_room, whose_memory
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.graph import Op
+from hetrun.graph.signature import units
 from hetrun.loader.open_model import open_model
 from hetrun.planner.costmodel import Work
 from hetrun.planner.options import Options, Wishes
+from hetrun.planner.weight_sizes import Sizes, rows_of
 from tests.cuda.emulated.driver import EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.cuda.test_backend import both, close, cuda, tokens
 from tests.cuda.test_lost_device import MODEL, place, registered, steps
-from tests.support.rig import model_file, rig
+from tests.support.rig import graph_of, model_file, rig
 
 CONTEXT = 300
 SLAB = 32 * MODEL.layers * 2 * 2 * 32 * 2  # rows, layers, keys and values, heads, numbers, bytes
@@ -93,6 +96,24 @@ def test_rows_of_layers_that_have_left_make_room() -> None:
     close(mine.logits(a, tokens(1)), right.logits(b, tokens(1)))
     mine.close()
     right.close()
+
+
+def test_a_copy_of_attention_claims_room_for_its_keys_and_values() -> None:
+    """As much as those of all layers exceed what is kept for them; where they do not, nothing."""
+    some = units(graph_of(MODEL))
+    attention = [i for i, unit in enumerate(some) if any(op.kind == "attention" for op in unit.ops)]
+    copies = [(i, name) for i in range(len(some)) for name in ("cuda", "host")]
+
+    def row_bytes(ops: Sequence[Op]) -> int:
+        return 1000 * sum(op.kind == "attention" for op in ops)
+
+    little = {"cuda": OwnMemory(10_000, 5_000, 600)}
+    claims = rows_of(some, copies, little, row_bytes)
+    assert claims == {(i, "cuda"): 800 for i in attention}, "3,000 in all, 600 of them are kept"
+    assert not any(rows_of(some, copies, {"cuda": OwnMemory(10_000, 5_000, 3_000)}, row_bytes).values())
+    sizes = Sizes({}, dict.fromkeys(copies, 50), claims)
+    assert sizes.claimed(copies, "cuda") == 50 * len(some) + 800 * len(attention)
+    assert sizes.own_total(copies, "cuda") == 50 * len(some), "which is what a bill has"
 
 
 def test_a_second_way_to_work_has_no_memory_of_its_own() -> None:
