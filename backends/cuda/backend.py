@@ -22,6 +22,7 @@ from hetrun.backends.cuda import fusion, weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.attention_launch import WIDEST
 from hetrun.backends.cuda.gpu import Gpu
+from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kv_mirror import Part, Parts
 from hetrun.backends.cuda.lowering import KINDS, Place
 from hetrun.backends.cuda.pass_args import FEW
@@ -73,7 +74,9 @@ class CudaBackend(Backend):
         window, own = WINDOWS * largest, self.gpu.granted
         if own is None or window > WINDOW_SHARE * own.room:
             return None
-        return StreamedBackend(f"{self.name}-streamed", self.gpu), self.gpu.keep_window(window)
+        streamed = StreamedBackend(f"{self.name}-streamed", self.gpu)
+        streamed.exact = self.exact
+        return streamed, self.gpu.keep_window(window)
 
     # --- what it can do
 
@@ -99,6 +102,8 @@ class CudaBackend(Backend):
     def rounding(self, op: Op) -> float:
         if op.kind not in ("linear", "head"):
             return 0.0
+        if not self.exact and int8.takes(weights.held_as(fusion.uses(op)[0]).name, 1, op.inputs[0].width):
+            return int8.ROUNDING
         return ROUNDED_INPUT if op.weights[0].quant.name == "BF16" else ROUNDED_BOTH
 
     def alike(self, ops: Sequence[Op]) -> int:
@@ -144,8 +149,11 @@ class CudaBackend(Backend):
         weights, blocks = laid_out(gpu.ring, segment, buffers)
         kept = [(op.attrs.layer, op.kind) for op in segment.ops if isinstance(op.attrs, Stateful)]
         states = gpu.states_of(kv, tuple(sorted(kept)))
-        scratch = gpu.scratch, gpu.scratch_bytes
-        place = Place(gpu.library, weights, blocks, kv, slabs, borrowed, states, gpu.rotations, *scratch)
+        scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
+        chip = device.processors, 0 if self.exact else int8.most_rows(device)
+        place = Place(
+            gpu.library, weights, blocks, kv, slabs, borrowed, states, gpu.rotations, *scratch, *chip
+        )
         return CudaRunner(self, segment, shape, place)
 
     # --- ends

@@ -12,6 +12,7 @@ from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
 from hetrun.backends.cuda.fusion import Gated, Item, Products
+from hetrun.backends.cuda.int8 import lowering as int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.matmul_launch import Output
@@ -59,6 +60,8 @@ class Place:
     rotations: Rotations
     scratch: Address  # for weights that are unpacked
     scratch_bytes: int
+    processors: int
+    int8_rows: int  # of a pass, up to which products may round their input to bytes; 0: none may
 
     def slabs_of(self, group: int, part: Part) -> Slabs:
         """Where some heads of a layer have their rows."""
@@ -161,7 +164,10 @@ class Emitter:
         targets = [self.make(value) for value in item.outs]
         addends = [item.addend(i) for i in range(len(item.ops))]
         if self.rows(x) <= FEW:
-            self._few(x, item.ops, targets, [self.at[v] if v else 0 for v in addends])
+            self.few(self.held(item.ops[0])[0].source, x, self._outputs(item, targets))
+            return
+        if int8.takes(self, item.ops[0]):
+            int8.products(self, x, self.held(item.ops[0])[0], self._outputs(item, targets))
             return
         with_bf16 = self.rounded(x)
         for op, target, addend in zip(item.ops, targets, addends, strict=True):
@@ -171,15 +177,15 @@ class Emitter:
                 self.each("add", n, at(target), at(self.at[addend]), at(target), long(n))
         self.arena.give(with_bf16)
 
-    def _few(
-        self, x: Value, ops: Sequence[Op], targets: Sequence[Address], addends: Sequence[Address]
-    ) -> None:
+    def _outputs(self, item: Products, targets: Sequence[Address]) -> Sequence[Output]:
+        """The matrices of a launch, with what is added to each."""
         outputs = []
-        for op, target, addend in zip(ops, targets, addends, strict=True):
+        for i, (op, target) in enumerate(zip(item.ops, targets, strict=True)):
             weight, *bias = self.held(op)
-            rows = weight.shape[0]
-            outputs.append(Output(weight.address, bias[0].address if bias else 0, addend, target, rows, rows))
-        self.few(weight.source, x, outputs)
+            rows, addend = weight.shape[0], item.addend(i)
+            add = self.at[addend] if addend else 0
+            outputs.append(Output(weight.address, bias[0].address if bias else 0, add, target, rows, rows))
+        return outputs
 
     def few(self, source: Source, x: Value, outputs: Sequence[Output]) -> None:
         """Products of one input with matrices of one type, three at most, each for few tokens at a time."""
@@ -191,7 +197,7 @@ class Emitter:
         """The same for some columns: where they begin, how many, from row to row, and rows."""
         begin, cols, stride, n = columns
         sizes = [int(o.rows) for o in outputs]
-        first, second, third = (*outputs, Output(), Output())[: fusion.MOST]
+        first, second, third = matmul_launch.three(outputs)
         name, grid = f"few_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, *sizes),)
         facts = at(begin), number(cols), number(stride), number(n)
         self.do(source, name, grid, matmul_launch.THREADS, first, second, third, *facts)
@@ -248,8 +254,17 @@ class Emitter:
             biases = [at(b[0].address if b else 0) for b in (gate_bias, up_bias)]
             name, grid = f"gated_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, width),)
             given = at(gate.address), at(up.address), *biases
-            facts = at(self.at[x]), number(x.width), number(x.width), number(n), number(_act(item.act))
+            facts = (
+                at(self.at[x]),
+                number(x.width),
+                number(x.width),
+                number(n),
+                number(activation_of(item.act)),
+            )
             self.do(gate.source, name, grid, matmul_launch.THREADS, *given, at(target), number(width), *facts)
+            return
+        if int8.takes(self, item.gate):
+            int8.gated(self, item, target, activation_of(item.act))
             return
         with_bf16, other = self.rounded(x), self.arena.take(FLOAT_BYTES * n * width, "up")
         self._many(item.gate, x, with_bf16, target)
@@ -422,7 +437,7 @@ def rows_at_once(rows: int, most: int) -> int:
     return step if step <= most else max(1, most // TILE_ROWS * TILE_ROWS or most)
 
 
-def _act(op: Op) -> int:
+def activation_of(op: Op) -> int:
     """An activation by the number that the kernels know it by."""
     if not isinstance(op.attrs, Gelu):
         return 0

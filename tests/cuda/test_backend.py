@@ -13,6 +13,7 @@ from hetrun import LLM, SamplingParams
 from hetrun.backend import Available, Backend, Descriptor, Greatest, registry
 from hetrun.backends.cuda import kv_mirror
 from hetrun.backends.cuda.backend import CudaBackend
+from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError, BudgetError, Cancelled
 from hetrun.executor.planned_model import PlannedModel
@@ -171,6 +172,42 @@ def test_passes_are_as_long_as_the_device_has_room_for() -> None:
     assert much.most_at_once(ops) == 2048
     little = emulated(EmulatedDriver(64 << 20), 24 << 20)
     assert little.most_at_once(ops) in (0, 512, 1024)
+
+
+QUANTISED = replace(MODEL, name="cuda-q4_0", quant="Q4_0")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_long_passes_round_to_bytes_where_results_may_be_fast(exact: bool) -> None:
+    driver = EmulatedDriver()
+    backend, reference = emulated(driver, name="cuda"), {"reference": descriptor.create()}
+    backend.exact = exact
+    mine, right = rig(QUANTISED, {"cuda": backend}, ubatch=64), rig(QUANTISED, reference, ubatch=64)
+    a, b = mine.kv.alloc(), right.kv.alloc()
+    error = 5e-4 if exact else 3e-3  # three layers of a model that shows more of it than a trained one
+    for n in (50, 1):
+        found, expected = mine.step((a, tokens(n), [n - 1])), right.step((b, tokens(n), [n - 1]))
+        assert np.square(found - expected).sum() <= error * np.square(expected).sum()
+    in_bytes = {"round_runs", "products_64", "gated_64"}
+    assert in_bytes & set(driver.launches) == (set() if exact else in_bytes)
+    assert ("unpack_bf16" in driver.launches) == exact
+    roundings = {backend.rounding(op) for op in graph_of(QUANTISED).ops if op.kind == "linear"}
+    assert roundings == ({2.4e-3} if exact else {5e-3})
+    mine.close()
+    right.close()
+
+
+def test_very_long_passes_are_unpacked_where_bf16_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, unpacked in (((9, 0), True), ((8, 9), False)):
+        monkeypatch.setattr(int8, "FEW_ENOUGH", 40)
+        driver = EmulatedDriver()
+        driver.device = replace(driver.device, capability=capability)
+        backend = emulated(driver, name="cuda")
+        mine = rig(QUANTISED, {"cuda": backend}, ubatch=64)
+        mine.step((mine.kv.alloc(), tokens(41), [40]))
+        assert ("unpack_bf16" in driver.launches) == unpacked
+        assert ("products_64" in driver.launches) != unpacked
+        mine.close()
 
 
 @pytest.mark.parametrize("placed", [{"": "cuda"}, {"": "reference", "blk.1": "cuda"}], ids=str)
