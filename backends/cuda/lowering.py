@@ -93,8 +93,9 @@ class Emitter:
         for i, item in enumerate(items):
             if i in place.blocks:
                 self.portions.append(Portion(place.blocks[i]))
+            self._ends = last.get(i, [])
             self._emit(item)
-            for value in last.get(i, ()):
+            for value in self._ends:
                 if value in self.at:
                     self.arena.give(self.at.pop(value))
 
@@ -160,28 +161,33 @@ class Emitter:
     # --- products
 
     def _products(self, item: Products) -> None:
-        x = item.ops[0].inputs[0]
-        targets = [self.make(value) for value in item.outs]
-        addends = [item.addend(i) for i in range(len(item.ops))]
+        x, weight = item.ops[0].inputs[0], self.held(item.ops[0])[0]
         if self.rows(x) <= FEW:
-            self.few(self.held(item.ops[0])[0].source, x, self._outputs(item, targets))
-            return
-        if int8.takes(self, item.ops[0]):
-            int8.products(self, x, self.held(item.ops[0])[0], self._outputs(item, targets))
-            return
-        with_bf16 = self.rounded(x)
-        for op, target, addend in zip(item.ops, targets, addends, strict=True):
-            self._many(op, x, with_bf16, target)
-            if addend:
-                n = self.rows(op.out) * op.out.width
-                self.each("add", n, at(target), at(self.at[addend]), at(target), long(n))
-        self.arena.give(with_bf16)
+            self.few(weight.source, x, self._outputs(item))
+        elif int8.takes(self, item.ops[0]):
+            int8.products(self, x, weight, self._outputs(item))
+        else:
+            with_bf16 = self.rounded(x)
+            for i, op in enumerate(item.ops):
+                self._summed(op, x, with_bf16, item.outs[i], item.addend(i))
+            self.arena.give(with_bf16)
 
-    def _outputs(self, item: Products, targets: Sequence[Address]) -> Sequence[Output]:
+    def _summed(self, op: Op, x: Value, x_bf16: Address, out: Value, addend: Value | None) -> None:
+        """A product of many tokens, and what it is added to: into that itself where nobody reads it later."""
+        if addend and addend in self._ends and out not in self._kept:
+            self.at[out] = self.at.pop(addend)
+            self._many(op, x, x_bf16, self.at[out], add=True)
+            return
+        target, n = self.make(out), self.rows(out) * out.width
+        self._many(op, x, x_bf16, target)
+        if addend:
+            self.each("add", n, at(target), at(self.at[addend]), at(target), long(n))
+
+    def _outputs(self, item: Products) -> Sequence[Output]:
         """The matrices of a launch, with what is added to each."""
         outputs = []
-        for i, (op, target) in enumerate(zip(item.ops, targets, strict=True)):
-            weight, *bias = self.held(op)
+        for i, (op, out) in enumerate(zip(item.ops, item.outs, strict=True)):
+            (weight, *bias), target = self.held(op), self.make(out)
             rows, addend = weight.shape[0], item.addend(i)
             add = self.at[addend] if addend else 0
             outputs.append(Output(weight.address, bias[0].address if bias else 0, add, target, rows, rows))
@@ -227,8 +233,9 @@ class Emitter:
         self.each("round_bf16", n, at(self.at[x]), at(target), long(n))
         return target
 
-    def _many(self, op: Op, x: Value, x_bf16: Address, target: Address) -> None:
-        """A product by cuBLAS, of as many rows of weights at once as there is room to unpack."""
+    def _many(self, op: Op, x: Value, x_bf16: Address, target: Address, add: bool = False) -> None:
+        """A product by cuBLAS, of as many rows of weights at once as there is room to unpack; `add`:
+        to what is there."""
         weight, *bias = self.held(op)
         rows, cols = weight.shape
         n, plain = self.rows(x), weight.quant.name == "BF16"
@@ -242,7 +249,7 @@ class Emitter:
                 arguments = at(begin), at(self.place.scratch), long(pieces)
                 self.do(weight.source, "unpack_bf16", grid, THREADS, *arguments)
                 begin = self.place.scratch
-            self.give(Product(x_bf16, begin, target + FLOAT_BYTES * a, n, b - a, cols, rows))
+            self.give(Product(x_bf16, begin, target + FLOAT_BYTES * a, n, b - a, cols, rows, add))
         if bias:
             self.each("add_row", n * rows, at(target), at(bias[0].address), number(rows), long(n * rows))
 
