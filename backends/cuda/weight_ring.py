@@ -14,13 +14,14 @@ compute.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Event
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.weights import OnHost
-from hetrun.errors import BackendError
+from hetrun.errors import BackendError, DeviceLost
 
 
 @dataclass(eq=False, slots=True)
@@ -114,8 +115,9 @@ class Ring:
 
     def forget(self, block: Block) -> None:
         """Nothing will need it any more; when this returns, nothing reads its weights on the host."""
-        self._driver.synchronize(block.arrived)
-        self._driver.synchronize(block.left)
+        with suppress(DeviceLost):  # which reads nothing any more
+            self._driver.synchronize(block.arrived)
+            self._driver.synchronize(block.left)
         if block.there:
             self._there.remove(block)
         for other in self._there:

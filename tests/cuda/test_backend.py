@@ -312,6 +312,45 @@ def test_what_others_took_before_it_started_is_theirs(asked: int | None) -> None
     made.close()
 
 
+def test_models_on_one_gpu_take_what_they_need() -> None:
+    """Where nobody said how much may be taken, the second one finds what the first does not need."""
+    first = EmulatedDriver(80 << 20)
+    mine, right = both(driver=first)
+    a, b = mine.kv.alloc(), right.kv.alloc()
+    close(mine.logits(a, tokens(9)), right.logits(b, tokens(9)))
+    second = EmulatedDriver(80 << 20)
+    second.others = first.held_memory()
+    theirs, again = both(driver=second)
+    c, d = theirs.kv.alloc(), again.kv.alloc()
+    first.others = second.held_memory()
+    for i in range(3):
+        close(mine.logits(a, tokens(40, i)), right.logits(b, tokens(40, i)))
+        close(theirs.logits(c, tokens(40, i)), again.logits(d, tokens(40, i)))
+    assert first.most_allocated + second.most_allocated <= 80 << 20
+    own = cuda(mine).granted
+    assert own
+    assert first.most_allocated < own.limit / 2
+    for model in (mine, right, theirs, again):
+        model.close()
+
+
+def test_what_others_take_while_it_runs_is_not_promised_any_more() -> None:
+    driver = EmulatedDriver(128 << 20)
+    made = emulated(driver)
+    made.start()
+    before = made.granted
+    assert before
+    driver.others = driver._free
+    memory = made.gpu.memory
+    with pytest.raises(BudgetError, match="no room in GPU memory for weights"):
+        memory.take(40 << 20, "weights")
+    after = made.granted
+    assert after
+    assert after.limit == driver.held_memory() < before.limit
+    assert after.room < before.room
+    made.close()
+
+
 def test_where_others_leave_nothing_it_says_so() -> None:
     driver = EmulatedDriver(64 << 20)
     made = emulated(driver, 32 << 20)
