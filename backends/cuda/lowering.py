@@ -111,7 +111,7 @@ class Emitter:
 
     def rows(self, value: Value) -> int:
         """Rows that a value has in passes of this shape."""
-        return self.shape.tokens if value.rows == "tokens" else self.shape.wanted
+        return rows_of(value, self.shape)
 
     # --- addresses
 
@@ -464,6 +464,11 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
     "select": Emitter.select,
 }
 KINDS = frozenset(_EMIT) | {"linear", "head", "attention"}
+
+
+def rows_of(value: Value, shape: PassShape) -> int:
+    """Rows that a value has in passes of a shape."""
+    return shape.tokens if value.rows == "tokens" else shape.wanted
 
 
 def rows_at_once(rows: int, most: int) -> int:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from hetrun import LLM, SamplingParams
-from hetrun.backend import Available, Backend, Descriptor, Greatest, registry
-from hetrun.backends.cuda import kv_mirror
+from hetrun.backend import Available, Backend, Descriptor, Greatest, PassShape, Segment, registry
+from hetrun.backends.cuda import kv_mirror, runner
 from hetrun.backends.cuda.backend import CudaBackend
+from hetrun.backends.cuda.lowering import Emitter, Place
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError, BudgetError, Cancelled
 from hetrun.executor.planned_model import PlannedModel
@@ -216,6 +217,26 @@ def test_what_runs_again_is_recorded() -> None:
     mine.close()
     right.close()
     assert driver.closed
+
+
+def test_the_work_of_a_shape_is_written_down_once_if_its_values_fit_where_others_lay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[int] = []
+
+    class Counted(Emitter):
+        def __init__(self, place: Place, segment: Segment, shape: PassShape, *where: int) -> None:
+            written.append(shape.tokens)
+            super().__init__(place, segment, shape, *where)
+
+    monkeypatch.setattr(runner, "Emitter", Counted)
+    mine, right = both()
+    a, b = mine.kv.alloc(), right.kv.alloc()
+    for n in (16, 7, 12, 1, 16):
+        close(mine.logits(a, tokens(n, n)), right.logits(b, tokens(n, n)))
+    assert written == [16, 16, 7, 12, 1], "of the first nobody knew how much it takes"
+    mine.close()
+    right.close()
 
 
 def test_rows_that_have_no_room_are_dropped_and_come_again() -> None:
