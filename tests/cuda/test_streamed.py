@@ -223,8 +223,8 @@ def test_blocks_in_any_order_are_whole_when_work_begins(seed: int) -> None:
 
 
 def test_what_follows_is_brought_ahead() -> None:
-    """Also in the first round, as work is compiled in its order: only what comes first is late, and what comes
-    behind the last one, which nobody knows then. Asking again later brings nothing."""
+    """Also in the first round, as work is compiled in its order: late are only what comes first, and
+    what comes behind the last one, which nobody knows then. Asking again later brings nothing."""
     driver = EmulatedDriver()
     memory = Memory(driver, 8 << 20)
     ring = Ring(memory, 40 << 10)
