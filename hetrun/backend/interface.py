@@ -378,4 +378,5 @@ class Descriptor:
     precision: Precision = "exact"  # a fast one is only there if the user wants it fast
     by_name: bool = False  # only there if the user names it: naming what it is a way of is not enough
     own_memory: bool = False  # its device has memory to itself, of which --vram says how much may be taken
+    examine: Callable[[], Probe] | None = None  # `probe` with a closer look, which may take seconds
     whole: Whole | None = None  # it takes no segments, only whole models; no planner chooses it

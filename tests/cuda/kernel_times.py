@@ -248,7 +248,7 @@ def _small(bench: Bench) -> None:
     small = Source("small")
     x, y = at(bench.x), at(bench.y)
     narrow, wide = (-(-WIDTH // THREADS),), (-(-INNER // THREADS),)
-    norm = x, x, y, number(WIDTH), number(1), real(1e-5)
+    norm = x, x, y, at(0), number(WIDTH), number(1), real(1e-5)
     work = {
         "rms_norm 1 row": bench.library.launch(small, "rms_norm", (1,), 512, *norm, shared=64),
         "add 1 row": bench.library.launch(small, "add", narrow, THREADS, x, x, y, long(WIDTH)),

@@ -23,7 +23,6 @@ TILES = 128, 64  # rows of weights, and tokens, of a block
 SLAB_ROW = 2 * (80 + 2 * 8)  # bytes of a row of the input and one of weights in a slab, and their scales
 ROUNDING_THREADS, MOST_BLOCKS = 256, 4096
 LARGEST = 1 << 31  # bytes of an input: kernels count them in 32 bits
-ROUNDING = 5e-3  # the error of a product in parts of its size
 # Chips that multiply bf16 at their full rate with sums in float32. On these cuBLAS is faster for long passes:
 # by the instructions that a product takes here, and the bytes that unpacking moves, from some 200 tokens on.
 # Nobody has measured it. On others, GeForce among them, bf16 has a quarter of the rate of bytes.
