@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ctypes import byref, c_ulonglong, c_void_p
 from functools import cache, partial
+from typing import NoReturn
 
 import numpy as np
 from cupy_backends.cuda.api import driver as cu
@@ -32,6 +34,7 @@ MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 MANAGEMENT = "libnvidia-ml.so.1"
 USUAL_SHARED = 48 << 10  # bytes that a kernel may have without asking
 OUT_OF_MEMORY, NOT_READY = 2, 600  # cudaErrorMemoryAllocation, cudaErrorNotReady
+ERRORS = (rt.CUDARuntimeError, cu.CUDADriverError)
 NOT_LOCKED = (1, OUT_OF_MEMORY, 304)  # invalid value, no memory, an error of the system
 # Errors after which each call of the process fails: uncorrectable memory, an illegal address, a timeout, a
 # context that is gone, an assertion, a stack, an instruction, an address or a counter that is none, a launch.
@@ -64,7 +67,7 @@ def context_bytes(number: int) -> int:
     """What CUDA itself takes of a GPU's memory: found out as it takes it, once for a process. CUDA cannot be
     asked before that; NVIDIA's management library, which comes with the driver, can."""
     before = free_bytes(rt.deviceGetPCIBusId(number))
-    rt.setDevice(number)
+    _work_on(number)
     rt.free(0)  # makes the context
     return max(0, (before or 0) - int(rt.memGetInfo()[0]))
 
@@ -214,13 +217,10 @@ class CupyDriver:
             return found
 
     def launch(self, launch: Launch, stream: Stream) -> None:
-        pointers = (ctypes.c_void_p * len(launch.arguments))(
-            *[ctypes.addressof(argument) for argument in launch.arguments]
-        )
         with self._here("starting a kernel"):
             cu.launchKernel(
                 *(launch.kernel, *launch.grid, launch.block, 1, 1),
-                *(launch.shared, stream, ctypes.addressof(pointers), 0),
+                *(launch.shared, stream, launch.pointers, 0),
             )
 
     @property
@@ -279,20 +279,51 @@ class CupyDriver:
             with suppress(DeviceLost), self._here(what):
                 call()
 
-    @contextmanager
-    def _here(self, what: str) -> Iterator[None]:
+    def _here(self, what: str) -> _Here:
+        return _Here(self._number, self.device.name, what, self._loss)
+
+
+class _Here:
+    """A call of one GPU by this thread. A class and no generator, as a pass makes a dozen of them."""
+
+    __slots__ = ("_loss", "_name", "_number", "_what")
+
+    def __init__(self, number: int, name: str, what: str, loss: Loss) -> None:
+        self._number, self._name, self._what, self._loss = number, name, what, loss
+
+    def __enter__(self) -> None:
         self._loss.check()
-        with _told(f"{self.device.name}: {what}", self._loss):
-            rt.setDevice(self._number)
-            yield
+        try:
+            _work_on(self._number)
+        except ERRORS as e:
+            self._raise(e)
+
+    def __exit__(self, kind: object, e: BaseException | None, _: object) -> None:
+        if isinstance(e, ERRORS):
+            self._raise(e)
+
+    def _raise(self, e: Exception) -> NoReturn:
+        """CUDA's errors as ours: what was done, and what CUDA says of it."""
+        what = f"{self._name}: {self._what}: {e}"
+        if getattr(e, "status", None) in STICKY:
+            raise self._loss.by(what) from e
+        raise BackendError(what) from e
+
+
+_thread = threading.local()  # which GPU its calls mean: nobody else in this process tells CUDA
+
+
+def _work_on(number: int) -> None:
+    """From now on the calls of this thread mean this GPU."""
+    if getattr(_thread, "number", None) != number:
+        rt.setDevice(number)
+        _thread.number = number
 
 
 @contextmanager
-def _told(what: str, loss: Loss | None = None) -> Iterator[None]:
-    """CUDA's errors as ours: what was done, and what CUDA says of it."""
+def _told(what: str) -> Iterator[None]:
+    """The same of calls before there is a driver."""
     try:
         yield
-    except (rt.CUDARuntimeError, cu.CUDADriverError) as e:
-        if loss is not None and e.status in STICKY:
-            raise loss.by(f"{what}: {e}") from e
+    except ERRORS as e:
         raise BackendError(f"{what}: {e}") from e

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -70,6 +70,14 @@ class Launch:
     block: int
     shared: int
     arguments: Sequence[Argument]
+    pointers: int = field(init=False)  # where the addresses of the arguments lie, as CUDA wants them
+    _held: object = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        addresses = [ctypes.addressof(argument) for argument in self.arguments]
+        array = (ctypes.c_void_p * len(addresses))(*addresses)
+        object.__setattr__(self, "_held", array)
+        object.__setattr__(self, "pointers", ctypes.addressof(array))
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,11 @@ class Workplaces:
             self._places.append(found)
         return found[1]
 
+    @property
+    def largest(self) -> tuple[int, Address]:
+        """Bytes of the largest there is, and where it is; none: 0 bytes."""
+        return max(self._places, default=(0, 0))
+
     def _new(self, wished: int, nbytes: int) -> tuple[int, Address]:
         try:
             return wished, self._memory.take(wished, "values of passes")

@@ -12,9 +12,10 @@ import numpy as np
 
 from hetrun.backend import FLOAT_BYTES, Done, Floats, Pass, PassShape, Segment
 from hetrun.backends.cuda import top_k
+from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address
 from hetrun.backends.cuda.kv_mirror import Homecoming
-from hetrun.backends.cuda.lowering import Emitter, Place
+from hetrun.backends.cuda.lowering import Emitter, Place, rows_of
 from hetrun.backends.cuda.result import Result
 from hetrun.backends.cuda.states.mirror import Written
 from hetrun.backends.cuda.top_k import Choosing
@@ -36,10 +37,14 @@ class CudaRunner:
         self._backend, self._memory = backend, backend.gpu.memory
         self._slabs, self._states, self._kv = list(place.slabs.values()), place.states, place.kv
         self._borrowed = list(place.borrowed.values())
-        measured, gpu = Emitter(place, segment, shape, 0, 0), backend.gpu
-        base = gpu.workplaces.of(measured.nbytes)
-        self._begin = self._memory.take(measured.result_bytes, "results of a pass")
-        emitted = Emitter(place, segment, shape, base, self._begin)
+        size = _result_bytes(segment, shape)
+        self._begin = self._memory.take(size, "results of a pass")
+        try:
+            emitted = self._emitted(place, segment, shape)
+        except BaseException:
+            self._memory.give(self._begin)
+            raise
+        assert emitted.result_bytes <= size
         self._given, self._given_at, self._portions = emitted.given, emitted.given_at, emitted.portions
         there = [v for v in segment.reads if emitted.rows(v)]
         self._reads = [(v, emitted.inputs[v]) for v in there]
@@ -51,6 +56,16 @@ class CudaRunner:
         self._empty = [v for v in segment.writes if not emitted.rows(v)]
         self._choosing: dict[int, Choosing | None] = {}  # by how many; None: there was no memory for that
         self._done, self._is_long = self._memory.driver.event(), False
+
+    def _emitted(self, place: Place, segment: Segment, shape: PassShape) -> Emitter:
+        """The work of a segment, in a place that others use, too. What it takes is known only then, so the
+        largest place is tried first: writing all of it down takes milliseconds, and the device waits."""
+        room, base = self._backend.gpu.workplaces.largest
+        emitted = Emitter(place, segment, shape, base, self._begin)
+        if emitted.nbytes > room:
+            base = self._backend.gpu.workplaces.of(emitted.nbytes)
+            emitted = Emitter(place, segment, shape, base, self._begin)
+        return emitted
 
     def _landing(self, rows: int, width: int) -> Floats:
         memory = self._memory.driver.pinned(FLOAT_BYTES * rows * width)
@@ -165,6 +180,12 @@ class CudaRunner:
             each.close()
         self._memory.give(self._begin)
         self._memory.driver.drop(self._done)
+
+
+def _result_bytes(segment: Segment, shape: PassShape) -> int:
+    """Memory of all results, each with a place of its own."""
+    sizes = [FLOAT_BYTES * rows_of(value, shape) * value.width for value in set(segment.writes)]
+    return sum(in_arena(size) for size in sizes)
 
 
 @dataclass(frozen=True, slots=True)

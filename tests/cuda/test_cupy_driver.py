@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import importlib.util
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
 
+from hetrun.backends.cuda.driver import Driver
 from hetrun.errors import BackendError, BudgetError, DeviceLost
 from tests.cuda.fake_cuda import ADDRESS, CONTEXT, INVALID, MEMORY, OUT, RUNTIME, FakeCuda, under_cupy_driver
 
@@ -151,6 +153,27 @@ def test_an_error_that_passes_is_no_loss(cuda: FakeCuda, module: ModuleType) -> 
         driver.stream()
     del cuda.fails["streamCreateWithFlags"]
     driver.stream()
+
+
+def test_a_thread_says_once_which_gpu_it_means(cuda: FakeCuda, module: ModuleType) -> None:
+    one, other = module.CupyDriver(0), module.CupyDriver(1)
+    cuda.calls.clear()
+
+    def work(*drivers: Driver) -> list[str]:
+        before = len(cuda.calls)
+        for driver in drivers:
+            driver.record(driver.event(), driver.stream())
+        return [name for name in cuda.calls[before:] if name == "setDevice"]
+
+    assert len(work(one, one, other, other, one)) == 3
+    assert work(one) == []
+    with ThreadPoolExecutor(1) as pool:
+        assert len(pool.submit(work, one, one).result()) == 1
+    cuda.fails["setDevice"] = INVALID
+    with pytest.raises(BackendError, match="making an event: cudaError 1"):
+        work(other)
+    cuda.fails.clear()
+    assert len(work(other)) == 1, "what failed is said again"
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("cupy_backends"), reason="CuPy is not installed")

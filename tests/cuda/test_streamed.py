@@ -225,7 +225,8 @@ def test_blocks_in_any_order_are_whole_when_work_begins(seed: int) -> None:
 
 
 def test_what_follows_is_brought_ahead() -> None:
-    """In the second round nothing is brought when it is needed: it is on its way by then."""
+    """Also in the first round, as work is compiled in its order: late are only what comes first, and
+    what comes behind the last one, which nobody knows then. Asking again later brings nothing."""
     driver = EmulatedDriver()
     memory = Memory(driver, 8 << 20)
     ring = Ring(memory, 40 << 10)
@@ -237,10 +238,35 @@ def test_what_follows_is_brought_ahead() -> None:
         ring.need(block)
         ring.done(block)
         ring.ahead()
-    assert late[:4] == [True] * 4
-    assert late[5:] == [False] * 7
+        crossed = ring.crossed
+        ring.ahead()
+        assert ring.crossed == crossed
+    assert late == [True, False, False, False, True] + 7 * [False]
     assert ring.crossed <= (12 + 2) * (16 << 10), "nothing twice"
     for block in blocks:
+        ring.forget(block)
+    memory.close()
+    driver.close()
+
+
+def test_what_is_forgotten_is_brought_by_nobody() -> None:
+    """Also where a block that made room since was followed by it."""
+    driver = EmulatedDriver()
+    memory = Memory(driver, 8 << 20)
+    ring = Ring(memory, 40 << 10)
+    blocks = [ring.block([on_host(driver, 16 << 10)]) for _ in range(4)]
+    for block in blocks:
+        ring.need(block)
+        ring.done(block)
+    assert not blocks[0].there
+    assert blocks[0].next is blocks[1]
+    ring.forget(blocks[1])
+    crossed = ring.crossed
+    ring.need(blocks[0])
+    ring.done(blocks[0])
+    ring.ahead()
+    assert ring.crossed == crossed + (16 << 10)
+    for block in (blocks[0], *blocks[2:]):
         ring.forget(block)
     memory.close()
     driver.close()

@@ -181,7 +181,7 @@ template <> struct Few<F16, true> {
             uint4 key[2][THIRTY_TWOS], value[4];
 #pragma unroll
             for (int n = 0; n < 2; n++)
-                for (int i = 0; i < THIRTY_TWOS; i++) key[n][i] = *(const uint4 *)(k[n] + 64 * i);
+                for (int i = 0; i < THIRTY_TWOS; i++) key[n][i] = __ldg((const uint4 *)(k[n] + 64 * i));
             read_values(v, 0, group, value);  // they come while scores are computed
             float scores[2][4];
 #pragma unroll
@@ -249,7 +249,7 @@ template <> struct Few<F16, true> {
                                                        uint4 (&value)[4]) {
         bool there = HEAD % 64 == 0 || 64 * h + 8 * group < HEAD;
         for (int i = 0; i < 4; i++)
-            value[i] = there ? *(const uint4 *)(v[i] + 128 * h) : make_uint4(0, 0, 0, 0);
+            value[i] = there ? __ldg((const uint4 *)(v[i] + 128 * h)) : make_uint4(0, 0, 0, 0);
     }
 };
 

@@ -5,7 +5,7 @@
 // where addresses and widths allow it. And nothing may compute for longer than it reads: rows and columns are
 // told apart by divisions of 32 bits, which take a fifth of the instructions of those of 64.
 
-#include "common.cuh"
+#include "int8.cuh"
 
 #define EACH(i, n) \
     for (int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (int64)gridDim.x * blockDim.x)
@@ -32,9 +32,10 @@ __device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-// x / sqrt(mean(x^2) + eps) * w; each of `heads` slices of a row by itself, all with one w.
-extern "C" __global__ void rms_norm(const float *x, const float *w, float *y, int width, int heads,
-                                    float eps) {
+// x / sqrt(mean(x^2) + eps) * w; each of `heads` slices of a row by itself, all with one w. `in_bytes`, if it
+// is not null, gets the same as rows of bytes: of one slice, whose width is a multiple of 32.
+extern "C" __global__ void rms_norm(const float *x, const float *w, float *y, byte *in_bytes, int width,
+                                    int heads, float eps) {
     int n = width / heads;
     const float *from = x + (int64)blockIdx.x * n;
     float *to = y + (int64)blockIdx.x * n, sum = 0.0f;
@@ -47,12 +48,19 @@ extern "C" __global__ void rms_norm(const float *x, const float *w, float *y, in
     else
         for (int i = threadIdx.x; i < n; i += blockDim.x) sum = fmaf(from[i], from[i], sum);
     float s = 1.0f / sqrtf(block_sum(sum, (float *)shared_memory) / n + eps);
-    if (wide)
-        for (int i = threadIdx.x; i < n / WIDE; i += blockDim.x) {
-            float4 v = ((const float4 *)from)[i], u = ((const float4 *)w)[i];
-            ((float4 *)to)[i] = {v.x * s * u.x, v.y * s * u.y, v.z * s * u.z, v.w * s * u.w};
+    if (wide) {
+        byte *row = in_bytes ? in_bytes + (int64)blockIdx.x * int8_row(n) : nullptr;
+        for (int begin = 0; begin < n / WIDE; begin += blockDim.x) {  // the same for all lanes of a warp
+            int i = begin + threadIdx.x;
+            bool there = i < n / WIDE;
+            float4 z = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (there) {
+                float4 v = ((const float4 *)from)[i], u = ((const float4 *)w)[i];
+                ((float4 *)to)[i] = z = {v.x * s * u.x, v.y * s * u.y, v.z * s * u.z, v.w * s * u.w};
+            }
+            if (row) put_rounded(z, there, row, n, i);
         }
-    else
+    } else
         for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i] * s * w[i];
 }
 
@@ -198,6 +206,53 @@ extern "C" __global__ void round_bf16(const float *x, __nv_bfloat16 *z, int64 n)
         ((uint2 *)z)[i] = {two_bf16(v.x, v.y), two_bf16(v.z, v.w)};
     }
     EACH(i, n - wide * WIDE) z[wide * WIDE + i] = __float2bfloat16(x[wide * WIDE + i]);
+}
+
+// Rows as bytes with a scale for each 32 columns: bytes[n, cols], scales[cols / 32, stride] with the scale and
+// the scaled sum of the bytes. A warp has the same 32 columns of four rows, so that what it writes lies
+// together.
+#define BY_BYTES 12582912.0f  // a float that ends in the bits of what is added to it, rounded to the nearest
+
+extern "C" __global__ void round_runs(const float *x, byte *bytes, float2 *scales, int n, int cols,
+                                      int stride) {
+    int groups = cols / 32, lane = threadIdx.x % WARP, fours = (n + 3) / 4;
+    int64 warps = (int64)gridDim.x * (blockDim.x / WARP);
+    int64 first = (int64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    for (int64 i = first; i < (int64)fours * groups; i += warps) {
+        int row = (int)(i / groups) * 4 + lane / 8, group = (int)(i % groups);
+        int64 at = (int64)min(row, n - 1) * cols + 32 * group + lane % 8 * 4;
+        float4 v = *(const float4 *)(x + at);
+        // Compared as integers, where what is not a number is the largest: it must be seen in the result.
+        int bits = max(max(__float_as_int(fabsf(v.x)), __float_as_int(fabsf(v.y))),
+                       max(__float_as_int(fabsf(v.z)), __float_as_int(fabsf(v.w))));
+        for (int i = 4; i > 0; i /= 2) bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, i));
+        float scale = __int_as_float(bits) / 127.0f, inverse = 1.0f / scale;
+        if (inverse == INFINITY_F) inverse = 0.0f;
+        float rounded[4] = {fmaf(v.x, inverse, BY_BYTES), fmaf(v.y, inverse, BY_BYTES),
+                            fmaf(v.z, inverse, BY_BYTES), fmaf(v.w, inverse, BY_BYTES)};
+        float sum = 0.0f;
+        uint_t word = 0;
+        for (int j = 0; j < 4; j++) {
+            sum += rounded[j] - BY_BYTES;
+            word |= (__float_as_uint(rounded[j]) & 0xff) << 8 * j;
+        }
+        for (int i = 4; i > 0; i /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, i);
+        if (row >= n) continue;
+        *(uint_t *)(bytes + at) = word;
+        if (lane % 8 == 0) scales[(int64)group * stride + row] = make_float2(scale, scale * sum);
+    }
+}
+
+// Rows of floats as rows of bytes: four numbers of a thread at a time, and all lanes of a warp to the end.
+extern "C" __global__ void round_int8(const float *x, byte *y, int cols, int64 n) {
+    int64 row_bytes = int8_row(cols), fours = n / WIDE;
+    for (int64 begin = (int64)blockIdx.x * blockDim.x; begin < fours; begin += (int64)gridDim.x * blockDim.x) {
+        int64 i = begin + threadIdx.x;
+        bool there = i < fours;
+        Spot at = spot(there ? i : 0, cols / WIDE);
+        float4 v = there ? ((const float4 *)x)[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        put_rounded(v, there, y + at.row * row_bytes, cols, at.column);
+    }
 }
 
 // --- rows and columns: of floats, or of float4, of which a row has a fourth as many
