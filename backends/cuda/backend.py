@@ -22,9 +22,9 @@ from hetrun.backends.cuda import fusion, weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.attention_launch import WIDEST
 from hetrun.backends.cuda.gpu import Gpu
+from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kv_mirror import Part, Parts
 from hetrun.backends.cuda.lowering import KINDS, Place
-from hetrun.backends.cuda.matmul_launch import takes_int8
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.stages import laid_out
@@ -37,7 +37,6 @@ from hetrun.memory.kv.cache import KvCache
 
 # The error of a product in parts of its size: of a rounded input, and of weights that are rounded as well.
 ROUNDED_INPUT, ROUNDED_BOTH = 1.7e-3, 2.4e-3
-EIGHT_BITS = 6e-3  # of an input that was rounded to bytes
 # The window through which weights cross: so many times what a layer needs at once, so that one part of it is
 # filled while another is read; and at most so much of what weights could have.
 WINDOWS, WINDOW_SHARE = 2, 0.5
@@ -51,7 +50,7 @@ class CudaBackend(Backend):
     asynchronous = True
     keeps_states = True
     arithmetic = "bf16"
-    exact = True  # until somebody says that inputs of few rows may be rounded to bytes
+    exact = True  # until somebody says that inputs may be rounded to bytes
 
     def __init__(self, name: str, gpu: Gpu) -> None:
         self.name, self.gpu = name, gpu
@@ -104,8 +103,8 @@ class CudaBackend(Backend):
     def rounding(self, op: Op) -> float:
         if op.kind not in ("linear", "head"):
             return 0.0
-        if not self.exact and takes_int8(op.weights[0].quant.name, op.weights[0].shape[1]):
-            return EIGHT_BITS
+        if not self.exact and int8.takes(weights.held_as(fusion.uses(op)[0]).name, 1, op.inputs[0].width):
+            return int8.ROUNDING
         return ROUNDED_INPUT if op.weights[0].quant.name == "BF16" else ROUNDED_BOTH
 
     def alike(self, ops: Sequence[Op]) -> int:
@@ -151,9 +150,11 @@ class CudaBackend(Backend):
         weights, blocks = laid_out(gpu.ring, segment, buffers)
         kept = [(op.attrs.layer, op.kind) for op in segment.ops if isinstance(op.attrs, Stateful)]
         states = gpu.states_of(kv, tuple(sorted(kept)))
-        scratch = gpu.scratch, gpu.scratch_bytes
+        scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
+        chip = device.processors, 0 if self.exact else int8.most_rows(device)
+        exact = self.exact
         place = Place(
-            gpu.library, weights, blocks, kv, slabs, borrowed, states, self.exact, gpu.rotations, *scratch
+            gpu.library, weights, blocks, kv, slabs, borrowed, states, exact, gpu.rotations, *scratch, *chip
         )
         return CudaRunner(self, segment, shape, place)
 

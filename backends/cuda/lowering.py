@@ -12,6 +12,7 @@ from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
 from hetrun.backends.cuda.fusion import Gated, Item, Products
+from hetrun.backends.cuda.int8 import lowering as int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.matmul_launch import Output
@@ -60,6 +61,8 @@ class Place:
     rotations: Rotations
     scratch: Address  # for weights that are unpacked
     scratch_bytes: int
+    processors: int
+    int8_rows: int  # of a pass, up to which products may round their input to bytes; 0: none may
 
     def slabs_of(self, group: int, part: Part) -> Slabs:
         """Where some heads of a layer have their rows."""
@@ -93,8 +96,9 @@ class Emitter:
         for i, item in enumerate(items):
             if i in place.blocks:
                 self.portions.append(Portion(place.blocks[i]))
+            self._ends = last.get(i, [])
             self._emit(item)
-            for value in last.get(i, ()):
+            for value in self._ends:
                 for made in (self.at, self._in_bytes):
                     if value in made:
                         self.arena.give(made.pop(value))
@@ -161,33 +165,40 @@ class Emitter:
     # --- products
 
     def _products(self, item: Products) -> None:
-        x = item.ops[0].inputs[0]
-        targets = [self.make(value) for value in item.outs]
-        addends = [item.addend(i) for i in range(len(item.ops))]
-        if self.rows(x) <= FEW:
-            self._few(x, item.ops, targets, [self.at[v] if v else 0 for v in addends])
-            return
-        with_bf16 = self.rounded(x)
-        for op, target, addend in zip(item.ops, targets, addends, strict=True):
-            self._many(op, x, with_bf16, target)
-            if addend:
-                n = self.rows(op.out) * op.out.width
-                self.each("add", n, at(target), at(self.at[addend]), at(target), long(n))
-        self.arena.give(with_bf16)
-
-    def _few(
-        self, x: Value, ops: Sequence[Op], targets: Sequence[Address], addends: Sequence[Address]
-    ) -> None:
-        outputs = []
-        for op, target, addend in zip(ops, targets, addends, strict=True):
-            weight, *bias = self.held(op)
-            rows = weight.shape[0]
-            outputs.append(Output(weight.address, bias[0].address if bias else 0, addend, target, rows, rows))
-        if self.takes_bytes(weight):
-            source, columns = matmul_launch.source(weight.quant.name, int8=True), self.in_bytes(x)
-            self.few_of(source, columns, outputs, int8=True)
+        x, weight = item.ops[0].inputs[0], self.held(item.ops[0])[0]
+        if self.rows(x) <= FEW and self.takes_bytes(weight):
+            source, outputs = matmul_launch.source(weight.quant.name, int8=True), self._outputs(item)
+            self.few_of(source, self.in_bytes(x), outputs, in_bytes=True)
+        elif self.rows(x) <= FEW:
+            self.few(weight.source, x, self._outputs(item))
+        elif int8.takes(self, item.ops[0]):
+            int8.products(self, x, weight, self._outputs(item))
         else:
-            self.few(weight.source, x, outputs)
+            with_bf16 = self.rounded(x)
+            for i, op in enumerate(item.ops):
+                self._summed(op, x, with_bf16, item.outs[i], item.addend(i))
+            self.arena.give(with_bf16)
+
+    def _summed(self, op: Op, x: Value, x_bf16: Address, out: Value, addend: Value | None) -> None:
+        """A product of many tokens, and what it is added to: into that itself where nobody reads it later."""
+        if addend and addend in self._ends and out not in self._kept:
+            self.at[out] = self.at.pop(addend)
+            self._many(op, x, x_bf16, self.at[out], add=True)
+            return
+        target, n = self.make(out), self.rows(out) * out.width
+        self._many(op, x, x_bf16, target)
+        if addend:
+            self.each("add", n, at(target), at(self.at[addend]), at(target), long(n))
+
+    def _outputs(self, item: Products) -> Sequence[Output]:
+        """The matrices of a launch, with what is added to each."""
+        outputs = []
+        for i, (op, out) in enumerate(zip(item.ops, item.outs, strict=True)):
+            (weight, *bias), target = self.held(op), self.make(out)
+            rows, addend = weight.shape[0], item.addend(i)
+            add = self.at[addend] if addend else 0
+            outputs.append(Output(weight.address, bias[0].address if bias else 0, add, target, rows, rows))
+        return outputs
 
     def few(self, source: Source, x: Value, outputs: Sequence[Output]) -> None:
         """Products of one input with matrices of one type, three at most, each for few tokens at a time."""
@@ -198,13 +209,13 @@ class Emitter:
         source: Source,
         columns: tuple[Address, int, int, int],
         outputs: Sequence[Output],
-        int8: bool = False,
+        in_bytes: bool = False,
     ) -> None:
         """The same for some columns: where they begin, how many, from row to row, and rows."""
         begin, cols, stride, n = columns
         sizes = [int(o.rows) for o in outputs]
-        first, second, third = (*outputs, Output(), Output())[: fusion.MOST]
-        name, grid = f"few_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, *sizes, int8=int8),)
+        first, second, third = matmul_launch.three(outputs)
+        name, grid = f"few_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, *sizes, int8=in_bytes),)
         facts = at(begin), number(cols), number(stride), number(n)
         self.do(source, name, grid, matmul_launch.THREADS, first, second, third, *facts)
 
@@ -266,8 +277,9 @@ class Emitter:
         self.each("round_bf16", n, at(self.at[x]), at(target), long(n))
         return target
 
-    def _many(self, op: Op, x: Value, x_bf16: Address, target: Address) -> None:
-        """A product by cuBLAS, of as many rows of weights at once as there is room to unpack."""
+    def _many(self, op: Op, x: Value, x_bf16: Address, target: Address, add: bool = False) -> None:
+        """A product by cuBLAS, of as many rows of weights at once as there is room to unpack; `add`:
+        to what is there."""
         weight, *bias = self.held(op)
         rows, cols = weight.shape
         n, plain = self.rows(x), weight.quant.name == "BF16"
@@ -281,7 +293,7 @@ class Emitter:
                 arguments = at(begin), at(self.place.scratch), long(pieces)
                 self.do(weight.source, "unpack_bf16", grid, THREADS, *arguments)
                 begin = self.place.scratch
-            self.give(Product(x_bf16, begin, target + FLOAT_BYTES * a, n, b - a, cols, rows))
+            self.give(Product(x_bf16, begin, target + FLOAT_BYTES * a, n, b - a, cols, rows, add))
         if bias:
             self.each("add_row", n * rows, at(target), at(bias[0].address), number(rows), long(n * rows))
 
@@ -291,13 +303,16 @@ class Emitter:
         if n <= FEW:
             (gate, *gate_bias), (up, *up_bias) = self.held(item.gate), self.held(item.up)
             biases = [at(b[0].address if b else 0) for b in (gate_bias, up_bias)]
-            int8 = self.takes_bytes(gate)
-            begin, cols, stride, _ = self.in_bytes(x) if int8 else (self.at[x], x.width, x.width, n)
-            source = matmul_launch.source(gate.quant.name, int8)
-            name, grid = f"gated_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, width, int8=int8),)
+            small = self.takes_bytes(gate)
+            begin, cols, stride, _ = self.in_bytes(x) if small else (self.at[x], x.width, x.width, n)
+            source = matmul_launch.source(gate.quant.name, small)
+            name, grid = f"gated_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, width, int8=small),)
             given = at(gate.address), at(up.address), *biases
-            facts = at(begin), number(cols), number(stride), number(n), number(_act(item.act))
+            facts = at(begin), number(cols), number(stride), number(n), number(activation_of(item.act))
             self.do(source, name, grid, matmul_launch.THREADS, *given, at(target), number(width), *facts)
+            return
+        if int8.takes(self, item.gate):
+            int8.gated(self, item, target, activation_of(item.act))
             return
         with_bf16, other = self.rounded(x), self.arena.take(FLOAT_BYTES * n * width, "up")
         self._many(item.gate, x, with_bf16, target)
@@ -479,7 +494,7 @@ def rows_at_once(rows: int, most: int) -> int:
     return step if step <= most else max(1, most // TILE_ROWS * TILE_ROWS or most)
 
 
-def _act(op: Op) -> int:
+def activation_of(op: Op) -> int:
     """An activation by the number that the kernels know it by."""
     if not isinstance(op.attrs, Gelu):
         return 0

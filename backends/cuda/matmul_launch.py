@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import Structure, c_int, c_void_p
 
 from hetrun.backends.cuda.programs import Source
@@ -36,6 +37,12 @@ def source(quant: str, int8: bool = False) -> Source:
 def takes_int8(quant: str, cols: int) -> bool:
     """Whether there are products of such weights and bytes."""
     return quant in INT8_TYPES and cols % ROUNDED == 0
+
+
+def three(outputs: Sequence[Output]) -> tuple[Output, Output, Output]:
+    """As many matrices as a launch has; those that are not there have no rows."""
+    first, second, third = (*outputs, Output(), Output())[:3]
+    return first, second, third
 
 
 def group_of(tokens: int) -> int:

@@ -12,6 +12,7 @@ from hetrun.backends.cuda import attention_launch, matmul_launch
 from hetrun.backends.cuda.attention_launch import ROW, SPLITS, TILE
 from hetrun.backends.cuda.attention_launch import Table as SlabTable
 from hetrun.backends.cuda.driver import Argument, Product
+from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import ROWS as SLAB
 from hetrun.backends.cuda.lowering import MOST_BLOCKS, THREADS
@@ -91,6 +92,8 @@ def kernel_times(table: Table) -> None:
         _gated(bench)
         _unpack(bench)
         _many(bench)
+        for quant in QUANTS[:4]:
+            _in_bytes(bench, quant)
         _attention(bench)
         _small(bench)
 
@@ -156,6 +159,34 @@ def _many(bench: Bench) -> None:
             Source("small"), "round_bf16", grid, THREADS, at(bench.x), at(bench.y), long(n)
         )
         bench.bytes_line(f"round_bf16 {tokens} tokens", bench.seconds([rounding] * 8), 6 * n)
+
+
+def _in_bytes(bench: Bench, quant: str) -> None:
+    """What takes the place of cuBLAS and of unpacking, in passes that may be fast."""
+    nbytes, processors = by_name(quant).row_bytes(WIDTH) * INNER, bench.memory.driver.device.processors
+    for tokens in MANY:
+        rounded = int8.rounded_at(bench.x, tokens, WIDTH)
+        size = int8.tile(tokens, processors, INNER)
+        work = [
+            bench.library.launch(
+                *(int8.source(quant), f"products_{size}"),
+                *((int8.blocks(size, tokens, INNER),), int8.threads(size)),
+                *(Output(w, 0, 0, bench.y, INNER, INNER), Output(), Output(), rounded),
+                shared=int8.shared(size),
+            )
+            for w in bench.copies(nbytes, 8)
+        ]
+        flops = 2.0 * tokens * INNER * WIDTH
+        bench.flops_line(f"products_{size} {quant} {tokens} tokens", bench.seconds(work), flops)
+        rounding = bench.library.launch(
+            Source("small"),
+            "round_runs",
+            int8.rounding_grid(tokens, WIDTH),
+            int8.ROUNDING_THREADS,
+            *(at(bench.x), at(bench.y), at(bench.y + tokens * WIDTH)),
+            *(number(tokens), number(WIDTH), number(rounded.stride)),
+        )
+        bench.bytes_line(f"round_runs {tokens} tokens", bench.seconds([rounding] * 8), 5 * tokens * WIDTH)
 
 
 def _attention(bench: Bench) -> None:

@@ -32,8 +32,7 @@ ARCHITECTURES = "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"
 # that is the one which everything is made for. How weights of each type are read is in UNPACKED.
 QUICK = (
     *("small", "rows", "grouping", "convolution", "products Q4_K", "tiles Q4_K", "attention F16 128"),
-    "attention_tiles F16 128",
-    "delta_net 128",
+    *("attention_tiles F16 128", "int8_products Q4_K", "delta_net 128"),
 )
 
 REGISTERS = 65536  # of a multiprocessor: a block that wants more does not start

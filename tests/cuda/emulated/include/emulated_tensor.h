@@ -41,6 +41,38 @@ inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
     }
 }
 
+namespace emulated {
+
+// Products of bytes, `words` of a row deep.
+inline void multiply_words(int (&made)[4], const unsigned *a, const unsigned *b, int words, const int (&c)[4]) {
+    Factors mine = {};
+    memcpy(mine.a, a, sizeof(unsigned) * 2 * words);
+    memcpy(mine.b, b, sizeof(unsigned) * words);
+    Shown<Factors> shown(&mine);
+    int group = lane() / 4, place = lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        int row = group, column = 2 * place + i % 2;
+        made[i] = c[i];
+        for (int k = 0; k < 4 * words; k++) {
+            unsigned left = shown.of(4 * row + k % 4)->a[i / 2 + k / 4 * 2];
+            unsigned right = shown.of(4 * column + k % 4)->b[k / 4];
+            for (int n = 0; n < 32; n += 8) made[i] += (signed char)(left >> n) * (signed char)(right >> n);
+        }
+    }
+}
+
+}  // namespace emulated
+
+inline void multiply_bytes(int (&made)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const int (&c)[4]) {
+    unsigned b[2] = {b0, b1};
+    emulated::multiply_words(made, a, b, 2, c);
+}
+
+inline void multiply_bytes(int (&made)[4], unsigned a0, unsigned a1, unsigned b, const int (&c)[4]) {
+    unsigned a[2] = {a0, a1};
+    emulated::multiply_words(made, a, &b, 1, c);
+}
+
 inline void load_blocks_as(unsigned (&m)[4], const void *row, bool turned) {
     if ((uintptr_t)row % 16) emulated::fail("a row of a block that is not aligned");
     emulated::Shown<half> shown((const half *)row);

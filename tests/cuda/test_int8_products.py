@@ -1,0 +1,219 @@
+"""Products of many tokens in bytes on the emulator: each type of weights, against numpy."""
+
+from __future__ import annotations
+
+from ctypes import c_void_p
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from hetrun.backend.conformance.random_weights import packed
+from hetrun.backends.cuda.int8 import launch as int8
+from hetrun.backends.cuda.int8.launch import RUN, Input
+from hetrun.backends.cuda.lowering import SMALL
+from hetrun.backends.cuda.matmul_launch import Output
+from hetrun.graph.quant import by_name
+from tests.cuda.emulated.kernels import needs_compiler, run
+from tests.cuda.test_matmul import activated, any_bytes, output
+from tests.cuda.test_tiles import aligned
+from tests.support.tiers import first
+
+pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
+# Each type is a program of its own. These have minima, runs of two scales, nibbles, and bytes as they are.
+EVERYDAY = ["Q4_K", "Q6_K", "Q4_0", "Q8_0"]
+EACH = first([*EVERYDAY, *sorted(int8.TYPES - set(EVERYDAY))], len(EVERYDAY))
+CLOSE = 2e-6  # sums in float32, of what is multiplied exactly
+
+
+@dataclass
+class Rounded:
+    """Rows as kernels have them, and as numbers."""
+
+    memory: np.ndarray
+    shape: tuple[int, int]
+
+    @property
+    def given(self) -> Input:
+        return int8.rounded_at(self.memory.ctypes.data, *self.shape)
+
+    @property
+    def bytes(self) -> np.ndarray:
+        n, cols = self.shape
+        return self.memory[: n * cols].view(np.int8).reshape(n, cols // RUN, RUN)
+
+    @property
+    def scales(self) -> np.ndarray:
+        """By run and row: a scale, and a scaled sum."""
+        n, cols = self.shape
+        floats = self.memory[n * cols :].view(np.float32)
+        return floats.reshape(cols // RUN, int8.stride(n), 2)[:, :n]
+
+    @property
+    def numbers(self) -> np.ndarray:
+        scaled: np.ndarray = self.bytes * self.scales[..., 0].T[..., None].astype(np.float64)
+        return scaled.reshape(self.shape)
+
+
+def rounded(x: np.ndarray) -> Rounded:
+    n, cols = x.shape
+    made = Rounded(aligned(np.full(int8.rounded_bytes(n, cols), 0xA5, np.uint8)), (n, cols))
+    given = made.given
+    arguments = aligned(x), c_void_p(given.bytes), c_void_p(given.scales), n, cols, given.stride
+    run(SMALL, "round_runs", (3,), 64, *arguments)
+    return made
+
+
+def inputs(tokens: int, cols: int, seed: int = 1) -> np.ndarray:
+    """Runs of different sizes, so that a wrong scale shows."""
+    rng = np.random.default_rng(seed)
+    sizes = np.exp(rng.standard_normal((tokens, cols // RUN, 1)))
+    x: np.ndarray = (sizes * rng.standard_normal((tokens, cols // RUN, RUN))).reshape(tokens, cols)
+    return x.astype(np.float32)
+
+
+def stored(quant: str, rows: int, cols: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    numbers = np.random.default_rng(seed).standard_normal((rows, cols), dtype=np.float32)
+    raw = packed(numbers, by_name(quant))
+    return aligned(raw), by_name(quant).dequantise(raw, cols).astype(np.float64)
+
+
+def products(quant: str, x: Rounded, *outputs: Output, size: int = 64) -> None:
+    three = (*outputs, Output(), Output())[:3]
+    grid = (int8.blocks(size, x.shape[0], *(int(o.rows) for o in outputs)),)
+    source, threads, shared = int8.source(quant), int8.threads(size), int8.shared(size)
+    run(source, f"products_{size}", grid, threads, *three, x.given, shared=shared)
+
+
+def close(found: np.ndarray, right: np.ndarray, part: float = CLOSE) -> None:
+    assert np.abs(found - right).max() <= part * np.abs(right).max()
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 4, 37])
+def test_rows_are_rounded_in_runs(tokens: int) -> None:
+    x = inputs(tokens, 96)
+    x[tokens // 2, 32:64] = 0
+    made = rounded(x)
+    runs = x.reshape(tokens, 3, RUN).astype(np.float64)
+    scale = np.abs(runs).max(axis=-1) / 127
+    np.testing.assert_allclose(made.scales[..., 0], scale.T, rtol=1e-6)
+    # To the nearest; what lies in the middle may go either way.
+    assert (np.abs(made.bytes * scale[..., None] - runs) <= (0.5 + 1e-4) * scale[..., None]).all()
+    sums = made.bytes.sum(axis=-1, dtype=np.int64) * scale
+    np.testing.assert_allclose(made.scales[..., 1], sums.T, rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_not_a_number_is_seen_in_its_row_only() -> None:
+    x = inputs(3, 128)
+    x[1, 70] = np.nan
+    raw, _ = stored("Q8_0", 8, 128)
+    y = np.zeros((3, 8), np.float32)
+    products("Q8_0", rounded(x), output(raw, y))
+    assert np.isnan(y[1]).all()
+    assert np.isfinite(y[[0, 2]]).all()
+
+
+def test_numbers_too_small_for_a_scale_are_zeros() -> None:
+    x = np.full((2, 64), 1e-40, np.float32)
+    assert not rounded(x).bytes.any()
+
+
+@pytest.mark.parametrize("quant", EACH)
+def test_products(quant: str) -> None:
+    # Fewer tokens, and rows of weights, than a block has room for, and some more than that.
+    for tokens, rows, cols in ((5, 10, 256), (70, 67, 512)):
+        raw, w = stored(quant, rows, cols)
+        x, y = rounded(inputs(tokens, cols)), np.full((tokens, rows), np.nan, np.float32)
+        products(quant, x, output(raw, y))
+        close(y, x.numbers @ w.T)
+
+
+@pytest.mark.parametrize("quant", EACH)
+@pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:overflow encountered")
+def test_weights_are_what_the_file_says(quant: str) -> None:
+    """Every bit of a block counts: columns one by one, as products with rows that have a single number."""
+    rows, cols = 9, 256
+    raw = any_bytes(quant, rows, cols)
+    w = by_name(quant).dequantise(raw, cols)
+    for begin in (0, 64, 128, 192):
+        x, y = np.zeros((64, cols), np.float32), np.zeros((64, rows), np.float32)
+        x[np.arange(64), begin + np.arange(64)] = 127
+        products(quant, rounded(x), output(raw, y))
+        right = 127 * w[:, begin : begin + 64].T
+        there = np.isfinite(right) & np.isfinite(y)
+        assert there.any()
+        # A weight and its minimum may be larger than what they leave.
+        size = np.abs(np.where(np.isfinite(w), w, 0)).max(axis=1)
+        assert (np.abs(y - right) <= 127 * 3e-6 * np.maximum(size, 1e-30))[there].all()
+
+
+@pytest.mark.parametrize("quant", EVERYDAY)
+def test_large_tiles(quant: str) -> None:
+    raw, w = stored(quant, 150, 256)
+    x, y = rounded(inputs(140, 256)), np.full((140, 150), np.nan, np.float32)
+    products(quant, x, output(raw, y), size=128)
+    close(y, x.numbers @ w.T)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_a_row_does_not_depend_on_the_tile(size: int) -> None:
+    raw, _ = stored("Q4_K", 20, 256)
+    x = inputs(33, 256)
+    alone, together = np.zeros((1, 20), np.float32), np.zeros((33, 20), np.float32)
+    products("Q4_K", rounded(x[32:]), output(raw, alone))
+    products("Q4_K", rounded(x), output(raw, together), size=size)
+    assert (alone[0] == together[32]).all()
+
+
+def test_the_largest_sums() -> None:
+    """Of bytes that are all as large as can be."""
+    raw = aligned(np.tile(np.concatenate([[0x00, 0x3C], np.full(32, 0x80)]).astype(np.uint8), 2 * 8))
+    x, y = np.full((4, 64), -127, np.float32), np.zeros((4, 8), np.float32)
+    products("Q8_0", rounded(x), output(raw, y))
+    assert (y == 64 * 127 * 128).all()
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q8_0"])
+def test_rows_of_one_slab_more(quant: str) -> None:
+    raw, w = stored(quant, 7, 192)
+    x, y = rounded(inputs(3, 192)), np.full((3, 7), np.nan, np.float32)
+    products(quant, x, output(raw, y))
+    close(y, x.numbers @ w.T)
+
+
+def test_three_matrices_with_one_input() -> None:
+    sizes, tokens, cols = (70, 5, 16), 9, 256
+    made = [stored("Q4_K", n, cols, seed) for seed, n in enumerate(sizes)]
+    results = [np.zeros((tokens, n), np.float32) for n in sizes]
+    bias, add = np.arange(5, dtype=np.float32), inputs(tokens, 32)[:, :16].copy()
+    x = rounded(inputs(tokens, cols))
+    outputs = (
+        output(made[0][0], results[0]),
+        output(made[1][0], results[1], bias=bias),
+        output(made[2][0], results[2], add=add),
+    )
+    products("Q4_K", x, *outputs)
+    right = [x.numbers @ w.T for _, w in made]
+    for found, expected in zip(results, (right[0], right[1] + bias, right[2] + add), strict=True):
+        close(found, expected)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("act", [0, 1, 2])
+def test_gates(size: int, act: int) -> None:
+    rows, tokens, cols = 75, 40, 256
+    (gate, g), (up, u) = (stored("Q4_K", rows, cols, seed) for seed in (0, 1))
+    x, y = rounded(inputs(tokens, cols) / 16), np.full((tokens, rows), np.nan, np.float32)
+    bias, none = np.linspace(-1, 1, rows, dtype=np.float32), c_void_p(None)
+    arguments = gate, up, bias if act else none, none if act else bias, y, rows, act, x.given
+    grid, source = (int8.gated_blocks(size, tokens, rows),), int8.source("Q4_K")
+    shared = int8.shared(size)
+    run(source, f"gated_{size}", grid, int8.threads(size), *arguments, shared=shared)
+    right = activated(x.numbers @ g.T + bias * (act > 0), act) * (x.numbers @ u.T + bias * (act == 0))
+    close(y, right, 1e-5)
+
+
+def test_tiles_leave_work_for_all_processors() -> None:
+    assert int8.tile(40, 1, 4096) == 64
+    assert int8.tile(512, 128, 4096) == 128
+    assert int8.tile(128, 128, 4096) == 64
