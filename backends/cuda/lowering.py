@@ -168,7 +168,7 @@ class Emitter:
         x, weight = item.ops[0].inputs[0], self.held(item.ops[0])[0]
         if self.rows(x) <= FEW:
             self._few(x, weight, self._outputs(item))
-        elif long_int8.takes(self, item.ops[0]):
+        elif long_int8.takes(self, weight, self.rows(x)):
             long_int8.products(self, x, weight, self._outputs(item))
         else:
             with_bf16 = self.rounded(x)
@@ -224,7 +224,7 @@ class Emitter:
         self.do(source, name, grid, matmul_launch.THREADS, first, second, third, *facts)
 
     def _read_in_bytes(self, item: Item) -> Value | None:
-        """The input of an item's products, where few rows of it are multiplied as bytes."""
+        """The input of an item's products, where it is multiplied as bytes."""
         match item:
             case Products():
                 op, which = item.ops[0], 0
@@ -234,8 +234,11 @@ class Emitter:
                 op, which = item, 1  # behind the router
             case _:
                 return None
-        x = op.inputs[0]
-        return x if self.rows(x) <= FEW and self.takes_bytes(self.held(op)[which]) else None
+        x, weight = op.inputs[0], self.held(op)[which]
+        n = self.rows(x)
+        if n <= FEW:
+            return x if self.takes_bytes(weight) else None
+        return x if op.kind != "moe" and long_int8.takes(self, weight, n) else None
 
     def takes_bytes(self, weight: Held) -> bool:
         """Whether few rows are multiplied by a weight as bytes."""
@@ -315,7 +318,7 @@ class Emitter:
             facts = at(begin), number(cols), number(stride), number(n), number(activation_of(item.act))
             self.do(source, name, grid, matmul_launch.THREADS, *given, at(target), number(width), *facts)
             return
-        if long_int8.takes(self, item.gate):
+        if long_int8.takes(self, self.held(item.gate)[0], n):
             long_int8.gated(self, item, target, activation_of(item.act))
             return
         with_bf16, other = self.rounded(x), self.arena.take(FLOAT_BYTES * n * width, "up")
