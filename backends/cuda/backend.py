@@ -25,6 +25,7 @@ from hetrun.backends.cuda.gpu import Gpu
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kv_mirror import Part, Parts
 from hetrun.backends.cuda.lowering import KINDS, Place
+from hetrun.backends.cuda.matmul_launch import takes_int8
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.stages import laid_out
@@ -37,6 +38,7 @@ from hetrun.memory.kv.cache import KvCache
 
 # The error of a product in parts of its size: of a rounded input, and of weights that are rounded as well.
 ROUNDED_INPUT, ROUNDED_BOTH = 1.7e-3, 2.4e-3
+EIGHT_BITS = 6e-3  # of an input that was rounded to bytes
 # The window through which weights cross: so many times what a layer needs at once, so that one part of it is
 # filled while another is read; and at most so much of what weights could have.
 WINDOWS, WINDOW_SHARE = 2, 0.5
@@ -103,9 +105,14 @@ class CudaBackend(Backend):
     def rounding(self, op: Op) -> float:
         if op.kind not in ("linear", "head"):
             return 0.0
-        if not self.exact and int8.takes(weights.held_as(fusion.uses(op)[0]).name, 1, op.inputs[0].width):
-            return int8.ROUNDING
+        if not self.exact and self._in_bytes(op):
+            return EIGHT_BITS
         return ROUNDED_INPUT if op.weights[0].quant.name == "BF16" else ROUNDED_BOTH
+
+    def _in_bytes(self, op: Op) -> bool:
+        """Whether a pass of some length rounds the input of a product to bytes."""
+        quant, cols = weights.held_as(fusion.uses(op)[0]).name, op.weights[0].shape[1]
+        return takes_int8(quant, cols) or int8.takes(quant, 1, cols)
 
     def alike(self, ops: Sequence[Op]) -> int:
         return FEW
@@ -152,9 +159,9 @@ class CudaBackend(Backend):
         states = gpu.states_of(kv, tuple(sorted(kept)))
         scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
         chip = device.processors, 0 if self.exact else int8.most_rows(device)
-        exact = self.exact
         place = Place(
-            gpu.library, weights, blocks, kv, slabs, borrowed, states, exact, gpu.rotations, *scratch, *chip
+            *(gpu.library, weights, blocks, kv, slabs, borrowed, states, self.exact),
+            *(gpu.rotations, *scratch, *chip),
         )
         return CudaRunner(self, segment, shape, place)
 

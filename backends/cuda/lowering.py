@@ -12,7 +12,7 @@ from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
 from hetrun.backends.cuda.fusion import Gated, Item, Products, Turned
-from hetrun.backends.cuda.int8 import lowering as int8
+from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.matmul_launch import Output
@@ -166,13 +166,10 @@ class Emitter:
 
     def _products(self, item: Products) -> None:
         x, weight = item.ops[0].inputs[0], self.held(item.ops[0])[0]
-        if self.rows(x) <= FEW and self.takes_bytes(weight):
-            source, outputs = matmul_launch.source(weight.quant.name, int8=True), self._outputs(item)
-            self.few_of(source, self.in_bytes(x), outputs, in_bytes=True)
-        elif self.rows(x) <= FEW:
-            self.few(weight.source, x, self._outputs(item))
-        elif int8.takes(self, item.ops[0]):
-            int8.products(self, x, weight, self._outputs(item))
+        if self.rows(x) <= FEW:
+            self._few(x, weight, self._outputs(item))
+        elif long_int8.takes(self, weight, self.rows(x)):
+            long_int8.products(self, x, weight, self._outputs(item))
         else:
             with_bf16 = self.rounded(x)
             for i, op in enumerate(item.ops):
@@ -200,6 +197,13 @@ class Emitter:
             outputs.append(Output(weight.address, bias[0].address if bias else 0, add, target, rows, rows))
         return outputs
 
+    def _few(self, x: Value, weight: Held, outputs: Sequence[Output]) -> None:
+        if self.takes_bytes(weight):
+            source, columns = matmul_launch.source(weight.quant.name, int8=True), self.in_bytes(x)
+            self.few_of(source, columns, outputs, int8=True)
+        else:
+            self.few(weight.source, x, outputs)
+
     def few(self, source: Source, x: Value, outputs: Sequence[Output]) -> None:
         """Products of one input with matrices of one type, three at most, each for few tokens at a time."""
         self.few_of(source, (self.at[x], x.width, x.width, self.rows(x)), outputs)
@@ -209,18 +213,18 @@ class Emitter:
         source: Source,
         columns: tuple[Address, int, int, int],
         outputs: Sequence[Output],
-        in_bytes: bool = False,
+        int8: bool = False,
     ) -> None:
         """The same for some columns: where they begin, how many, from row to row, and rows."""
         begin, cols, stride, n = columns
         sizes = [int(o.rows) for o in outputs]
         first, second, third = matmul_launch.three(outputs)
-        name, grid = f"few_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, *sizes, int8=in_bytes),)
+        name, grid = f"few_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, *sizes, int8=int8),)
         facts = at(begin), number(cols), number(stride), number(n)
         self.do(source, name, grid, matmul_launch.THREADS, first, second, third, *facts)
 
     def _read_in_bytes(self, item: Item) -> Value | None:
-        """The input of an item's products, where few rows of it are multiplied as bytes."""
+        """The input of an item's products, where it is multiplied as bytes."""
         match item:
             case Products():
                 op, which = item.ops[0], 0
@@ -230,8 +234,11 @@ class Emitter:
                 op, which = item, 1  # behind the router
             case _:
                 return None
-        x = op.inputs[0]
-        return x if self.rows(x) <= FEW and self.takes_bytes(self.held(op)[which]) else None
+        x, weight = op.inputs[0], self.held(op)[which]
+        n = self.rows(x)
+        if n <= FEW:
+            return x if self.takes_bytes(weight) else None
+        return x if op.kind != "moe" and long_int8.takes(self, weight, n) else None
 
     def takes_bytes(self, weight: Held) -> bool:
         """Whether few rows are multiplied by a weight as bytes."""
@@ -319,8 +326,8 @@ class Emitter:
             facts = at(begin), number(cols), number(stride), number(n), number(activation_of(item.act))
             self.do(source, name, grid, matmul_launch.THREADS, *given, at(target), number(width), *facts)
             return
-        if int8.takes(self, item.gate):
-            int8.gated(self, item, target, activation_of(item.act))
+        if long_int8.takes(self, self.held(item.gate)[0], n):
+            long_int8.gated(self, item, target, activation_of(item.act))
             return
         with_bf16, other = self.rounded(x), self.arena.take(FLOAT_BYTES * n * width, "up")
         self._many(item.gate, x, with_bf16, target)

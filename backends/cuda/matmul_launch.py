@@ -29,6 +29,12 @@ class Output(Structure):
     )
 
 
+def three(outputs: Sequence[Output]) -> tuple[Output, Output, Output]:
+    """As many matrices as a launch has; those that are not there have no rows."""
+    first, second, third = (*outputs, Output(), Output())[:3]
+    return first, second, third
+
+
 def source(quant: str, int8: bool = False) -> Source:
     """The products with weights of a type, and with inputs that are floats or bytes."""
     return Source("products", (("QUANT", quant), *([("INT8", "int8")] if int8 else [])))
@@ -37,12 +43,6 @@ def source(quant: str, int8: bool = False) -> Source:
 def takes_int8(quant: str, cols: int) -> bool:
     """Whether there are products of such weights and bytes."""
     return quant in INT8_TYPES and cols % ROUNDED == 0
-
-
-def three(outputs: Sequence[Output]) -> tuple[Output, Output, Output]:
-    """As many matrices as a launch has; those that are not there have no rows."""
-    first, second, third = (*outputs, Output(), Output())[:3]
-    return first, second, third
 
 
 def group_of(tokens: int) -> int:

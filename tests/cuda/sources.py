@@ -25,7 +25,10 @@ ATTENTION = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv 
 WIDE = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in WIDE_HEADS)
 ATTENTION_TILES = tuple(Source("attention_tiles", source.defines) for source in ATTENTION)
 DELTA_NETS = tuple(launch.delta_net(k_dim) for k_dim in WIDEST)
-SOURCES = *PLAIN, *PRODUCTS, *INT8_PRODUCTS, *TILES, *INT8, *ATTENTION, *ATTENTION_TILES, *WIDE, *DELTA_NETS
+SOURCES = (
+    *(*PLAIN, *PRODUCTS, *INT8_PRODUCTS, *TILES, *INT8),
+    *(*ATTENTION, *ATTENTION_TILES, *WIDE, *DELTA_NETS),
+)
 
 
 def kernels_of(source: Source) -> Sequence[str]:

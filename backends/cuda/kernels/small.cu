@@ -210,41 +210,6 @@ extern "C" __global__ void round_int8(const float *x, byte *y, int cols, int64 n
     }
 }
 
-// Rows as bytes with a scale for each 32 columns: bytes[n, cols], scales[cols / 32, stride] with the scale and
-// the scaled sum of the bytes. A warp has the same 32 columns of four rows, so that what it writes lies
-// together.
-#define BY_BYTES 12582912.0f  // a float that ends in the bits of what is added to it, rounded to the nearest
-
-extern "C" __global__ void round_runs(const float *x, byte *bytes, float2 *scales, int n, int cols,
-                                      int stride) {
-    int groups = cols / 32, lane = threadIdx.x % WARP, fours = (n + 3) / 4;
-    int64 warps = (int64)gridDim.x * (blockDim.x / WARP);
-    int64 first = (int64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    for (int64 i = first; i < (int64)fours * groups; i += warps) {
-        int row = (int)(i / groups) * 4 + lane / 8, group = (int)(i % groups);
-        int64 at = (int64)min(row, n - 1) * cols + 32 * group + lane % 8 * 4;
-        float4 v = *(const float4 *)(x + at);
-        // Compared as integers, where what is not a number is the largest: it must be seen in the result.
-        int bits = max(max(__float_as_int(fabsf(v.x)), __float_as_int(fabsf(v.y))),
-                       max(__float_as_int(fabsf(v.z)), __float_as_int(fabsf(v.w))));
-        for (int i = 4; i > 0; i /= 2) bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, i));
-        float scale = __int_as_float(bits) / 127.0f, inverse = 1.0f / scale;
-        if (inverse == INFINITY_F) inverse = 0.0f;
-        float rounded[4] = {fmaf(v.x, inverse, BY_BYTES), fmaf(v.y, inverse, BY_BYTES),
-                            fmaf(v.z, inverse, BY_BYTES), fmaf(v.w, inverse, BY_BYTES)};
-        float sum = 0.0f;
-        uint_t word = 0;
-        for (int j = 0; j < 4; j++) {
-            sum += rounded[j] - BY_BYTES;
-            word |= (__float_as_uint(rounded[j]) & 0xff) << 8 * j;
-        }
-        for (int i = 4; i > 0; i /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, i);
-        if (row >= n) continue;
-        *(uint_t *)(bytes + at) = word;
-        if (lane % 8 == 0) scales[(int64)group * stride + row] = make_float2(scale, scale * sum);
-    }
-}
-
 // --- rows and columns: of floats, or of float4, of which a row has a fourth as many
 
 template <typename T>
