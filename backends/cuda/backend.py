@@ -81,6 +81,10 @@ class CudaBackend(Backend):
         streamed.exact = self.exact
         return streamed, self.gpu.keep_window(window)
 
+    def most_needed_at_once(self, ops: Sequence[Op]) -> int:
+        items = fusion.fuse(ops, ())
+        return max(self.device_bytes(self.wants(fusion.members(item))) for item in items)
+
     # --- what it can do
 
     def supports(self, op: Op) -> bool:

@@ -550,6 +550,56 @@ def test_the_greatest_logits_come_alone(k: int) -> None:
     right.close()
 
 
+def test_where_memory_is_full_rows_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What chooses needs memory in the middle of a pass: there is another way for it."""
+    mine, right = both()
+    memory = cuda(mine).gpu.memory
+    take = memory.take
+
+    def full(nbytes: int, what: str) -> int:
+        if what == "greatest of rows":
+            raise BudgetError("no room")
+        return take(nbytes, what)
+
+    monkeypatch.setattr(memory, "take", full)
+    a, b = mine.kv.alloc(), right.kv.alloc()
+    for i in range(2):
+        ids = np.array(tokens(5, i))
+        found = mine.executor.choose(Step((Chunk(a, ids, np.array([4])),)), 40)
+        assert not isinstance(found, Greatest)
+        close(found, right.executor.run(Step((Chunk(b, ids, np.array([4])),))))
+    mine.close()
+    right.close()
+
+
+@pytest.mark.parametrize(("long", "sleeps"), [(0.0, True), (1e9, False)])
+def test_nobody_keeps_a_core_busy_for_a_long_pass(
+    monkeypatch: pytest.MonkeyPatch, long: float, sleeps: bool
+) -> None:
+    monkeypatch.setattr("hetrun.backends.cuda.runner.LONG_S", long)
+    driver = EmulatedDriver()
+    mine, _ = both(driver=driver)
+    seq = mine.kv.alloc()
+    for i in range(3):
+        mine.logits(seq, tokens(1, i))
+    assert bool(driver.sleeping) is sleeps
+    assert len(driver.sleeping) <= 1, "from the first long pass of a shape on"
+    mine.close()
+
+
+def test_what_cublas_works_in_counts() -> None:
+    """32 MiB on a GPU; the emulator has less, so that tests are quick."""
+    made = emulated(EmulatedDriver(128 << 20, workspace=32 << 20))
+    with pytest.raises(BudgetError, match="--vram 24 MiB is too little"):
+        made.grant(24 << 20)
+    own = made.grant(made.gpu.least + (2 << 20))
+    assert own
+    assert 1 << 20 <= own.room <= 2 << 20
+    made.start()
+    assert made.gpu.memory.arena.left >= own.room
+    made.close()
+
+
 def test_where_the_host_makes_the_logits_rows_are_whole() -> None:
     mine, _ = both({"": "cuda", "output": "reference"})
     step = Step((Chunk(mine.kv.alloc(), np.array(tokens(5)), np.array([4])),))
