@@ -52,7 +52,7 @@ class CudaBackend(Backend):
     asynchronous = True
     keeps_states = True
     arithmetic = "bf16"
-    exact = True  # until somebody says that inputs of few rows may be rounded to bytes
+    exact = True  # until somebody says that inputs may be rounded to bytes
 
     def __init__(self, name: str, gpu: Gpu) -> None:
         self.name, self.gpu = name, gpu

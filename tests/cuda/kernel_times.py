@@ -165,7 +165,7 @@ def _in_bytes(bench: Bench, quant: str) -> None:
     """What takes the place of cuBLAS and of unpacking, in passes that may be fast."""
     nbytes, processors = by_name(quant).row_bytes(WIDTH) * INNER, bench.memory.driver.device.processors
     for tokens in MANY:
-        rounded = int8.rounded_at(bench.x, tokens, WIDTH)
+        rounded = int8.Input(bench.x, tokens, WIDTH)
         size = int8.tile(tokens, processors, INNER)
         work = [
             bench.library.launch(
@@ -178,15 +178,6 @@ def _in_bytes(bench: Bench, quant: str) -> None:
         ]
         flops = 2.0 * tokens * INNER * WIDTH
         bench.flops_line(f"products_{size} {quant} {tokens} tokens", bench.seconds(work), flops)
-        rounding = bench.library.launch(
-            Source("small"),
-            "round_runs",
-            int8.rounding_grid(tokens, WIDTH),
-            int8.ROUNDING_THREADS,
-            *(at(bench.x), at(bench.y), at(bench.y + tokens * WIDTH)),
-            *(number(tokens), number(WIDTH), number(rounded.stride)),
-        )
-        bench.bytes_line(f"round_runs {tokens} tokens", bench.seconds([rounding] * 8), 5 * tokens * WIDTH)
 
 
 def _attention(bench: Bench) -> None:
@@ -213,7 +204,7 @@ def _attention(bench: Bench) -> None:
             )
             joins = bench.library.launch(
                 *(code, "join", (rows * N_HEADS,), HEAD, at(parts), at(tables)),
-                *(at(bench.y + BIG // 2), number(N_HEADS), at(0)),
+                *(at(bench.y + BIG // 2), number(N_HEADS), at(0), at(0)),
             )
             both = bench.seconds([looks, joins] * 8, 2)
             bench.bytes_line(f"attend_few {rows} rows of {depth}", both, 2.0 * depth * row_bytes)

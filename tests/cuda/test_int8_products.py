@@ -10,10 +10,10 @@ import pytest
 
 from hetrun.backend.conformance.random_weights import packed
 from hetrun.backends.cuda.int8 import launch as int8
-from hetrun.backends.cuda.int8.launch import RUN, Input
-from hetrun.backends.cuda.lowering import SMALL
+from hetrun.backends.cuda.int8.launch import Input
 from hetrun.backends.cuda.matmul_launch import Output
 from hetrun.graph.quant import by_name
+from tests.cuda import test_int8
 from tests.cuda.emulated.kernels import needs_compiler, run
 from tests.cuda.test_matmul import activated, any_bytes, output
 from tests.cuda.test_tiles import aligned
@@ -30,45 +30,24 @@ CLOSE = 2e-6  # sums in float32, of what is multiplied exactly
 class Rounded:
     """Rows as kernels have them, and as numbers."""
 
-    memory: np.ndarray
-    shape: tuple[int, int]
+    rows: np.ndarray
+    numbers: np.ndarray
 
     @property
     def given(self) -> Input:
-        return int8.rounded_at(self.memory.ctypes.data, *self.shape)
-
-    @property
-    def bytes(self) -> np.ndarray:
-        n, cols = self.shape
-        return self.memory[: n * cols].view(np.int8).reshape(n, cols // RUN, RUN)
-
-    @property
-    def scales(self) -> np.ndarray:
-        """By run and row: a scale, and a scaled sum."""
-        n, cols = self.shape
-        floats = self.memory[n * cols :].view(np.float32)
-        return floats.reshape(cols // RUN, int8.stride(n), 2)[:, :n]
-
-    @property
-    def numbers(self) -> np.ndarray:
-        scaled: np.ndarray = self.bytes * self.scales[..., 0].T[..., None].astype(np.float64)
-        return scaled.reshape(self.shape)
+        return Input(self.rows.ctypes.data, *self.numbers.shape)
 
 
 def rounded(x: np.ndarray) -> Rounded:
-    n, cols = x.shape
-    made = Rounded(aligned(np.full(int8.rounded_bytes(n, cols), 0xA5, np.uint8)), (n, cols))
-    given = made.given
-    arguments = aligned(x), c_void_p(given.bytes), c_void_p(given.scales), n, cols, given.stride
-    run(SMALL, "round_runs", (3,), 64, *arguments)
-    return made
+    rows, numbers = test_int8.rounded(aligned(x))
+    return Rounded(rows, numbers.astype(np.float64))
 
 
 def inputs(tokens: int, cols: int, seed: int = 1) -> np.ndarray:
     """Runs of different sizes, so that a wrong scale shows."""
     rng = np.random.default_rng(seed)
-    sizes = np.exp(rng.standard_normal((tokens, cols // RUN, 1)))
-    x: np.ndarray = (sizes * rng.standard_normal((tokens, cols // RUN, RUN))).reshape(tokens, cols)
+    sizes = np.exp(rng.standard_normal((tokens, cols // 32, 1)))
+    x: np.ndarray = (sizes * rng.standard_normal((tokens, cols // 32, 32))).reshape(tokens, cols)
     return x.astype(np.float32)
 
 
@@ -80,27 +59,13 @@ def stored(quant: str, rows: int, cols: int, seed: int = 0) -> tuple[np.ndarray,
 
 def products(quant: str, x: Rounded, *outputs: Output, size: int = 64) -> None:
     three = (*outputs, Output(), Output())[:3]
-    grid = (int8.blocks(size, x.shape[0], *(int(o.rows) for o in outputs)),)
+    grid = (int8.blocks(size, len(x.rows), *(int(o.rows) for o in outputs)),)
     source, threads, shared = int8.source(quant), int8.threads(size), int8.shared(size)
     run(source, f"products_{size}", grid, threads, *three, x.given, shared=shared)
 
 
 def close(found: np.ndarray, right: np.ndarray, part: float = CLOSE) -> None:
     assert np.abs(found - right).max() <= part * np.abs(right).max()
-
-
-@pytest.mark.parametrize("tokens", [1, 3, 4, 37])
-def test_rows_are_rounded_in_runs(tokens: int) -> None:
-    x = inputs(tokens, 96)
-    x[tokens // 2, 32:64] = 0
-    made = rounded(x)
-    runs = x.reshape(tokens, 3, RUN).astype(np.float64)
-    scale = np.abs(runs).max(axis=-1) / 127
-    np.testing.assert_allclose(made.scales[..., 0], scale.T, rtol=1e-6)
-    # To the nearest; what lies in the middle may go either way.
-    assert (np.abs(made.bytes * scale[..., None] - runs) <= (0.5 + 1e-4) * scale[..., None]).all()
-    sums = made.bytes.sum(axis=-1, dtype=np.int64) * scale
-    np.testing.assert_allclose(made.scales[..., 1], sums.T, rtol=1e-5, atol=1e-7)
 
 
 def test_what_is_not_a_number_is_seen_in_its_row_only() -> None:
@@ -111,11 +76,6 @@ def test_what_is_not_a_number_is_seen_in_its_row_only() -> None:
     products("Q8_0", rounded(x), output(raw, y))
     assert np.isnan(y[1]).all()
     assert np.isfinite(y[[0, 2]]).all()
-
-
-def test_numbers_too_small_for_a_scale_are_zeros() -> None:
-    x = np.full((2, 64), 1e-40, np.float32)
-    assert not rounded(x).bytes.any()
 
 
 @pytest.mark.parametrize("quant", EACH)

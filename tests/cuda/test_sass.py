@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from hetrun.backends.cuda import attention_launch, matmul_launch
+from hetrun.backends.cuda.int8 import launch as long_int8
 from hetrun.backends.cuda.nvrtc import compiler
 from hetrun.backends.cuda.programs import Source
 from hetrun.errors import BackendUnavailable
@@ -117,3 +118,32 @@ def test_a_prompt_looks_at_rows_by_tensor_instructions_that_copies_run_beside(ar
     assert not list(generic(many))
     shared = attention_launch.many_shared(HEAD)
     assert blocks_at_once(registers["attend_many"], attention_launch.THREADS, shared) >= TWO_BLOCKS
+
+
+# Sums of 16 by 8 are 128 numbers, four of a lane: they become floats, and are multiplied by two scales. A
+# type with minima adds one more instruction for each, one with scales for 16 columns has two products for 32.
+@pytest.mark.parametrize("architecture", ONE)
+@pytest.mark.parametrize(
+    ("quant", "most"),
+    [
+        ("Q4_K", 25),
+        *[pytest.param(q, n, marks=exhaustive) for q, n in (("Q6_K", 33), ("Q4_0", 22), ("Q8_0", 22))],
+    ],
+)
+def test_a_prompt_multiplies_bytes_that_are_unpacked_once(quant: str, most: int, architecture: str) -> None:
+    found, registers = read(long_int8.source(quant), architecture)
+    for name, kernel in found.items():
+        size = int(name.split("_")[1])
+        tensor = of_kind(kernel.hot, "IMMA")
+        # Of a slab of 64 columns; a warp has half of the tile's tokens and 32 of its rows.
+        deep = 16 if quant == "Q6_K" else 32
+        assert len(tensor) == (size // 2) * 32 * 64 // (16 * 8 * deep)
+        if size == 128:
+            assert len(kernel.hot) <= most * 32 * 64 * size // 2 // (16 * 8 * 32), name
+        assert of_kind(kernel.hot, "LDSM")
+        assert 16 in {i.nbytes for i in of_kind(kernel.hot, "LDGSTS")}  # the next slab comes meanwhile
+        if quant == "Q4_K":
+            assert set(loads(kernel.hot)) == {16}
+        assert not list(generic(kernel.code)), name
+        shared = long_int8.shared(size)
+        assert blocks_at_once(registers[name], long_int8.threads(size), shared) >= TWO_BLOCKS, name

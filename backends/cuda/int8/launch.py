@@ -1,15 +1,15 @@
 """How products of many tokens in bytes are given to kernels: sizes that the sources name as well.
 
-The input is rounded to bytes with a scale for each 32 columns, as llama.cpp does it; weights are read as they
-lie in their file, and tensor cores multiply bytes. That is what `--precision fast` means, so nothing of it
-runs where results are to be exact.
+The input is rounded as for few tokens (`round_int8`), weights are read as they lie in their file, and tensor
+cores multiply bytes. Nothing of it runs where results are to be exact.
 """
 
 from __future__ import annotations
 
 from ctypes import Structure, c_int, c_void_p
 
-from hetrun.backends.cuda.driver import Address, Device
+from hetrun.backends.cuda.driver import Device
+from hetrun.backends.cuda.matmul_launch import int8_row
 from hetrun.backends.cuda.programs import Source
 
 TYPES = frozenset(
@@ -18,10 +18,9 @@ TYPES = frozenset(
         *("IQ4_NL", "IQ4_XS", "MXFP4"),
     )
 )
-SLAB, RUN = 64, 32  # columns that a block multiplies at once; those with one scale
+SLAB = 64  # columns that a block multiplies at once
 TILES = 128, 64  # rows of weights, and tokens, of a block
 SLAB_ROW = 2 * (80 + 2 * 8)  # bytes of a row of the input and one of weights in a slab, and their scales
-ROUNDING_THREADS, MOST_BLOCKS = 256, 4096
 LARGEST = 1 << 31  # bytes of an input: kernels count them in 32 bits
 # Chips that multiply bf16 at their full rate with sums in float32. On these cuBLAS is faster for long passes:
 # by the instructions that a product takes here, and the bytes that unpacking moves, from some 200 tokens on.
@@ -33,13 +32,7 @@ FEW_ENOUGH, ANY = 256, 1 << 30
 class Input(Structure):
     """Rows, rounded."""
 
-    _fields_ = (
-        ("bytes", c_void_p),
-        ("scales", c_void_p),
-        ("tokens", c_int),
-        ("stride", c_int),
-        ("cols", c_int),
-    )
+    _fields_ = (("rows", c_void_p), ("tokens", c_int), ("cols", c_int))
 
 
 def source(quant: str) -> Source:
@@ -54,22 +47,7 @@ def most_rows(device: Device) -> int:
 
 def takes(quant: str, tokens: int, cols: int) -> bool:
     """Whether there are kernels for so many tokens, and weights of a type in rows of so many."""
-    return quant in TYPES and cols % SLAB == 0 and tokens * cols < LARGEST
-
-
-def stride(tokens: int) -> int:
-    """Scales of a run of columns from one to the next: two of them are copied at once."""
-    return -(-tokens // 2) * 2
-
-
-def rounded_bytes(tokens: int, cols: int) -> int:
-    """Memory of rows, rounded: bytes, and a scale and a sum for each run."""
-    return tokens * cols + 8 * stride(tokens) * (cols // RUN)
-
-
-def rounded_at(address: Address, tokens: int, cols: int) -> Input:
-    """Rows that were rounded to an address."""
-    return Input(address, address + tokens * cols, tokens, stride(tokens), cols)
+    return quant in TYPES and cols % SLAB == 0 and tokens * int8_row(cols) < LARGEST
 
 
 def tile(tokens: int, processors: int, *rows: int) -> int:
@@ -91,11 +69,6 @@ def gated_blocks(size: int, tokens: int, rows: int) -> int:
 def threads(size: int) -> int:
     """Threads of a block."""
     return 2 * size
-
-
-def rounding_grid(tokens: int, cols: int) -> tuple[int]:
-    """Blocks of round_runs: its warps take four rows of a run at a time."""
-    return (min(MOST_BLOCKS, -(-(-(-tokens // 4) * (cols // RUN)) // (ROUNDING_THREADS // 32))),)
 
 
 def shared(size: int) -> int:

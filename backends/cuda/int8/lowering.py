@@ -9,22 +9,19 @@ from hetrun.backends.cuda import matmul_launch
 from hetrun.backends.cuda.driver import Address, Argument
 from hetrun.backends.cuda.fusion import Gated
 from hetrun.backends.cuda.int8 import launch
+from hetrun.backends.cuda.int8.launch import Input
 from hetrun.backends.cuda.kernel_cache import at, number
 from hetrun.backends.cuda.matmul_launch import Output
-from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import Held
-from hetrun.graph import Op, Value
+from hetrun.graph import Value
 
 if TYPE_CHECKING:
     from hetrun.backends.cuda.lowering import Emitter
 
-SMALL = Source("small")
 
-
-def takes(e: Emitter, op: Op) -> bool:
-    """Whether a product of many tokens is computed so."""
-    weight, n = e.held(op)[0], e.rows(op.out)
-    return n <= e.place.int8_rows and launch.takes(weight.quant.name, n, weight.shape[1])
+def takes(e: Emitter, weight: Held, tokens: int) -> bool:
+    """Whether products of so many tokens, which are many, are computed so."""
+    return tokens <= e.place.int8_rows and launch.takes(weight.quant.name, tokens, weight.shape[1])
 
 
 def products(e: Emitter, x: Value, weight: Held, outputs: Sequence[Output]) -> None:
@@ -47,14 +44,7 @@ def gated(e: Emitter, item: Gated, target: Address, act: int) -> None:
 
 
 def _launch(e: Emitter, x: Value, weight: Held, name: str, size: int, blocks: int, *given: Argument) -> None:
-    """The input, rounded, and a kernel that takes it behind what it is given."""
-    n, cols = e.rows(x), x.width
-    address = e.arena.take(launch.rounded_bytes(n, cols), f"{x.name} in bytes")
-    rounded = launch.rounded_at(address, n, cols)
-    e.do(
-        *(SMALL, "round_runs", launch.rounding_grid(n, cols), launch.ROUNDING_THREADS),
-        *(at(e.at[x]), at(address), at(address + n * cols), number(n), number(cols), number(rounded.stride)),
-    )
-    source, shared = launch.source(weight.quant.name), launch.shared(size)
-    e.do(source, name, (blocks,), launch.threads(size), *given, rounded, shared=shared)
-    e.arena.give(address)
+    """A kernel that takes its input behind all else."""
+    address, cols, _, n = e.in_bytes(x)
+    source, threads, shared = launch.source(weight.quant.name), launch.threads(size), launch.shared(size)
+    e.do(source, name, (blocks,), threads, *given, Input(address, n, cols), shared=shared)

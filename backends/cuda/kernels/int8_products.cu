@@ -1,7 +1,7 @@
 // Products of many tokens with quantised weights as they lie in their file, by tensor cores that multiply
 // bytes; compiled once for each type (-DQUANT=Q4_K).
 //
-// The input was rounded to bytes in groups of 32 numbers (round_runs in small.cu). A block multiplies T rows
+// The input was rounded to bytes in runs of 32 numbers (int8.cuh). A block multiplies T rows
 // of it by T rows of weights, 64 columns (a slab: two runs of 32) at a time: both lie in shared memory as
 // bytes, beside their scales. A weight is unpacked to a byte once for a tile, in one to three instructions
 // that T rows share. Sums over a run are integers and exact; each is multiplied by the scales of its row and
@@ -12,6 +12,7 @@
 // registers. So a slab takes one __syncthreads(). Two blocks of 128 rows, or four of 64, have room in a
 // multiprocessor of 100 KB.
 
+#include "int8.cuh"
 #include "int8_weights.cuh"
 #include "tensor.cuh"
 
@@ -71,17 +72,16 @@ struct Output {
     int ldy;
 };
 
-// The input, rounded.
+// The input, rounded: rows as int8.cuh has them.
 struct Input {
-    const byte *bytes;     // [tokens, cols]
-    const float2 *scales;  // [cols / 32, stride]: the scale of a token's run, and the scaled sum of its bytes
-    int tokens, stride;    // `stride` is even
-    int cols;              // whole slabs
+    const byte *rows;
+    int tokens;
+    int cols;  // whole slabs
 };
 
 template <int T> struct Slab {
     byte x[T * RUN_LD], w[T * RUN_LD];
-    float2 x_scales[RUNS][T];
+    float2 x_scales[T][RUNS];
     float2 w_scales[RUNS][T];  // as Weights::put has them
 };
 
@@ -89,22 +89,24 @@ __device__ __forceinline__ int first_column(int slab) {
     return Weights::APART == 32 ? 64 * slab : 128 * (slab / 2) + 32 * (slab % 2);
 }
 
-// Sends a slab of the input off; zeros for tokens that are not there. Numbers of bytes and scales are short,
-// because there are no registers to spare.
+// Sends a slab of the input off; zeros for tokens that are not there. Offsets are short, because there are no
+// registers to spare.
 template <int T> __device__ __forceinline__ void send(const Input &in, int token, int slab, Slab<T> &s) {
-    int column = first_column(slab), quarter = threadIdx.x % 4;
+    const int APART = Weights::APART, PIECE = APART == 32 ? 16 : 8;  // bytes of scales that lie together
+    int column = first_column(slab), quarter = threadIdx.x % 4, row_bytes = int8_row(in.cols);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int row = threadIdx.x / 4 + T / 2 * i, mine = token + row;
         bool there = mine < in.tokens;
-        uint_t at = (uint_t)(there ? mine : 0) * in.cols + column + Weights::APART * (quarter / 2);
-        send_16(s.x + row * RUN_LD + 16 * quarter, in.bytes + at + quarter % 2 * 16, there);
+        uint_t at = (uint_t)(there ? mine : 0) * row_bytes + column + APART * (quarter / 2);
+        send_16(s.x + row * RUN_LD + 16 * quarter, in.rows + at + quarter % 2 * 16, there);
     }
-    if (threadIdx.x < T) {
-        int run = threadIdx.x / (T / 2), row = threadIdx.x % (T / 2) * 2, mine = token + row;
+    if (threadIdx.x < 16 * T / PIECE) {
+        int row = threadIdx.x / (16 / PIECE), run = threadIdx.x % (16 / PIECE), mine = token + row;
         bool there = mine < in.tokens;
-        uint_t at = (uint_t)((column + Weights::APART * run) / 32) * in.stride + (there ? mine : 0);
-        send_16(&s.x_scales[run][row], in.scales + at, there);
+        uint_t at = (uint_t)(there ? mine : 0) * row_bytes + in.cols + (column + APART * run) / 32 * 8;
+        if (PIECE == 16) send_16(s.x_scales[row], in.rows + at, there);
+        else send_8(&s.x_scales[row][run], in.rows + at, there);
     }
 }
 
@@ -147,7 +149,7 @@ template <int T> struct Part {
                     if (f >= fragments) break;  // the same for all threads
                     uint_t a[4];
                     load_blocks(a, x + row(f) * RUN_LD + 32 * run);
-                    float2 low = s.x_scales[run][row(f) + group], high = s.x_scales[run][row(f) + group + 8];
+                    float2 low = s.x_scales[row(f) + group][run], high = s.x_scales[row(f) + group + 8][run];
                     add_run(sums[f][n], a, b[0], b[1], left, low, high, start);
                     add_run(sums[f][n + 1], a, b[2], b[3], right, low, high, start);
                 }
@@ -222,15 +224,16 @@ __device__ __forceinline__ void write(float *to, float x, float y, bool both, bo
 // tokens follow each other, so that the rows they share come from the second cache.
 template <int T>
 __device__ __forceinline__ void products(Output first, Output second, Output third, const Input &in) {
-    int tiles = blocks_of(in.tokens, T), block = blockIdx.x / tiles, token = blockIdx.x % tiles * T;
-    Output o = first;
-    if (block >= blocks_of(o.rows, T)) {
-        block -= blocks_of(o.rows, T), o = second;
-        if (block >= blocks_of(o.rows, T)) block -= blocks_of(o.rows, T), o = third;
+    int tiles = blocks_of(in.tokens, T), block = blockIdx.x / tiles, token = blockIdx.x % tiles * T, which = 0;
+    if (block >= blocks_of(first.rows, T)) {
+        block -= blocks_of(first.rows, T), which = 1;
+        if (block >= blocks_of(second.rows, T)) block -= blocks_of(second.rows, T), which = 2;
     }
-    int begin = block * T;
+    int begin = block * T, rows = which == 0 ? first.rows : which == 1 ? second.rows : third.rows;
+    const byte *w = which == 0 ? first.w : which == 1 ? second.w : third.w;
     Part<T> part(in.tokens - token);
-    multiply(in, token, o.w + row_bytes(in.cols) * min(begin + (int)threadIdx.x / 2, o.rows - 1), part);
+    multiply(in, token, w + row_bytes(in.cols) * min(begin + (int)threadIdx.x / 2, rows - 1), part);
+    Output o = which == 0 ? first : which == 1 ? second : third;  // not before: it would take registers
     int lane = threadIdx.x % WARP;
     bool wide = o.ldy % 2 == 0 && (uint64)o.y % sizeof(float2) == 0;
 #pragma unroll

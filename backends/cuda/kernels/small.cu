@@ -6,6 +6,7 @@
 // told apart by divisions of 32 bits, which take a fifth of the instructions of those of 64.
 
 #include "int8.cuh"
+#include "rope.cuh"
 
 #define EACH(i, n) \
     for (int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (int64)gridDim.x * blockDim.x)
@@ -102,20 +103,9 @@ extern "C" __global__ void rope(const float *x, const float2 *turns, const int *
     int pairs = head_dim / 2, turning = n_rot / 2;
     EACH(i, (int64)rows * n_heads * pairs) {
         Spot at = spot(i, pairs);
-        int pair = at.column;
-        const float *from = x + at.row * head_dim;
-        float *to = y + at.row * head_dim;
-        if (pair >= turning) {
-            to[2 * pair] = from[2 * pair], to[2 * pair + 1] = from[2 * pair + 1];
-            continue;
-        }
-        int a = interleaved ? 2 * pair : pair, b = interleaved ? a + 1 : pair + turning;
         int64 row = spot(at.row, n_heads).row;
-        float2 turn = turns[(int64)(token_of ? token_of[row] : row) * turning + pair];
-        float p = from[a], q = from[b];
-        // Each rounded by itself, as the host does it.
-        to[a] = __fsub_rn(__fmul_rn(p, turn.x), __fmul_rn(q, turn.y));
-        to[b] = __fadd_rn(__fmul_rn(p, turn.y), __fmul_rn(q, turn.x));
+        const float2 *mine = turns + (int64)(token_of ? token_of[row] : row) * turning;
+        turn_pair(x + at.row * head_dim, mine, y + at.row * head_dim, at.column, turning, interleaved);
     }
 }
 
@@ -206,41 +196,6 @@ extern "C" __global__ void round_bf16(const float *x, __nv_bfloat16 *z, int64 n)
         ((uint2 *)z)[i] = {two_bf16(v.x, v.y), two_bf16(v.z, v.w)};
     }
     EACH(i, n - wide * WIDE) z[wide * WIDE + i] = __float2bfloat16(x[wide * WIDE + i]);
-}
-
-// Rows as bytes with a scale for each 32 columns: bytes[n, cols], scales[cols / 32, stride] with the scale and
-// the scaled sum of the bytes. A warp has the same 32 columns of four rows, so that what it writes lies
-// together.
-#define BY_BYTES 12582912.0f  // a float that ends in the bits of what is added to it, rounded to the nearest
-
-extern "C" __global__ void round_runs(const float *x, byte *bytes, float2 *scales, int n, int cols,
-                                      int stride) {
-    int groups = cols / 32, lane = threadIdx.x % WARP, fours = (n + 3) / 4;
-    int64 warps = (int64)gridDim.x * (blockDim.x / WARP);
-    int64 first = (int64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
-    for (int64 i = first; i < (int64)fours * groups; i += warps) {
-        int row = (int)(i / groups) * 4 + lane / 8, group = (int)(i % groups);
-        int64 at = (int64)min(row, n - 1) * cols + 32 * group + lane % 8 * 4;
-        float4 v = *(const float4 *)(x + at);
-        // Compared as integers, where what is not a number is the largest: it must be seen in the result.
-        int bits = max(max(__float_as_int(fabsf(v.x)), __float_as_int(fabsf(v.y))),
-                       max(__float_as_int(fabsf(v.z)), __float_as_int(fabsf(v.w))));
-        for (int i = 4; i > 0; i /= 2) bits = max(bits, __shfl_xor_sync(ALL_LANES, bits, i));
-        float scale = __int_as_float(bits) / 127.0f, inverse = 1.0f / scale;
-        if (inverse == INFINITY_F) inverse = 0.0f;
-        float rounded[4] = {fmaf(v.x, inverse, BY_BYTES), fmaf(v.y, inverse, BY_BYTES),
-                            fmaf(v.z, inverse, BY_BYTES), fmaf(v.w, inverse, BY_BYTES)};
-        float sum = 0.0f;
-        uint_t word = 0;
-        for (int j = 0; j < 4; j++) {
-            sum += rounded[j] - BY_BYTES;
-            word |= (__float_as_uint(rounded[j]) & 0xff) << 8 * j;
-        }
-        for (int i = 4; i > 0; i /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, i);
-        if (row >= n) continue;
-        *(uint_t *)(bytes + at) = word;
-        if (lane % 8 == 0) scales[(int64)group * stride + row] = make_float2(scale, scale * sum);
-    }
 }
 
 // Rows of floats as rows of bytes: four numbers of a thread at a time, and all lanes of a warp to the end.

@@ -59,10 +59,15 @@ __device__ __forceinline__ void load_blocks_turned(uint_t (&m)[4], const void *r
                  : "r"(shared_address(row)));
 }
 
-// 16 bytes to shared memory, or as many zeros; they are there once `arrived` has returned.
+// 16 or 8 bytes to shared memory, or as many zeros; they are there once `arrived` has returned.
 __device__ __forceinline__ void send_16(void *to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(there ? 16 : 0));
+}
+
+__device__ __forceinline__ void send_8(void *to, const void *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(there ? 8 : 0));
 }
 
 // What this thread has sent is there; others know of it after the next __syncthreads().

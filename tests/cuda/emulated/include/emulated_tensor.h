@@ -7,7 +7,7 @@
 
 namespace emulated {
 
-struct Sent { void *to; const void *from; bool there; };
+struct Sent { void *to; const void *from; size_t size; bool there; };
 static std::vector<Sent> sent[1024];  // by thread
 
 inline half half_of(unsigned word, int i) { return __ushort_as_half((unsigned short)(word >> 16 * i)); }
@@ -90,16 +90,20 @@ inline void load_blocks_as(unsigned (&m)[4], const void *row, bool turned) {
 inline void load_blocks(unsigned (&m)[4], const void *row) { load_blocks_as(m, row, false); }
 inline void load_blocks_turned(unsigned (&m)[4], const void *row) { load_blocks_as(m, row, true); }
 
-inline void send_16(void *to, const void *from, bool there) {
-    if ((uintptr_t)to % 16 || (there && (uintptr_t)from % 16)) emulated::fail("16 bytes that are not aligned");
-    memset(to, 0xff, 16);
-    emulated::sent[threadIdx.x].push_back({to, from, there});
+inline void send_bytes(void *to, const void *from, size_t size, bool there) {
+    bool aligned = (uintptr_t)to % size == 0 && (!there || (uintptr_t)from % size == 0);
+    if (!aligned) emulated::fail("%zu bytes that are not aligned", size);
+    memset(to, 0xff, size);
+    emulated::sent[threadIdx.x].push_back({to, from, size, there});
 }
+
+inline void send_16(void *to, const void *from, bool there) { send_bytes(to, from, 16, there); }
+inline void send_8(void *to, const void *from, bool there) { send_bytes(to, from, 8, there); }
 
 inline void arrived() {
     for (const emulated::Sent &s : emulated::sent[threadIdx.x]) {
-        if (s.there) memcpy(s.to, s.from, 16);
-        else memset(s.to, 0, 16);
+        if (s.there) memcpy(s.to, s.from, s.size);
+        else memset(s.to, 0, s.size);
     }
     emulated::sent[threadIdx.x].clear();
 }
