@@ -12,6 +12,7 @@ HetrunError
         PluginError      what a package registered cannot be used, and is left out
     Cancelled            the caller asked to stop
     BackendError         a backend failed while it worked: our fault
+        DeviceLost       its device does nothing more in this process
     EngineStopped        the engine (or its worker process) is gone
 """
 
@@ -87,6 +88,10 @@ class Cancelled(HetrunError):
 
 class BackendError(HetrunError):
     """A backend failed while it worked."""
+
+
+class DeviceLost(BackendError):
+    """A device failed in such a way that this process cannot use it any more; another one can."""
 
 
 class EngineStopped(HetrunError):

@@ -12,7 +12,8 @@ from contextlib import suppress
 from functools import cache, partial
 
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
-from hetrun.backends.cuda.nvrtc import INSTALL
+from hetrun.backends.cuda import nvrtc
+from hetrun.errors import BackendUnavailable
 
 DRIVER = "libcuda.so.1"
 FILES = "/dev"  # where there is one for each GPU: nvidia0, nvidia1
@@ -30,8 +31,11 @@ def probe(number: int = 0) -> Probe:
         )
     if status := driver.cuInit(0):
         return Unavailable(f"the NVIDIA driver does not start (cuInit says {status}): is there a GPU?")
-    if importlib.util.find_spec("cupy") is None:
-        return Unavailable(f"CuPy is not installed: {INSTALL}")
+    version, installed = nvrtc.driver_version(driver), importlib.util.find_spec("cupy") is not None
+    if why := nvrtc.too_old(version, installed):
+        return Unavailable(why)
+    if not installed:
+        return Unavailable(f"CuPy is not installed: {nvrtc.install(nvrtc.for_driver(version))}")
     return _found(driver, number)
 
 
@@ -43,17 +47,44 @@ def _found(driver: ctypes.CDLL, number: int) -> Probe:
         return Unavailable(
             f"the NVIDIA driver finds no GPU {number}, only {count.value}; CUDA_VISIBLE_DEVICES may hide it"
         )
-    name, numbers = ctypes.create_string_buffer(128), [ctypes.c_int(), ctypes.c_int()]
+    name = ctypes.create_string_buffer(128)
     driver.cuDeviceGet(ctypes.byref(device), number)
     driver.cuDeviceGetName(name, len(name), device)
-    for value, attribute in zip(numbers, (MAJOR, MINOR), strict=True):
-        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-    found, capability = name.value.decode(errors="replace"), (numbers[0].value, numbers[1].value)
+    found, capability = name.value.decode(errors="replace"), _capability(driver, number)
     if capability < OLDEST:
         return Unavailable(
             f"{found} has compute capability {capability[0]}.{capability[1]}, but at least 8.0 is needed"
         )
     return Available(f"{found}, compute capability {capability[0]}.{capability[1]}")
+
+
+def _capability(driver: ctypes.CDLL, number: int) -> tuple[int, int]:
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    driver.cuDeviceGet(ctypes.byref(device), number)
+    for value, attribute in ((major, MAJOR), (minor, MINOR)):
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    return major.value, minor.value
+
+
+def examine(number: int = 0) -> Probe:
+    """`probe`, and whether all libraries and headers are there: two programs are compiled for this GPU."""
+    found = probe(number)
+    if isinstance(found, Unavailable):
+        return found
+    from hetrun.backends.cuda.cublas import library
+    from hetrun.backends.cuda.nvrtc import compiler
+    from hetrun.backends.cuda.programs import FOLDER, Source
+
+    capability = _capability(ctypes.CDLL(DRIVER), number)
+    sources = Source("attention", (("KV", "F16"), ("HEAD", "128"))), Source("tiles", (("QUANT", "Q4_K"),))
+    try:
+        library()
+        for source in sources:
+            options = [compiler().architecture(capability), *source.options]
+            compiler().compile(source.path.name, source.path.read_text(), FOLDER, options)
+    except BackendUnavailable as e:
+        return Unavailable(f"{found.detail}: {e}")
+    return Available(f"{found.detail}; its kernels compile")
 
 
 def create(number: int = 0) -> Backend:
@@ -94,6 +125,7 @@ def descriptors() -> tuple[Descriptor, ...]:
             preference=95,
             own_memory=True,
             by_name=True,
+            examine=partial(examine, number),
         )
         for number in range(max(1, len(files)))
     )

@@ -1,8 +1,10 @@
-"""Device memory: taken once, in one piece, and given out in parts. Nothing of ours lies anywhere else."""
+"""Device memory: taken in one piece or, as it is needed, in a few, and given out in parts. Nothing of ours
+lies anywhere else."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
 
 from hetrun.errors import BudgetError
 
@@ -33,6 +35,13 @@ class Arena:
 
     def take(self, nbytes: int, what: str) -> int:
         """The address of so many bytes; BudgetError where no gap is so large."""
+        found = self.find(nbytes)
+        if found is None:
+            raise no_room(what, in_arena(nbytes), self.left, self.nbytes)
+        return found
+
+    def find(self, nbytes: int) -> int | None:
+        """The same; None where no gap is so large."""
         size = in_arena(nbytes)
         for i, (offset, room) in enumerate(self._gaps):
             if room >= size:
@@ -42,10 +51,7 @@ class Arena:
                 self.most_used = max(self.most_used, self.used)
                 self.reached = max(self.reached, offset + size)
                 return self._address + offset
-        raise BudgetError(
-            f"no room in GPU memory for {what}: {size / 2**20:.1f} MiB are needed, "
-            f"{self.left / 2**20:.1f} of {self.nbytes / 2**20:.1f} MiB are left; grant more with --vram"
-        )
+        return None
 
     def give(self, address: int) -> None:
         """Take a part back."""
@@ -59,3 +65,81 @@ class Arena:
             offset, before = self._gaps.pop(at - 1)
             size += before
         insort(self._gaps, (offset, size))
+
+
+Allocate = Callable[[int], int]  # so many bytes, or MemoryError
+
+
+class GrowingArena:
+    """Arenas that are taken one after the other, when a part needs more than there is: up to a number of
+    bytes in all, which nobody has promised. What is not needed here is left to others."""
+
+    def __init__(self, allocate: Allocate, nbytes: int, step: int) -> None:
+        """At least `step` bytes are taken at once, as far as there are so many left."""
+        self.nbytes = nbytes // ALIGNMENT * ALIGNMENT
+        self.most_used = 0
+        self._allocate, self._step = allocate, step
+        self._arenas: list[Arena] = []  # by address
+        self.addresses: list[int] = []  # where they begin
+        self.grow(min(step, self.nbytes))
+
+    @property
+    def taken(self) -> int:
+        """Bytes that nobody else can have."""
+        return sum(arena.nbytes for arena in self._arenas)
+
+    @property
+    def used(self) -> int:
+        """Bytes that are given out."""
+        return sum(arena.used for arena in self._arenas)
+
+    @property
+    def left(self) -> int:
+        """Bytes that are not, maybe in several gaps, and maybe not taken yet."""
+        return self.nbytes - self.used
+
+    def grow(self, nbytes: int) -> None:
+        """Take so many bytes more; MemoryError where others have them."""
+        address = self._allocate(nbytes)
+        at = bisect_left(self.addresses, address)
+        self.addresses.insert(at, address)
+        self._arenas.insert(at, Arena(address, nbytes))
+
+    def take(self, nbytes: int, what: str) -> int:
+        """The address of so many bytes; BudgetError where no gap is so large and no more can be taken."""
+        found = self._find(nbytes)
+        if found is None and self._has_grown(in_arena(nbytes)):
+            found = self._find(nbytes)
+        if found is None:
+            raise no_room(what, in_arena(nbytes), self.left, self.nbytes)
+        self.most_used = max(self.most_used, self.used)
+        return found
+
+    def _find(self, nbytes: int) -> int | None:
+        return next((found for arena in self._arenas if (found := arena.find(nbytes)) is not None), None)
+
+    def _has_grown(self, size: int) -> bool:
+        """Take more, for a part of this size. Where others have taken that, it ends here for good."""
+        room = self.nbytes - self.taken
+        if size > room:
+            return False
+        for wished in (min(room, max(size, self._step)), size):
+            try:
+                self.grow(wished)
+            except MemoryError:
+                continue
+            return True
+        self.nbytes = self.taken
+        return False
+
+    def give(self, address: int) -> None:
+        """Take a part back."""
+        self._arenas[bisect_right(self.addresses, address) - 1].give(address)
+
+
+def no_room(what: str, size: int, left: int, nbytes: int) -> BudgetError:
+    """Something does not fit."""
+    return BudgetError(
+        f"no room in GPU memory for {what}: {size / 2**20:.1f} MiB are needed, "
+        f"{left / 2**20:.1f} of {nbytes / 2**20:.1f} MiB are left; grant more with --vram"
+    )

@@ -22,8 +22,10 @@ from hetrun.backends.cuda import fusion, weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.attention_launch import WIDEST
 from hetrun.backends.cuda.gpu import Gpu
+from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kv_mirror import Part, Parts
 from hetrun.backends.cuda.lowering import KINDS, Place
+from hetrun.backends.cuda.matmul_launch import takes_int8
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.stages import laid_out
@@ -36,6 +38,7 @@ from hetrun.memory.kv.cache import KvCache
 
 # The error of a product in parts of its size: of a rounded input, and of weights that are rounded as well.
 ROUNDED_INPUT, ROUNDED_BOTH = 1.7e-3, 2.4e-3
+EIGHT_BITS = 6e-3  # of an input that was rounded to bytes
 # The window through which weights cross: so many times what a layer needs at once, so that one part of it is
 # filled while another is read; and at most so much of what weights could have.
 WINDOWS, WINDOW_SHARE = 2, 0.5
@@ -49,6 +52,7 @@ class CudaBackend(Backend):
     asynchronous = True
     keeps_states = True
     arithmetic = "bf16"
+    exact = True  # until somebody says that inputs may be rounded to bytes
 
     def __init__(self, name: str, gpu: Gpu) -> None:
         self.name, self.gpu = name, gpu
@@ -73,7 +77,13 @@ class CudaBackend(Backend):
         window, own = WINDOWS * largest, self.gpu.granted
         if own is None or window > WINDOW_SHARE * own.room:
             return None
-        return StreamedBackend(f"{self.name}-streamed", self.gpu), self.gpu.keep_window(window)
+        streamed = StreamedBackend(f"{self.name}-streamed", self.gpu)
+        streamed.exact = self.exact
+        return streamed, self.gpu.keep_window(window)
+
+    def most_needed_at_once(self, ops: Sequence[Op]) -> int:
+        items = fusion.fuse(ops, ())
+        return max(self.device_bytes(self.wants(fusion.members(item))) for item in items)
 
     # --- what it can do
 
@@ -99,7 +109,14 @@ class CudaBackend(Backend):
     def rounding(self, op: Op) -> float:
         if op.kind not in ("linear", "head"):
             return 0.0
+        if not self.exact and self._in_bytes(op):
+            return EIGHT_BITS
         return ROUNDED_INPUT if op.weights[0].quant.name == "BF16" else ROUNDED_BOTH
+
+    def _in_bytes(self, op: Op) -> bool:
+        """Whether a pass of some length rounds the input of a product to bytes."""
+        quant, cols = weights.held_as(fusion.uses(op)[0]).name, op.weights[0].shape[1]
+        return takes_int8(quant, cols) or int8.takes(quant, 1, cols)
 
     def alike(self, ops: Sequence[Op]) -> int:
         return FEW
@@ -144,8 +161,12 @@ class CudaBackend(Backend):
         weights, blocks = laid_out(gpu.ring, segment, buffers)
         kept = [(op.attrs.layer, op.kind) for op in segment.ops if isinstance(op.attrs, Stateful)]
         states = gpu.states_of(kv, tuple(sorted(kept)))
-        scratch = gpu.scratch, gpu.scratch_bytes
-        place = Place(gpu.library, weights, blocks, kv, slabs, borrowed, states, gpu.rotations, *scratch)
+        scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
+        chip = device.processors, 0 if self.exact else int8.most_rows(device)
+        place = Place(
+            *(gpu.library, weights, blocks, kv, slabs, borrowed, states, self.exact),
+            *(gpu.rotations, *scratch, *chip),
+        )
         return CudaRunner(self, segment, shape, place)
 
     # --- ends

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from ctypes import byref, c_ulonglong, c_void_p
-from functools import cache
+from functools import cache, partial
+from typing import NoReturn
 
 import numpy as np
 from cupy_backends.cuda.api import driver as cu
@@ -22,15 +24,24 @@ from hetrun.backends.cuda.driver import (
     Graph,
     Kernel,
     Launch,
+    Loss,
     Product,
     Stream,
 )
-from hetrun.errors import BackendError
+from hetrun.errors import BackendError, BudgetError, DeviceLost
 
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 MANAGEMENT = "libnvidia-ml.so.1"
 USUAL_SHARED = 48 << 10  # bytes that a kernel may have without asking
 OUT_OF_MEMORY, NOT_READY = 2, 600  # cudaErrorMemoryAllocation, cudaErrorNotReady
+ERRORS = (rt.CUDARuntimeError, cu.CUDADriverError)
+NOT_LOCKED = (1, OUT_OF_MEMORY, 304)  # invalid value, no memory, an error of the system
+# Errors after which each call of the process fails: uncorrectable memory, an illegal address, a timeout, a
+# context that is gone, an assertion, a stack, an instruction, an address or a counter that is none, a launch.
+STICKY = frozenset((214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721))
+# Bytes of a GPU that CUDA takes later, as programs and cuBLAS come: counted from the beginning, so that what
+# is granted is never exceeded.
+LATER = 64 << 20
 
 
 def device_count() -> int:
@@ -44,7 +55,11 @@ def properties(number: int) -> Device:
     with _told(f"looking at GPU {number}"):
         p = rt.getDeviceProperties(number)
     name = p["name"].decode(errors="replace")
-    return Device(name, (p["major"], p["minor"]), p["multiProcessorCount"], p["totalGlobalMem"])
+    return Device(
+        *(name, (p["major"], p["minor"]), p["multiProcessorCount"], p["totalGlobalMem"]),
+        engines=p["asyncEngineCount"],
+        shared=p["sharedMemPerBlockOptin"],
+    )
 
 
 @cache
@@ -52,7 +67,7 @@ def context_bytes(number: int) -> int:
     """What CUDA itself takes of a GPU's memory: found out as it takes it, once for a process. CUDA cannot be
     asked before that; NVIDIA's management library, which comes with the driver, can."""
     before = free_bytes(rt.deviceGetPCIBusId(number))
-    rt.setDevice(number)
+    _work_on(number)
     rt.free(0)  # makes the context
     return max(0, (before or 0) - int(rt.memGetInfo()[0]))
 
@@ -73,6 +88,26 @@ def free_bytes(bus: str) -> int | None:
     return None if library.nvmlDeviceGetMemoryInfo(device, byref(memory)) else int(memory.free)
 
 
+class PageLocked:
+    """Page-locked memory of one driver. Arrays over it may die at any moment, also while a graph is recorded
+    by the same thread: CUDA ends the recording if memory is given back then, so that waits."""
+
+    def __init__(self) -> None:
+        self.recording = False
+        self._dead: list[int] = []
+
+    def give_back(self, address: int) -> None:
+        """Nobody uses this any more."""
+        self._dead.append(address)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Give back what has died."""
+        while self._dead and not self.recording:
+            with suppress(rt.CUDARuntimeError):  # after an error that ends everything
+                rt.freeHost(self._dead.pop())
+
+
 class CupyDriver:
     """One GPU. CUDA has a current one for each thread, so every call says first which is meant."""
 
@@ -83,13 +118,15 @@ class CupyDriver:
         with _told(f"starting {self.device.name}"):
             self._context = context_bytes(number)
         self._cublas: dict[Stream, Cublas] = {}
+        self._streams, self._events, self._programs = set[Stream](), set[Event](), set[int]()
+        self._locked, self._loss = PageLocked(), Loss()
 
     def held_memory(self) -> int:
-        return self._context + sum(self._sizes.values())
+        return self._context + LATER + sum(self._sizes.values())
 
     def free_memory(self) -> int:
         with self._here("asking for free memory"):
-            return int(rt.memGetInfo()[0])
+            return max(0, int(rt.memGetInfo()[0]) - LATER)
 
     def allocate(self, nbytes: int) -> Address:
         with self._here(f"taking {nbytes / 2**20:.0f} MiB of GPU memory"):
@@ -103,28 +140,41 @@ class CupyDriver:
                 raise
 
     def free(self, address: Address) -> None:
-        with self._here("giving GPU memory back"):
-            rt.free(address)
-            del self._sizes[address]
+        del self._sizes[address]
+        self._give_back("giving GPU memory back", lambda: rt.free(address))
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         with self._here(f"page-locking {nbytes / 2**20:.0f} MiB of memory"):
-            address = rt.hostAlloc(max(1, nbytes), rt.hostAllocDefault)
+            try:
+                address = rt.hostAlloc(max(1, nbytes), rt.hostAllocDefault)
+            except rt.CUDARuntimeError as e:
+                if e.status not in NOT_LOCKED:
+                    raise
+                raise BudgetError(
+                    f"{nbytes / 2**20:.0f} MiB of RAM cannot be page-locked for {self.device.name} ({e}): "
+                    "the system has no more for it. Containers and WSL2 may allow less than there is RAM"
+                ) from e
         held = (ctypes.c_uint8 * nbytes).from_address(address)
-        weakref.finalize(held, rt.freeHost, address)
+        # The end of the process gives it back anyway, maybe after CUDA has ended.
+        weakref.finalize(held, self._locked.give_back, address).atexit = False
         return np.ctypeslib.as_array(held)
 
     def stream(self) -> Stream:
         with self._here("making a stream"):
-            return int(rt.streamCreateWithFlags(rt.streamNonBlocking))
+            made = int(rt.streamCreateWithFlags(rt.streamNonBlocking))
+        self._streams.add(made)
+        return made
 
-    def event(self) -> Event:
+    def event(self, sleeps: bool = False) -> Event:
         with self._here("making an event"):
-            return int(rt.eventCreateWithFlags(rt.eventDisableTiming))
+            flags = rt.eventDisableTiming | (rt.eventBlockingSync if sleeps else 0)
+            made = int(rt.eventCreateWithFlags(flags))
+        self._events.add(made)
+        return made
 
     def drop(self, event: Event) -> None:
-        with self._here("giving an event back"):
-            rt.eventDestroy(event)
+        self._events.discard(event)
+        self._give_back("giving an event back", lambda: rt.eventDestroy(event))
 
     def record(self, event: Event, stream: Stream) -> None:
         with self._here("recording an event"):
@@ -155,7 +205,9 @@ class CupyDriver:
 
     def load(self, program: bytes) -> int:
         with self._here("loading kernels"):
-            return int(cu.moduleLoadData(program))
+            made = int(cu.moduleLoadData(program))
+        self._programs.add(made)
+        return made
 
     def kernel(self, program: int, name: str, shared: int) -> Kernel:
         with self._here(f"looking for the kernel {name}"):
@@ -165,13 +217,10 @@ class CupyDriver:
             return found
 
     def launch(self, launch: Launch, stream: Stream) -> None:
-        pointers = (ctypes.c_void_p * len(launch.arguments))(
-            *[ctypes.addressof(argument) for argument in launch.arguments]
-        )
         with self._here("starting a kernel"):
             cu.launchKernel(
                 *(launch.kernel, *launch.grid, launch.block, 1, 1),
-                *(launch.shared, stream, ctypes.addressof(pointers), 0),
+                *(launch.shared, stream, launch.pointers, 0),
             )
 
     @property
@@ -189,41 +238,92 @@ class CupyDriver:
     def capture(self, stream: Stream) -> None:
         with self._here("recording a graph"):
             rt.streamBeginCapture(stream, rt.streamCaptureModeThreadLocal)
+        self._locked.recording = True
 
     def captured(self, stream: Stream) -> Graph:
-        with self._here("recording a graph"):
-            graph = rt.streamEndCapture(stream)
-            try:
-                return int(rt.graphInstantiate(graph))
-            finally:
-                rt.graphDestroy(graph)
+        try:
+            with self._here("recording a graph"):
+                graph = rt.streamEndCapture(stream)
+                try:
+                    return int(rt.graphInstantiate(graph))
+                finally:
+                    rt.graphDestroy(graph)
+        finally:
+            self._locked.recording = False
+            self._locked.tidy()
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         with self._here("running a graph"):
             rt.graphLaunch(graph, stream)
 
     def forget(self, graph: Graph) -> None:
-        with self._here("forgetting a graph"):
-            rt.graphExecDestroy(graph)
+        self._give_back("forgetting a graph", lambda: rt.graphExecDestroy(graph))
 
     def close(self) -> None:
-        with self._here("ending"):
-            rt.deviceSynchronize()
-            for cublas in self._cublas.values():
-                cublas.close()
-            self._cublas.clear()
+        self._give_back("ending", rt.deviceSynchronize)
+        for cublas in self._cublas.values():
+            self._give_back("ending cuBLAS", cublas.close)
+        self._cublas.clear()
+        ends = (
+            (self._events, rt.eventDestroy),
+            (self._streams, rt.streamDestroy),
+            (self._programs, cu.moduleUnload),
+        )
+        for held, end in ends:
+            while held:
+                self._give_back("ending", partial(end, held.pop()))
 
-    @contextmanager
-    def _here(self, what: str) -> Iterator[None]:
-        with _told(f"{self.device.name}: {what}"):
-            rt.setDevice(self._number)
-            yield
+    def _give_back(self, what: str, call: Callable[[], object]) -> None:
+        """A call that ends something: of a GPU that is lost there is nothing left to end."""
+        if not self._loss:
+            with suppress(DeviceLost), self._here(what):
+                call()
+
+    def _here(self, what: str) -> _Here:
+        return _Here(self._number, self.device.name, what, self._loss)
+
+
+class _Here:
+    """A call of one GPU by this thread. A class and no generator, as a pass makes a dozen of them."""
+
+    __slots__ = ("_loss", "_name", "_number", "_what")
+
+    def __init__(self, number: int, name: str, what: str, loss: Loss) -> None:
+        self._number, self._name, self._what, self._loss = number, name, what, loss
+
+    def __enter__(self) -> None:
+        self._loss.check()
+        try:
+            _work_on(self._number)
+        except ERRORS as e:
+            self._raise(e)
+
+    def __exit__(self, kind: object, e: BaseException | None, _: object) -> None:
+        if isinstance(e, ERRORS):
+            self._raise(e)
+
+    def _raise(self, e: Exception) -> NoReturn:
+        """CUDA's errors as ours: what was done, and what CUDA says of it."""
+        what = f"{self._name}: {self._what}: {e}"
+        if getattr(e, "status", None) in STICKY:
+            raise self._loss.by(what) from e
+        raise BackendError(what) from e
+
+
+_thread = threading.local()  # which GPU its calls mean: nobody else in this process tells CUDA
+
+
+def _work_on(number: int) -> None:
+    """From now on the calls of this thread mean this GPU."""
+    if getattr(_thread, "number", None) != number:
+        rt.setDevice(number)
+        _thread.number = number
 
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """CUDA's errors as ours: what was done, and what CUDA says of it."""
+    """The same of calls before there is a driver."""
     try:
         yield
-    except (rt.CUDARuntimeError, cu.CUDADriverError) as e:
+    except ERRORS as e:
         raise BackendError(f"{what}: {e}") from e

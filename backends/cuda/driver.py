@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hetrun.errors import DeviceLost
 
 Address = int  # of device memory
 Stream = int
@@ -34,6 +36,29 @@ class Device:
     capability: tuple[int, int]
     processors: int
     memory: int  # bytes in all
+    engines: int = 2  # that copy: with one, small copies wait for large ones
+    shared: int = 99 << 10  # bytes of shared memory that a block may have
+
+
+class Loss:
+    """What a driver remembers of an error after which a GPU does nothing more in this process. Whoever wants
+    it to work hears of it every time; whoever gives something back does not, as nothing is left to give."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def __bool__(self) -> bool:
+        return bool(self._said)
+
+    def check(self) -> None:
+        """Raise what happened."""
+        if self._said:
+            raise DeviceLost(self._said)
+
+    def by(self, said: str) -> DeviceLost:
+        """It is lost by this, if it was not before; the error to raise."""
+        self._said = self._said or f"{said}; only a new process can use it again"
+        return DeviceLost(self._said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +70,14 @@ class Launch:
     block: int
     shared: int
     arguments: Sequence[Argument]
+    pointers: int = field(init=False)  # where the addresses of the arguments lie, as CUDA wants them
+    _held: object = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        addresses = [ctypes.addressof(argument) for argument in self.arguments]
+        array = (ctypes.c_void_p * len(addresses))(*addresses)
+        object.__setattr__(self, "_held", array)
+        object.__setattr__(self, "pointers", ctypes.addressof(array))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +99,11 @@ class Product:
 
 
 class Driver(Protocol):
-    """One GPU."""
+    """One GPU.
+
+    Some errors leave a GPU without use for the process (DeviceLost). Then every call but those that give
+    something back (`free`, `drop`, `forget`, `close`) raises that error; these do nothing.
+    """
 
     @property
     def device(self) -> Device:
@@ -90,15 +127,17 @@ class Driver(Protocol):
         ...
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        """Host memory that copies run from and to while others compute; gone with the last array over it."""
+        """Host memory that copies run from and to while others compute; gone with the last array over it.
+        BudgetError where the system has no more of it."""
         ...
 
     def stream(self) -> Stream:
         """A new stream."""
         ...
 
-    def event(self) -> Event:
-        """A new event, which has happened."""
+    def event(self, sleeps: bool = False) -> Event:
+        """A new event, which has happened. Whoever waits for it keeps a core busy or, some microseconds
+        longer, `sleeps`."""
         ...
 
     def drop(self, event: Event) -> None:
@@ -171,5 +210,5 @@ class Driver(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Give everything back: memory, streams, events, programs."""
         ...

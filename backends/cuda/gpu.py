@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from hetrun.backend import OwnMemory, WeightUse
-from hetrun.backends.cuda.arena import in_arena
+from hetrun.backends.cuda.arena import ALIGNMENT, in_arena
 from hetrun.backends.cuda.driver import Address, Driver
 from hetrun.backends.cuda.kernel_cache import HasPrograms, Library, at, long
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
@@ -24,6 +24,9 @@ from hetrun.memory.kv.cache import KvCache
 log = logging.getLogger(__name__)
 
 MARGIN = 0.05  # of the memory that is free, where nobody said how much may be taken
+# Where nobody said it, memory is taken as it is needed: so much at once, as parts of what may be taken. Of
+# that the last part may lie in gaps between weights.
+STEP_SHARE, LEAST_STEP, MOST_STEP, GAPS_SHARE = 16, 32 << 20, 1 << 30, 32
 # What is kept from weights: for values, and for keys and values.
 PASSES_SHARE, LEAST_FOR_PASSES = 1 / 16, 2 * PACKED
 FETCHING = 64  # blocks that read the host's memory at once
@@ -52,6 +55,7 @@ class Gpu:
         self._open = open_
         self._opened: tuple[Driver, HasPrograms] | None = None
         self._limit: int | None = None  # of the device's memory, in all
+        self._grows = False  # as memory is needed: nobody said how much may be taken
         self._left = 0  # of these what is ours
         self._window = 0  # bytes through which weights cross
         self._slabs: dict[Key, Slabs] = {}
@@ -78,7 +82,7 @@ class Gpu:
                 f"--vram {limit / 2**20:.0f} MiB is more than is free of {driver.device.name}: "
                 f"{(free + held) / 2**20:.0f} of {total / 2**20:.0f} MiB"
             )
-        self._limit, self._left = limit, limit - held
+        self._limit, self._left, self._grows = limit, limit - held, nbytes is None
         return self._granted(driver)
 
     @property
@@ -90,7 +94,9 @@ class Gpu:
 
     @property
     def granted(self) -> OwnMemory | None:
-        """What was granted, and what of it weights that stay do not get."""
+        """What was granted, less what others have taken since, and what of it is not for weights."""
+        if self.started and self._limit and (lost := self._left - self.memory.arena.nbytes) > ALIGNMENT:
+            self._limit, self._left = self._limit - lost, self._left - lost
         return self._granted(self._opened[0]) if self._opened and self._limit else None
 
     def _granted(self, driver: Driver) -> OwnMemory:
@@ -98,6 +104,7 @@ class Gpu:
         left = self._left
         passes = max(int(left * PASSES_SHARE), LEAST_FOR_PASSES)
         besides = driver.workspace + _scratch_of(left) + passes + self._window
+        besides += left // GAPS_SHARE if self._grows else 0
         return OwnMemory(self._limit, self._limit - left + besides, passes // 2)
 
     def keep_window(self, nbytes: int) -> OwnMemory:
@@ -132,9 +139,12 @@ class Gpu:
         self.started = True
 
     def _taken(self, driver: Driver) -> Memory:
-        """All that was granted; where others have taken some of it since, what they left."""
+        """All that was granted, or the first of it; where others have taken some of it since, what they
+        left."""
         try:
-            return Memory(driver, self._left)
+            if self._left > driver.free_memory():
+                raise MemoryError
+            return Memory(driver, self._left, self._step)
         except MemoryError:
             before = self._left
             self.grant(None)
@@ -143,9 +153,15 @@ class Gpu:
                 *(driver.device.name, self._left / 2**20, before / 2**20),
             )
         try:
-            return Memory(driver, self._left)
+            return Memory(driver, self._left, self._step)
         except MemoryError as e:
             raise BackendError(f"other programs keep taking memory of {driver.device.name}: {e}") from e
+
+    @property
+    def _step(self) -> int:
+        """Bytes that are taken at once."""
+        step = min(max(self._left // STEP_SHARE, LEAST_STEP), MOST_STEP)
+        return min(step, self._left) if self._grows else self._left
 
     def _fetch(self, target: Address, source: int, nbytes: int) -> None:
         n = nbytes // WORD
@@ -185,7 +201,8 @@ class Gpu:
     def _drop_copies(self) -> bool:
         """Memory of states, or of keys and values, that no pass needs now."""
         states = any(states.drop_oldest() for states in self._states.values())
-        return states or any(slabs.drop_oldest() for slabs in self._slabs.values())
+        by_use = sorted(self._slabs.values(), key=lambda slabs: slabs.last_used)
+        return states or any(slabs.drop_oldest() for slabs in by_use)
 
     # --- ends
 

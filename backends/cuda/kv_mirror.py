@@ -13,7 +13,7 @@ kernels look there.
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,8 +75,12 @@ class Slabs:
                 self.row_bytes += plane.size
         blocks = -(-len(self._stamps) // ROWS)
         self._known = np.zeros(blocks * ROWS, np.int64)  # stamps of rows when they came; 0: not here
-        self._slabs: OrderedDict[int, Address] = OrderedDict()  # by block; those used longest ago come first
-        self._in_use: frozenset[int] = frozenset()
+        self._slabs: dict[int, Address] = {}  # by block
+        # By block, as a pass may see thousands: whether it has a slab, and which pass used it last.
+        self._there = np.zeros(blocks, np.bool_)
+        self._used = np.zeros(blocks, np.int64)
+        self.last_used = 0
+        self._is_in_use = False  # by a pass that is not over
         self.table = memory.take(8 * blocks, "the table of keys and values")
         memory.driver.fill(self.table, 0, 8 * blocks, memory.computing)
         self._facts = memory.take(20 * len(self.planes), "what rows are like")
@@ -104,12 +108,14 @@ class Slabs:
         """Have slabs for all rows of a pass, and in them what it sees and others wrote: its own rows, too, if
         they were not `written_here`."""
         views = [part.kv[self.group] for part in work.parts]
-        self._in_use = frozenset(b for v in views for b in range(v.first // ROWS, -(-v.end // ROWS)))
-        new = self._in_use.difference(self._slabs)
-        for block in self._in_use - new:
-            self._slabs.move_to_end(block)
-        if new:
-            self._add(sorted(new))
+        seen = [slice(v.first // ROWS, -(-v.end // ROWS)) for v in views]
+        self.last_used, self._is_in_use = self._memory.next_use(), True
+        for blocks in seen:
+            self._used[blocks] = self.last_used
+        new = np.empty(0, np.int64)
+        if not all(self._there[blocks].all() for blocks in seen):
+            new = np.flatnonzero((self._used == self.last_used) & ~self._there)
+            self._add(new.tolist())
         missing = [
             self._missing(view.first, view.end - (part.b - part.a) * written_here, new)
             for view, part in zip(views, work.parts, strict=True)
@@ -118,11 +124,15 @@ class Slabs:
             for a in range(0, len(rows), self._most):
                 self._bring(rows[a : a + self._most])
 
+    def leave_off(self) -> None:
+        """The pass is over, or did not begin: what it saw may be dropped for others."""
+        self._is_in_use = False
+
     def written(self, slots: Ints) -> None:
         """A pass has written these rows, here and at home."""
         self._known[slots] = self._stamps[slots]
 
-    def _missing(self, first: int, end: int, new: frozenset[int]) -> Ints:
+    def _missing(self, first: int, end: int, new: Ints) -> Ints:
         """Rows that are not here as they are now.
 
         If the last one is, those before it were here when it came, and none has changed since: whatever
@@ -130,7 +140,8 @@ class Slabs:
         that was cut reaches further back than it did then.
         """
         here = end <= first or self._known[end - 1] == self._stamps[end - 1]
-        if here and not self._window and new.isdisjoint(range(first // ROWS, -(-end // ROWS))):
+        in_new = (new >= first // ROWS) & (new < -(-end // ROWS))
+        if here and not self._window and not in_new.any():
             return np.empty(0, np.int64)
         return first + np.flatnonzero(self._known[first:end] != self._stamps[first:end])
 
@@ -146,14 +157,18 @@ class Slabs:
                 self._memory.give(address)
             raise
         self._slabs.update(entries)
+        self._there[list(entries)] = True
 
     def drop_oldest(self) -> bool:
         """Give the memory of the slab up that was used longest ago; False where all are in use."""
-        block = next((block for block in self._slabs if block not in self._in_use), None)
-        if block is None:
+        free = self._used < self.last_used if self._is_in_use else self._used >= 0
+        there = np.flatnonzero(self._there & free)
+        if not there.size:
             return False
+        block = int(there[self._used[there].argmin()])
         self._settle()
         self._known[block * ROWS : (block + 1) * ROWS] = 0
+        self._there[block] = False
         self._memory.give(self._slabs.pop(block))
         return True
 
@@ -206,7 +221,7 @@ class Slabs:
             return None
         found, driver, nbytes = self._landings.pop(), self._memory.driver, len(rows) * self.row_bytes
         self._move("pack_rows", len(rows), self._slots(rows))
-        driver.copy(int(found.memory.ctypes.data), self._packed, nbytes, self._memory.computing)
+        self._memory.collect(int(found.memory.ctypes.data), self._packed, nbytes)
         driver.record(found.landed, self._memory.computing)
         return found
 

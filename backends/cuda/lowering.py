@@ -11,7 +11,8 @@ from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
-from hetrun.backends.cuda.fusion import Gated, Item, Products
+from hetrun.backends.cuda.fusion import Gated, Item, Products, Turned
+from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.matmul_launch import Output
@@ -56,9 +57,12 @@ class Place:
     slabs: Mapping[int, Slabs]  # by group
     borrowed: Mapping[int, Slabs]  # of layers that are not the segment's
     states: StateMirror | None
+    exact: bool  # else inputs of products may be rounded to bytes
     rotations: Rotations
     scratch: Address  # for weights that are unpacked
     scratch_bytes: int
+    processors: int
+    int8_rows: int  # of a pass, up to which products may round their input to bytes; 0: none may
 
     def slabs_of(self, group: int, part: Part) -> Slabs:
         """Where some heads of a layer have their rows."""
@@ -79,6 +83,7 @@ class Emitter:
         self._run = place.library.launch
         self.portions = [Portion()]
         self._angles: dict[Op, Address] = {}
+        self._in_bytes: dict[Value, Address] = {}  # of inputs that have been rounded, as long as they live
         kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
         self.seeing = [Seeing(shape, kind) for kind in kinds]
         self.given = Given(shape, self.seeing, list(place.slabs), place.states is not None)
@@ -86,14 +91,17 @@ class Emitter:
         self.at: dict[Value, Address] = {}
         self.inputs = {value: self.make(value) for value in segment.reads}
         items = fusion.fuse(segment.ops, segment.writes)
+        self._wanted_in_bytes = {value for item in items if (value := self._read_in_bytes(item))}
         last = _last_readers(items, segment.writes)
         for i, item in enumerate(items):
             if i in place.blocks:
                 self.portions.append(Portion(place.blocks[i]))
+            self._ends = last.get(i, [])
             self._emit(item)
-            for value in last.get(i, ()):
-                if value in self.at:
-                    self.arena.give(self.at.pop(value))
+            for value in self._ends:
+                for made in (self.at, self._in_bytes):
+                    if value in made:
+                        self.arena.give(made.pop(value))
 
     @property
     def nbytes(self) -> int:
@@ -107,7 +115,7 @@ class Emitter:
 
     def rows(self, value: Value) -> int:
         """Rows that a value has in passes of this shape."""
-        return self.shape.tokens if value.rows == "tokens" else self.shape.wanted
+        return rows_of(value, self.shape)
 
     # --- addresses
 
@@ -142,9 +150,9 @@ class Emitter:
         self.do(SMALL, name, (min(MOST_BLOCKS, -(-n // THREADS)),), THREADS, *arguments)
 
     def _emit(self, item: Item) -> None:
-        op = fusion.members(item)[0]
+        op = fusion.members(item)[-1]
         if op.kind == "attention":
-            attend(self, op)
+            attend(self, op, item if isinstance(item, Turned) else None)
         elif self.rows(fusion.members(item)[-1].out):
             match item:
                 case Products():
@@ -157,44 +165,107 @@ class Emitter:
     # --- products
 
     def _products(self, item: Products) -> None:
-        x = item.ops[0].inputs[0]
-        targets = [self.make(value) for value in item.outs]
-        addends = [item.addend(i) for i in range(len(item.ops))]
+        x, weight = item.ops[0].inputs[0], self.held(item.ops[0])[0]
         if self.rows(x) <= FEW:
-            self._few(x, item.ops, targets, [self.at[v] if v else 0 for v in addends])
-            return
-        with_bf16 = self.rounded(x)
-        for op, target, addend in zip(item.ops, targets, addends, strict=True):
-            self._many(op, x, with_bf16, target)
-            if addend:
-                n = self.rows(op.out) * op.out.width
-                self.each("add", n, at(target), at(self.at[addend]), at(target), long(n))
-        self.arena.give(with_bf16)
+            self._few(x, weight, self._outputs(item))
+        elif long_int8.takes(self, weight, self.rows(x)):
+            long_int8.products(self, x, weight, self._outputs(item))
+        else:
+            with_bf16 = self.rounded(x)
+            for i, op in enumerate(item.ops):
+                self._summed(op, x, with_bf16, item.outs[i], item.addend(i))
+            self.arena.give(with_bf16)
 
-    def _few(
-        self, x: Value, ops: Sequence[Op], targets: Sequence[Address], addends: Sequence[Address]
-    ) -> None:
+    def _summed(self, op: Op, x: Value, x_bf16: Address, out: Value, addend: Value | None) -> None:
+        """A product of many tokens, and what it is added to: into that itself where nobody reads it later."""
+        if addend and addend in self._ends and out not in self._kept:
+            self.at[out] = self.at.pop(addend)
+            self._many(op, x, x_bf16, self.at[out], add=True)
+            return
+        target, n = self.make(out), self.rows(out) * out.width
+        self._many(op, x, x_bf16, target)
+        if addend:
+            self.each("add", n, at(target), at(self.at[addend]), at(target), long(n))
+
+    def _outputs(self, item: Products) -> Sequence[Output]:
+        """The matrices of a launch, with what is added to each."""
         outputs = []
-        for op, target, addend in zip(ops, targets, addends, strict=True):
-            weight, *bias = self.held(op)
-            rows = weight.shape[0]
-            outputs.append(Output(weight.address, bias[0].address if bias else 0, addend, target, rows, rows))
-        self.few(weight.source, x, outputs)
+        for i, (op, out) in enumerate(zip(item.ops, item.outs, strict=True)):
+            (weight, *bias), target = self.held(op), self.make(out)
+            rows, addend = weight.shape[0], item.addend(i)
+            add = self.at[addend] if addend else 0
+            outputs.append(Output(weight.address, bias[0].address if bias else 0, add, target, rows, rows))
+        return outputs
+
+    def _few(self, x: Value, weight: Held, outputs: Sequence[Output]) -> None:
+        if self.takes_bytes(weight):
+            source, columns = matmul_launch.source(weight.quant.name, int8=True), self.in_bytes(x)
+            self.few_of(source, columns, outputs, int8=True)
+        else:
+            self.few(weight.source, x, outputs)
 
     def few(self, source: Source, x: Value, outputs: Sequence[Output]) -> None:
         """Products of one input with matrices of one type, three at most, each for few tokens at a time."""
         self.few_of(source, (self.at[x], x.width, x.width, self.rows(x)), outputs)
 
     def few_of(
-        self, source: Source, columns: tuple[Address, int, int, int], outputs: Sequence[Output]
+        self,
+        source: Source,
+        columns: tuple[Address, int, int, int],
+        outputs: Sequence[Output],
+        int8: bool = False,
     ) -> None:
         """The same for some columns: where they begin, how many, from row to row, and rows."""
         begin, cols, stride, n = columns
         sizes = [int(o.rows) for o in outputs]
-        first, second, third = (*outputs, Output(), Output())[: fusion.MOST]
-        name, grid = f"few_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, *sizes),)
+        first, second, third = matmul_launch.three(outputs)
+        name, grid = f"few_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, *sizes, int8=int8),)
         facts = at(begin), number(cols), number(stride), number(n)
         self.do(source, name, grid, matmul_launch.THREADS, first, second, third, *facts)
+
+    def _read_in_bytes(self, item: Item) -> Value | None:
+        """The input of an item's products, where it is multiplied as bytes."""
+        match item:
+            case Products():
+                op, which = item.ops[0], 0
+            case Gated():
+                op, which = item.gate, 0
+            case Op(kind="moe"):
+                op, which = item, 1  # behind the router
+            case _:
+                return None
+        x, weight = op.inputs[0], self.held(op)[which]
+        n = self.rows(x)
+        if n <= FEW:
+            return x if self.takes_bytes(weight) else None
+        return x if op.kind != "moe" and long_int8.takes(self, weight, n) else None
+
+    def takes_bytes(self, weight: Held) -> bool:
+        """Whether few rows are multiplied by a weight as bytes."""
+        return not self.place.exact and matmul_launch.takes_int8(weight.quant.name, weight.shape[1])
+
+    def in_bytes(self, x: Value) -> tuple[Address, int, int, int]:
+        """A value in bytes, as `few_of` takes it: made once for all of its products."""
+        n, cols = self.rows(x), x.width
+        if x not in self._in_bytes:
+            self._in_bytes[x] = self.round_int8(self.at[x], n, cols)
+        return self._in_bytes[x], cols, matmul_launch.int8_row(cols), n
+
+    def room_in_bytes(self, x: Value) -> Address:
+        """Where a kernel puts a value that it makes in bytes as well; 0 where nobody wants it so."""
+        if x not in self._wanted_in_bytes:
+            return 0
+        nbytes = self.rows(x) * matmul_launch.int8_row(x.width)
+        self._in_bytes[x] = self.arena.take(nbytes, "inputs in bytes")
+        return self._in_bytes[x]
+
+    def round_int8(self, begin: Address, n: int, cols: int) -> Address:
+        """Rows of floats as bytes."""
+        target = self.arena.take(n * matmul_launch.int8_row(cols), "inputs in bytes")
+        fours = n * cols // 4
+        grid = (min(MOST_BLOCKS, -(-fours // THREADS)),)
+        self.do(SMALL, "round_int8", grid, THREADS, at(begin), at(target), number(cols), long(n * cols))
+        return target
 
     def per_head(self, op: Op) -> None:
         """A product for each head; what is passed on is copied."""
@@ -221,8 +292,9 @@ class Emitter:
         self.each("round_bf16", n, at(self.at[x]), at(target), long(n))
         return target
 
-    def _many(self, op: Op, x: Value, x_bf16: Address, target: Address) -> None:
-        """A product by cuBLAS, of as many rows of weights at once as there is room to unpack."""
+    def _many(self, op: Op, x: Value, x_bf16: Address, target: Address, add: bool = False) -> None:
+        """A product by cuBLAS, of as many rows of weights at once as there is room to unpack; `add`:
+        to what is there."""
         weight, *bias = self.held(op)
         rows, cols = weight.shape
         n, plain = self.rows(x), weight.quant.name == "BF16"
@@ -236,7 +308,7 @@ class Emitter:
                 arguments = at(begin), at(self.place.scratch), long(pieces)
                 self.do(weight.source, "unpack_bf16", grid, THREADS, *arguments)
                 begin = self.place.scratch
-            self.give(Product(x_bf16, begin, target + FLOAT_BYTES * a, n, b - a, cols, rows))
+            self.give(Product(x_bf16, begin, target + FLOAT_BYTES * a, n, b - a, cols, rows, add))
         if bias:
             self.each("add_row", n * rows, at(target), at(bias[0].address), number(rows), long(n * rows))
 
@@ -246,10 +318,16 @@ class Emitter:
         if n <= FEW:
             (gate, *gate_bias), (up, *up_bias) = self.held(item.gate), self.held(item.up)
             biases = [at(b[0].address if b else 0) for b in (gate_bias, up_bias)]
-            name, grid = f"gated_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, width),)
+            small = self.takes_bytes(gate)
+            begin, cols, stride, _ = self.in_bytes(x) if small else (self.at[x], x.width, x.width, n)
+            source = matmul_launch.source(gate.quant.name, small)
+            name, grid = f"gated_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, width, int8=small),)
             given = at(gate.address), at(up.address), *biases
-            facts = at(self.at[x]), number(x.width), number(x.width), number(n), number(_act(item.act))
-            self.do(gate.source, name, grid, matmul_launch.THREADS, *given, at(target), number(width), *facts)
+            facts = at(begin), number(cols), number(stride), number(n), number(activation_of(item.act))
+            self.do(source, name, grid, matmul_launch.THREADS, *given, at(target), number(width), *facts)
+            return
+        if long_int8.takes(self, self.held(item.gate)[0], n):
+            long_int8.gated(self, item, target, activation_of(item.act))
             return
         with_bf16, other = self.rounded(x), self.arena.take(FLOAT_BYTES * n * width, "up")
         self._many(item.gate, x, with_bf16, target)
@@ -283,9 +361,11 @@ class Emitter:
         assert isinstance(a, RmsNorm)
         x, target, n = self.at[op.inputs[0]], self.make(op.out), self.rows(op.out) * a.heads
         threads = _norm_threads(op.out.width // a.heads)
+        in_bytes = self.room_in_bytes(op.out) if a.heads == 1 else 0
         arguments = (
             at(self.held(op)[0].address),
             at(target),
+            at(in_bytes),
             number(op.out.width),
             number(a.heads),
             real(a.eps),
@@ -303,7 +383,7 @@ class Emitter:
     def rope(self, op: Op) -> None:
         a = op.attrs
         assert isinstance(a, Rope)
-        n, turns = self.rows(op.out), self._turns(op, a)
+        n, turns = self.rows(op.out), self.turns(op)
         pairs = n * a.n_heads * (a.head_dim // 2)
         whose = self.told("wanted") if op.rows == "wanted" else at(0)
         self.each(
@@ -311,8 +391,10 @@ class Emitter:
             *(number(a.n_heads), number(a.head_dim), number(a.n_rot), number(a.interleaved)),
         )
 
-    def _turns(self, op: Op, a: Rope) -> Address:
+    def turns(self, op: Op) -> Address:
         """How each token turns; the same for all ropes of a segment that turn alike."""
+        a = op.attrs
+        assert isinstance(a, Rope)
         key = replace(op, inputs=(), out=Value("", 0, "tokens"), attrs=replace(a, n_heads=1), scope="")
         if key not in self._angles:
             turning = self.place.rotations.of(a, self.held(op)[0] if op.weights else None)
@@ -414,6 +496,11 @@ _EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
 KINDS = frozenset(_EMIT) | {"linear", "head", "attention"}
 
 
+def rows_of(value: Value, shape: PassShape) -> int:
+    """Rows that a value has in passes of a shape."""
+    return shape.tokens if value.rows == "tokens" else shape.wanted
+
+
 def rows_at_once(rows: int, most: int) -> int:
     """Rows of a matrix that are unpacked at once, `most` of them if need be: about the same each time, and
     whole tiles of cuBLAS, which takes twice as long for others."""
@@ -422,7 +509,7 @@ def rows_at_once(rows: int, most: int) -> int:
     return step if step <= most else max(1, most // TILE_ROWS * TILE_ROWS or most)
 
 
-def _act(op: Op) -> int:
+def activation_of(op: Op) -> int:
     """An activation by the number that the kernels know it by."""
     if not isinstance(op.attrs, Gelu):
         return 0

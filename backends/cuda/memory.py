@@ -1,7 +1,7 @@
 """The memory of one GPU, and the streams that fill and read it.
 
-Everything of ours lies in one arena, which is taken once. Keys and values that lie there are copies of rows
-of the host's; where room is short they go first.
+Everything of ours lies in one arena, which is taken at once or grows as memory is needed. Keys and values
+that lie there are copies of rows of the host's; where room is short they go first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backends.cuda.arena import Arena
+from hetrun.backends.cuda.arena import GrowingArena
 from hetrun.backends.cuda.driver import Address, Driver, Launch, Stream
 from hetrun.errors import BudgetError
 
@@ -25,10 +25,10 @@ PACKED = 8 << 20  # bytes of keys and values that cross in one piece
 class Memory:
     """An arena, a stream that computes and one that brings weights, and a way for what passes need."""
 
-    def __init__(self, driver: Driver, nbytes: int) -> None:
+    def __init__(self, driver: Driver, nbytes: int, step: int | None = None) -> None:
+        """`step`: how much is taken at once; all of it if nothing is said."""
         self.driver = driver
-        self._begin = driver.allocate(nbytes)
-        self.arena = Arena(self._begin, nbytes)
+        self.arena = GrowingArena(driver.allocate, nbytes, nbytes if step is None else step)
         self.computing = driver.stream()
         self.bringing = driver.stream()
         self._done = driver.event()
@@ -38,7 +38,13 @@ class Memory:
         self.give_up: Callable[[], bool] = lambda: False
         self._outbox = Outbox(driver, self.computing, self._move)
         self._packing: Address | None = None
+        self._uses = 0
         driver.work_in(self.take(driver.workspace, "products"), self.computing)
+
+    def next_use(self) -> int:
+        """A number for each use of something that may be dropped: the larger, the later."""
+        self._uses += 1
+        return self._uses
 
     def take(self, nbytes: int, what: str) -> Address:
         """Memory for something; what can be brought again makes room for it."""
@@ -57,6 +63,14 @@ class Memory:
     def send(self, target: Address, source: Bytes) -> None:
         """Bytes for the work that `computing` gets next; the source may change at once."""
         self._outbox.send(target, source)
+
+    def collect(self, target: int, source: Address, nbytes: int) -> None:
+        """Bytes for the host, behind what `computing` has. With one engine a copy would wait behind those of
+        weights that cross: a kernel writes them instead."""
+        if self.fetch and self.driver.device.engines < 2 and nbytes % WORD == 0:
+            self.fetch(target, source, nbytes)
+        else:
+            self.driver.copy(target, source, nbytes, self.computing)
 
     def _move(self, target: Address, source: int, nbytes: int) -> None:
         if self.fetch and nbytes <= FEW_BYTES and nbytes % WORD == 0:
@@ -82,7 +96,8 @@ class Memory:
 
     def close(self) -> None:
         """Give everything back."""
-        self.driver.free(self._begin)
+        for address in self.arena.addresses:
+            self.driver.free(address)
 
 
 class Workplaces:
@@ -100,6 +115,11 @@ class Workplaces:
             found = self._new(1 << (nbytes - 1).bit_length(), nbytes)
             self._places.append(found)
         return found[1]
+
+    @property
+    def largest(self) -> tuple[int, Address]:
+        """Bytes of the largest there is, and where it is; none: 0 bytes."""
+        return max(self._places, default=(0, 0))
 
     def _new(self, wished: int, nbytes: int) -> tuple[int, Address]:
         try:

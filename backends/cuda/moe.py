@@ -98,15 +98,19 @@ def _few(
     inner = e.arena.take(FLOAT_BYTES * pairs * a.n_ff, op.scope)
     held = number(a.first), number(a.matrices)
     *gate_up_bias, down_bias = _biases(more)
-    given = at(gate.address), at(up.address), *gate_up_bias, at(chosen), *held, at(inner), at(e.at[x])
+    int8 = e.takes_bytes(gate)
+    begin, source = e.in_bytes(x)[0] if int8 else e.at[x], matmul_launch.source(gate.quant.name, int8)
+    given = at(gate.address), at(up.address), *gate_up_bias, at(chosen), *held, at(inner), at(begin)
     sizes = number(a.n_ff), number(width), number(a.n_used), number(pairs), number(ACTIVATIONS[a.activation])
-    e.do(gate.source, "experts_gated", (pairs * -(-a.n_ff // matmul_launch.WARPS),), threads, *given, *sizes)
-    told = at(down.address), down_bias, at(chosen), at(shares), *held, at(outs), at(inner)
+    e.do(source, "experts_gated", (pairs * -(-a.n_ff // matmul_launch.WARPS),), threads, *given, *sizes)
+    int8 = e.takes_bytes(down)
+    between = e.round_int8(inner, pairs, a.n_ff) if int8 else inner
+    source = matmul_launch.source(down.quant.name, int8)
+    told = at(down.address), down_bias, at(chosen), at(shares), *held, at(outs), at(between)
     sizes_down = number(width), number(a.n_ff), number(pairs)
-    e.do(
-        down.source, "experts_down", (pairs * -(-width // matmul_launch.WARPS),), threads, *told, *sizes_down
-    )
-    e.arena.give(inner)
+    e.do(source, "experts_down", (pairs * -(-width // matmul_launch.WARPS),), threads, *told, *sizes_down)
+    for address in {inner, between}:
+        e.arena.give(address)
 
 
 def _many(

@@ -52,7 +52,7 @@ class Programs:
 
     def program(self, source: Source) -> bytes:
         """Compiled, from the cache where it is there."""
-        options = [f"--gpu-architecture=sm_{self.capability[0]}{self.capability[1]}", *source.options]
+        options = [compiler().architecture(self.capability), *source.options]
         path = self.folder / f"{source.name}-{digest(source, options)}.cubin"
         with suppress(OSError):
             return path.read_bytes()

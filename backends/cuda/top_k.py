@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetrun.backend import Greatest
+from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.kernel_cache import Library, at, number
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.programs import Source
@@ -38,8 +39,9 @@ class Choosing:
         self._memory, self.name = memory, result.value.name
         (rows, width), driver = result.array.shape, memory.driver
         n, count = rows * k, parts(width)
-        self._keys = memory.take(keys_bytes(rows, width, k), "greatest of parts of rows")
-        self._found = memory.take(2 * SIZE * n, "greatest of rows")
+        size = in_arena(keys_bytes(rows, width, k))
+        self._keys = memory.take(size + 2 * SIZE * n, "greatest of rows")
+        self._found = self._keys + size
         self._landing = driver.pinned(2 * SIZE * n)
         arguments = at(result.address), at(self._keys), number(width), number(k)
         last = at(self._keys), at(self._found), at(self._found + SIZE * n), number(count), number(k)
@@ -57,9 +59,8 @@ class Choosing:
         for launch in self._launches:
             self._memory.run(launch)
         target = int(self._landing.ctypes.data)
-        self._memory.driver.copy(target, self._found, len(self._landing), self._memory.computing)
+        self._memory.collect(target, self._found, len(self._landing))
 
     def close(self) -> None:
         """Give the memory back."""
         self._memory.give(self._keys)
-        self._memory.give(self._found)

@@ -6,21 +6,23 @@ beginning, and so two that follow each other in a pass seldom lie on top of each
 passes of another shape may well lie there: it comes again when it is needed.
 
 Copies run on a stream of their own. One begins when the work that read what lay there is done, and work
-begins when its copy is done; nobody on the host waits. What came next the last time is brought ahead, as far
-as the ring has room, around the end of a pass to the beginning of the next: so the link is busy while others
-compute.
+begins when its copy is done; nobody on the host waits. What came next the last time (the first time: what was
+compiled next) is brought ahead, as far as the ring has room, around the end of a pass to the beginning of the
+next: so the link is busy while others compute. Nothing is gained by asking again when work is over: a copy
+waits on the device for what lies in its place, so the ring is full of what comes next by then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Event
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.weights import OnHost
-from hetrun.errors import BackendError
+from hetrun.errors import BackendError, DeviceLost
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +35,9 @@ class Block:
     arrived: Event
     left: Event  # the work that read it last is done
     there: bool = False  # or on its way
-    next: Block | None = field(default=None, repr=False)  # what was needed behind it, the last time
+    # What was needed behind it the last time; before that, what was compiled behind it.
+    next: Block | None = field(default=None, repr=False)
+    is_forgotten: bool = False
 
     def meets(self, other: Block) -> bool:
         """Whether the two lie on top of each other."""
@@ -50,6 +54,7 @@ class Ring:
         self._at = 0  # where the next block is laid
         self._there: list[Block] = []
         self._last: Block | None = None
+        self._newest: Block | None = None
         self.crossed = 0  # bytes so far
 
     # --- before work runs
@@ -70,7 +75,11 @@ class Ring:
         for w in weights:
             parts.append((at, w))
             at += in_arena(w.nbytes)
-        return Block(begin, at, parts, self._driver.event(), self._driver.event())
+        made = Block(begin, at, parts, self._driver.event(), self._driver.event())
+        if self._newest and (self._newest.next is None or self._newest.next.is_forgotten):
+            self._newest.next = made  # work is compiled in the order in which it runs
+        self._newest = made
+        return made
 
     # --- while it runs
 
@@ -91,7 +100,7 @@ class Ring:
         """Bring what was needed next the last time, as far as there is room beside what comes before it."""
         coming: list[Block] = []
         block = self._last and self._last.next
-        while block and not any(block.meets(other) for other in coming):
+        while block and not block.is_forgotten and not any(block.meets(other) for other in coming):
             if not block.there:
                 self._bring(block)
             coming.append(block)
@@ -114,14 +123,15 @@ class Ring:
 
     def forget(self, block: Block) -> None:
         """Nothing will need it any more; when this returns, nothing reads its weights on the host."""
-        self._driver.synchronize(block.arrived)
-        self._driver.synchronize(block.left)
+        with suppress(DeviceLost):  # which reads nothing any more
+            self._driver.synchronize(block.arrived)
+            self._driver.synchronize(block.left)
         if block.there:
             self._there.remove(block)
-        for other in self._there:
-            if other.next is block:
-                other.next = None
-        if self._last and block in (self._last, self._last.next):
+        block.is_forgotten, block.next = True, None
+        if self._newest is block:
+            self._newest = None
+        if self._last is block:
             self._last = None
         for event in (block.arrived, block.left):
             self._driver.drop(event)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import Buffers, ReadInto, WeightUse
+from hetrun.backends.cuda import matmul_launch
 from hetrun.backends.cuda.driver import Address, Driver, Event, Stream
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.programs import Source
@@ -46,7 +47,7 @@ class Held:
     @property
     def source(self) -> Source:
         """The kernels that multiply by it."""
-        return Source("products", (("QUANT", self.quant.name),))
+        return matmul_launch.source(self.quant.name)
 
 
 @dataclass(eq=False, slots=True)

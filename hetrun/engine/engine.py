@@ -22,7 +22,7 @@ from hetrun.engine.counters import Held, Tally
 from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Request
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.loop import Loop
-from hetrun.errors import EngineStopped, UserError
+from hetrun.errors import DeviceLost, EngineStopped, UserError
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +185,9 @@ class Engine:
         loop = self._loop = Loop(loaded, self._inbox, self._gate)
         try:
             loop.run()
+        except DeviceLost as e:
+            log.warning("%s", e)
+            loop.end(EngineStopped(str(e)))
         except BaseException as e:
             log.exception("the engine failed")
             loop.end(EngineStopped(f"the engine failed ({type(e).__name__}: {e}); please report it"))

@@ -29,7 +29,7 @@ from hetrun.engine.slot_manager import Places
 from hetrun.engine.speculation.speculator import Speculating
 from hetrun.engine.step_time import Clock, shape_of
 from hetrun.engine.waiting_request import Waiting, is_late
-from hetrun.errors import Cancelled, DeadlineExceeded, EngineStopped
+from hetrun.errors import Cancelled, DeadlineExceeded, DeviceLost, EngineStopped
 from hetrun.executor.interface import Model, look
 from hetrun.executor.steps import Step
 
@@ -334,6 +334,8 @@ class Loop:
             logits = self._answering.rows(step, [r for r, _ in chosen], between)
         except Cancelled:
             return  # the same; the others run again
+        except DeviceLost:
+            raise  # nothing else runs here, either: the next process tries again
         except Exception as e:
             for r, _ in chosen:
                 self._fail(r, e)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hetrun.backend import Pass, Runner
@@ -66,7 +67,8 @@ class Compiled:
     stages: list[list[Timed]]
 
     def close(self) -> None:
-        """Give their memory back."""
-        for stage in self.stages:
-            for timed in stage:
-                timed.runner.close()
+        """Give their memory back: of all of them, also where one fails."""
+        with ExitStack() as ends:
+            for stage in self.stages:
+                for timed in stage:
+                    ends.callback(timed.runner.close)

@@ -45,7 +45,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]+")
 WORD = re.compile(r"[A-Za-z0-9._-]+(?:\[[\w-]+\])?")
 ROW = {"name", "ok", "text", "whole"}
 # What a shell takes; a package without quotes has a dash in its name, which no word of a sentence has.
-INSTALL = re.compile(r"(?:[A-Z]+='[^']*' )?pip install(?: (?:--?[a-z-]+|'[^']+'|[a-z]+(?:-[a-z]+)+))+")
+INSTALL = re.compile(r"(?:[A-Z]+='[^']*' )?pip install(?: (?:--?[a-z-]+|'[^']+'|[a-z]+(?:-[a-z0-9]+)+))+")
 ELSEWHERE = "in an environment of its own"
 REINSTALL = "pip install --force-reinstall hetrun"
 PASSWORD = re.compile(r"//[^/@]*@")
@@ -264,7 +264,7 @@ def tell_of_backends(skipped: Iterable[str]) -> None:
         print(json.dumps({"asked": point}), flush=True)
         for descriptor in registry.backends_of(point):
             try:
-                probe = descriptor.probe()
+                probe = (descriptor.examine or descriptor.probe)()
                 ok = isinstance(probe, Available)
                 text = probe.detail if isinstance(probe, Available) else probe.reason
             except Exception as error:  # a plugin's

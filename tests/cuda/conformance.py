@@ -25,6 +25,7 @@ KERNELS = tuple(
 )
 EVERY_ROW = "-m", ""  # also what `make test` leaves to `make test-all`
 LIMIT_S = 240  # for each of the tools
+TIMED_OUT = 124  # as `timeout` has it
 FOUND = 9  # the exit code with which a tool says that it found something
 
 
@@ -74,19 +75,20 @@ def kernels(table: Table, files: Sequence[str] = KERNELS) -> None:
                 check=False,
             )
         except subprocess.TimeoutExpired as e:
-            table.add(_not_done(Path(file).stem, e.timeout))
+            _took_too_long(table, f"{Path(file).stem} on the GPU", e.timeout)
             continue
         said = ended.stdout.splitlines() or ended.stderr.splitlines() or [""]
         if ended.returncode:
             print(ended.stdout[-4000:], ended.stderr[-2000:], flush=True)
-        stem, counts = Path(file).stem, counted(said[-1])
-        table.add(Line(f"{stem} on the GPU ended with", "", (ended.returncode,), 0, "most", note=said[-1]))
-        # A file of which all is skipped ends well: what was skipped is no test that passed.
-        table.add(Line(f"{stem}: tests that passed on the GPU", "", (counts["passed"],), 1))
+        name, counts = f"{Path(file).stem} on the GPU", counted(said[-1])
+        table.add(Line(f"{name} ended with", "", (ended.returncode,), 0, "most", note=said[-1]))
+        # Where all are skipped nothing has run, and pytest is content.
+        table.add(Line(f"{name}: tests that passed", "", (counts["passed"],), 1))
 
 
-def _not_done(what: str, seconds: float) -> Line:
-    return Line(f"{what} ended in time", "", (0,), 1, note=f"not done after {seconds:.0f} s")
+def _took_too_long(table: Table, what: str, seconds: float) -> None:
+    note = f"not done after {seconds:.0f} s"
+    table.add(Line(f"{what} ended with", "", (TIMED_OUT,), 0, "most", note=note))
 
 
 def sanitized(table: Table, tool: str) -> None:
@@ -103,7 +105,7 @@ def sanitized(table: Table, tool: str) -> None:
     try:
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        table.add(_not_done(tool, limit))
+        _took_too_long(table, tool, limit)
         return
     if ended.returncode:
         print(ended.stdout[-4000:], ended.stderr[-2000:], flush=True)

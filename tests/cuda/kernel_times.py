@@ -13,6 +13,7 @@ from hetrun.backends.cuda import attention_launch, matmul_launch
 from hetrun.backends.cuda.attention_launch import ROW, SPLITS, TILE
 from hetrun.backends.cuda.attention_launch import Table as SlabTable
 from hetrun.backends.cuda.driver import Argument, Product
+from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import ROWS as SLAB
 from hetrun.backends.cuda.lowering import MOST_BLOCKS, THREADS
@@ -87,7 +88,9 @@ def kernel_times(table: Table, only: str = "") -> None:
     """All of them, or those whose names have a text in them."""
     groups: Mapping[str, Callable[[Bench], None]] = {
         **{f"few {quant}": partial(_few, quant=quant) for quant in QUANTS},
-        **{"gated": _gated, "unpack": _unpack, "many": _many, "attention": _attention, "small": _small},
+        **{"gated": _gated, "unpack": _unpack, "many": _many},
+        **{f"bytes {quant}": partial(_in_bytes, quant=quant) for quant in QUANTS[:4]},
+        **{"attention": _attention, "small": _small},
     }
     with gpu_memory(ROOM) as memory:
         bench = Bench(memory, table)
@@ -159,6 +162,25 @@ def _many(bench: Bench) -> None:
         bench.bytes_line(f"round_bf16 {tokens} tokens", bench.seconds([rounding] * 8), 6 * n)
 
 
+def _in_bytes(bench: Bench, quant: str) -> None:
+    """What takes the place of cuBLAS and of unpacking, in passes that may be fast."""
+    nbytes, processors = by_name(quant).row_bytes(WIDTH) * INNER, bench.memory.driver.device.processors
+    for tokens in MANY:
+        rounded = int8.Input(bench.x, tokens, WIDTH)
+        size = int8.tile(tokens, processors, INNER)
+        work = [
+            bench.library.launch(
+                *(int8.source(quant), f"products_{size}"),
+                *((int8.blocks(size, tokens, INNER),), int8.threads(size)),
+                *(Output(w, 0, 0, bench.y, INNER, INNER), Output(), Output(), rounded),
+                shared=int8.shared(size),
+            )
+            for w in bench.copies(nbytes, 8)
+        ]
+        flops = 2.0 * tokens * INNER * WIDTH
+        bench.flops_line(f"products_{size} {quant} {tokens} tokens", bench.seconds(work), flops)
+
+
 def _attention(bench: Bench) -> None:
     head_bytes = 2 * HEAD
     row_bytes = N_KV * head_bytes
@@ -183,7 +205,7 @@ def _attention(bench: Bench) -> None:
             )
             joins = bench.library.launch(
                 *(code, "join", (rows * N_HEADS,), HEAD, at(parts), at(tables)),
-                *(at(bench.y + BIG // 2), number(N_HEADS), at(0)),
+                *(at(bench.y + BIG // 2), number(N_HEADS), at(0), at(0)),
             )
             both = bench.seconds([looks, joins] * 8, 2)
             bench.bytes_line(f"attend_few {rows} rows of {depth}", both, 2.0 * depth * row_bytes)
@@ -218,7 +240,7 @@ def _small(bench: Bench) -> None:
     small = Source("small")
     x, y = at(bench.x), at(bench.y)
     narrow, wide = (-(-WIDTH // THREADS),), (-(-INNER // THREADS),)
-    norm = x, x, y, number(WIDTH), number(1), real(1e-5)
+    norm = x, x, y, at(0), number(WIDTH), number(1), real(1e-5)
     work = {
         "rms_norm 1 row": bench.library.launch(small, "rms_norm", (1,), 512, *norm, shared=64),
         "add 1 row": bench.library.launch(small, "add", narrow, THREADS, x, x, y, long(WIDTH)),

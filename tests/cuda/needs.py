@@ -80,13 +80,18 @@ def _cublas() -> str:
 
 
 def _compiled() -> str:
-    """NVRTC with its headers."""
+    """NVRTC with its headers: of what it compiles, these two include most."""
     from hetrun.backends.cuda.nvrtc import compiler
     from hetrun.backends.cuda.programs import FOLDER, Source
 
-    source, made = Source("rows"), compiler()
-    program, _ = made.compile(source.name, source.path.read_text(), FOLDER, ["--gpu-architecture=sm_90"])
-    return f"NVRTC {made.version[0]}.{made.version[1]}, {len(program):,} bytes of a first program"
+    made, size = compiler(), 0
+    for source in (
+        Source("attention_tiles", (("KV", "F16"), ("HEAD", "128"))),
+        Source("tiles", (("QUANT", "Q4_K"),)),
+    ):
+        options = ["--gpu-architecture=sm_90", *source.options]
+        size += len(made.compile(source.name, source.path.read_text(), FOLDER, options)[0])
+    return f"NVRTC {made.version[0]}.{made.version[1]}, {size:,} bytes of two programs"
 
 
 def _tried(what: str, look: Callable[[], str]) -> Need:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetrun.backends.cuda import attention_launch, grouped_launch
+from hetrun.backends.cuda import attention_launch, grouped_launch, matmul_launch
+from hetrun.backends.cuda.int8 import launch as int8
+from hetrun.backends.cuda.matmul_launch import INT8_TYPES
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.states import launch
 from hetrun.backends.cuda.weights import READ
@@ -16,12 +18,17 @@ WIDE_HEADS = 512, 576  # Gemma 4's, and latent rows
 WIDEST = 16, 64, 96, 128, 256, 512  # k_dim of delta nets, as 32 columns to 512
 PLAIN = Source("small"), Source("rows"), Source("grouping"), launch.CONVOLUTION
 PRODUCTS = tuple(Source("products", (("QUANT", quant),)) for quant in sorted(READ))
+INT8_PRODUCTS = tuple(matmul_launch.source(quant, int8=True) for quant in sorted(INT8_TYPES))
 TILES = tuple(Source("tiles", (("QUANT", quant),)) for quant in sorted(READ))
+INT8 = tuple(int8.source(quant) for quant in sorted(int8.TYPES))
 ATTENTION = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in HEADS)
 WIDE = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in WIDE_HEADS)
 ATTENTION_TILES = tuple(Source("attention_tiles", source.defines) for source in ATTENTION)
 DELTA_NETS = tuple(launch.delta_net(k_dim) for k_dim in WIDEST)
-SOURCES = *PLAIN, *PRODUCTS, *TILES, *ATTENTION, *ATTENTION_TILES, *WIDE, *DELTA_NETS
+SOURCES = (
+    *(*PLAIN, *PRODUCTS, *INT8_PRODUCTS, *TILES, *INT8),
+    *(*ATTENTION, *ATTENTION_TILES, *WIDE, *DELTA_NETS),
+)
 
 
 def kernels_of(source: Source) -> Sequence[str]:
@@ -33,4 +40,6 @@ def shared_of(source: Source, name: str) -> int:
     """The most shared memory that a kernel is given, where that is more than any kernel may have."""
     if name == "attend_many":
         return attention_launch.many_shared(int(dict(source.defines)["HEAD"]))
+    if source.name == "int8_products":
+        return int8.shared(int(name.split("_")[1]))
     return grouped_launch.SHARED if source.name == "tiles" else 0

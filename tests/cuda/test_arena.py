@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetrun.backends.cuda.arena import ALIGNMENT, Arena
+from hetrun.backends.cuda.arena import ALIGNMENT, Arena, GrowingArena
 from hetrun.errors import BudgetError
 
 BASE, SIZE = 1 << 20, 64 * ALIGNMENT
@@ -54,3 +54,69 @@ def test_who_asks_for_too_much_is_told_what_is_left() -> None:
     ):
         arena.take(SIZE, "a cat")
     assert arena.most_used == SIZE // 2
+
+
+STEP = 16 * ALIGNMENT
+
+
+class Others:
+    """A device's memory, of which others take some."""
+
+    def __init__(self, free: int) -> None:
+        self.free, self.at = free, BASE
+
+    def allocate(self, nbytes: int) -> int:
+        if nbytes > self.free:
+            raise MemoryError
+        self.free -= nbytes
+        # Neighbours or not: what lies behind the end of one piece is no part of it.
+        self.at, begin = self.at + nbytes + ALIGNMENT * (nbytes % 3), self.at
+        return begin
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 20 * ALIGNMENT)), max_size=60))
+def test_parts_of_several_pieces_lie_apart_and_within_what_may_be_taken(
+    steps: list[tuple[bool, int]],
+) -> None:
+    others, held = Others(10 * SIZE), dict[int, int]()
+    arena = GrowingArena(others.allocate, SIZE, STEP)
+    assert arena.taken == STEP
+    for give, nbytes in steps:
+        if give and held:
+            address = sorted(held)[nbytes % len(held)]
+            arena.give(address)
+            del held[address]
+            continue
+        try:
+            address = arena.take(nbytes, "a test")
+        except BudgetError:
+            assert arena.taken + _whole(nbytes) > SIZE
+            continue
+        assert all(address + nbytes <= a or a + n <= address for a, n in held.items())
+        held[address] = nbytes
+    assert arena.used == sum(map(_whole, held.values())) <= arena.taken <= SIZE
+    assert arena.left == SIZE - arena.used
+    assert 10 * SIZE - others.free == arena.taken
+    for address in held:
+        arena.give(address)
+    assert arena.used == 0
+
+
+def test_a_piece_is_no_larger_than_what_is_left_and_no_smaller_than_a_part() -> None:
+    others = Others(10 * SIZE)
+    arena = GrowingArena(others.allocate, SIZE, STEP)
+    arena.take(3 * STEP, "a large part")
+    assert arena.taken == 4 * STEP == SIZE
+    arena.take(STEP, "the rest")
+    with pytest.raises(BudgetError, match="no room in GPU memory for a cat"):
+        arena.take(1, "a cat")
+
+
+def test_what_others_have_taken_is_not_asked_for_again() -> None:
+    others = Others(STEP + STEP // 2)
+    arena = GrowingArena(others.allocate, SIZE, STEP)
+    arena.take(STEP, "all there is")
+    arena.take(STEP // 4, "a part of what others have left, with which it makes do")
+    with pytest.raises(BudgetError):
+        arena.take(STEP, "more")
+    assert arena.nbytes == arena.taken == STEP + STEP // 4

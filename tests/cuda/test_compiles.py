@@ -5,26 +5,35 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hetrun.backends.cuda.nvrtc import HEADERS, Compiler, chosen_folders, compiler
+from hetrun.backends.cuda.nvrtc import (
+    CUPY,
+    HEADERS,
+    Compiler,
+    chosen_folders,
+    compiler,
+    folders_of_headers,
+    installed,
+)
 from hetrun.backends.cuda.programs import FOLDER, Programs, Source
 from hetrun.backends.cuda.weights import READ
 from hetrun.errors import BackendUnavailable
+from tests.cuda.emulated.driver import EmulatedDriver
 from tests.cuda.emulated.kernels import names
-from tests.cuda.sources import SOURCES
+from tests.cuda.sources import SOURCES, kernels_of, shared_of
 from tests.cuda.test_matmul import UNPACKED
 from tests.support.tiers import exhaustive
 
-ARCHITECTURES = "sm_80", "sm_90"
+ARCHITECTURES = "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"
 # The others differ by how weights and rows are read; all of them take a minute for one architecture, and
 # that is the one which everything is made for. How weights of each type are read is in UNPACKED.
 QUICK = (
     *("small", "rows", "grouping", "convolution", "products Q4_K", "tiles Q4_K", "attention F16 128"),
-    "attention_tiles F16 128",
-    "delta_net 128",
+    *("attention_tiles F16 128", "int8_products Q4_K", "delta_net 128"),
 )
 
 REGISTERS = 65536  # of a multiprocessor: a block that wants more does not start
@@ -96,6 +105,15 @@ def test_it_compiles(nvrtc: Compiler, source: Source, architecture: str) -> None
         assert max(taken.stack, taken.spilled) <= STACK.get(name, 0), name
 
 
+def test_no_block_wants_more_shared_memory_than_an_rtx_has() -> None:
+    """99 KiB, of 8.6, 8.9 and 12.0; the emulated driver refuses more as well."""
+    wanted = {source: max(shared_of(source, name) for name in kernels_of(source)) for source in SOURCES}
+    assert max(wanted.values()) <= EmulatedDriver().device.shared == 99 << 10
+    driver = EmulatedDriver()
+    with pytest.raises(AssertionError, match="wants 101377 bytes of shared memory, and a block has 101376"):
+        driver.kernel(driver.load(b"a program"), "a kernel", (99 << 10) + 1)
+
+
 def test_weights_of_every_type_are_read(nvrtc: Compiler) -> None:
     program, said = compiled(nvrtc, UNPACKED, "sm_90")
     assert "warning" not in said
@@ -129,6 +147,68 @@ def test_a_cache_that_cannot_be_written_is_done_without(nvrtc: Compiler, tmp_pat
     (tmp_path / "file").write_text("no folder")
     programs = Programs((9, 0), tmp_path / "file", lambda line: None)
     assert programs.program(Source("rows"))[:4] == b"\x7fELF"
+
+
+def test_a_gpu_that_is_newer_than_the_compiler_gets_what_its_driver_can_translate(nvrtc: Compiler) -> None:
+    assert nvrtc.architecture((9, 0)) == "--gpu-architecture=sm_90"
+    older = nvrtc.architecture((99, 0))
+    assert re.fullmatch(r"--gpu-architecture=compute_\d+", older)
+    source = Source("rows")
+    program, _ = nvrtc.compile("rows.cu", source.path.read_text(), FOLDER, [older, *source.options])
+    assert b".visible .entry pack_rows" in program
+
+
+@pytest.mark.parametrize(
+    ("known", "capability", "option"),
+    [
+        ([75, 80, 86, 89, 90], (8, 9), "sm_89"),
+        ([75, 80, 86], (8, 9), "sm_86"),  # the same generation: its programs run as they are
+        ([75, 80, 86, 90], (12, 0), "compute_90"),
+        ([80, 90, 120], (8, 0), "sm_80"),
+        ([], (8, 0), "sm_80"),
+    ],
+)
+def test_the_nearest_older_architecture_is_taken(
+    nvrtc: Compiler,
+    monkeypatch: pytest.MonkeyPatch,
+    known: list[int],
+    capability: tuple[int, int],
+    option: str,
+) -> None:
+    monkeypatch.setattr(nvrtc, "_architectures", lambda: known)
+    assert nvrtc.architecture(capability) == f"--gpu-architecture={option}"
+
+
+def test_libraries_are_found_in_any_folder_of_pythons_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages that were unpacked and not installed, as a pack has them."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    libc = next(line.split()[-1] for line in maps if "/libc.so" in line)
+    for major in CUPY:
+        folder = tmp_path / f"nvidia/cu{major}/lib"
+        folder.mkdir(parents=True)
+        (folder / f"libcublas.so.{major}").symlink_to(libc)
+    monkeypatch.syspath_prepend(tmp_path)
+    for major in CUPY:
+        monkeypatch.setattr("hetrun.backends.cuda.nvrtc.made_for", partial(int, major))
+        assert installed("cublas", "missing")._name == str(
+            tmp_path / f"nvidia/cu{major}/lib/libcublas.so.{major}"
+        )
+
+
+def test_headers_are_those_of_the_cuda_that_cupy_is_made_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("cu13", "cuda_runtime", "cuda_nvcc"):
+        (tmp_path / "nvidia" / folder / "include").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {}
+    for major in CUPY:
+        monkeypatch.setattr("hetrun.backends.cuda.nvrtc.made_for", partial(int, major))
+        folders = [folder for folder in folders_of_headers() if folder.is_relative_to(tmp_path)]
+        found[major] = [folder.parent.name for folder in folders]
+    assert found == {13: ["cu13"], 12: ["cuda_nvcc", "cuda_runtime"]}
 
 
 def test_headers_are_taken_from_as_many_folders_as_it_takes(tmp_path: Path) -> None:

@@ -110,14 +110,27 @@ def test_a_pack_needs_a_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_tests_of_the_emulator_are_counted_by_how_they_end(tmp_path: Path) -> None:
-    good, bad, skipped = (tmp_path / f"test_{name}.py" for name in ("good", "bad", "skipped"))
-    skipped.write_text("import pytest\ndef test(): pytest.skip('no GPU')\n")
+    good, bad = tmp_path / "test_good.py", tmp_path / "test_bad.py"
     good.write_text("import os\ndef test(): assert os.environ['TESTS_ON_GPU'] == '1'\n")
     bad.write_text("def test(): assert False\n")
+    none = tmp_path / "test_none.py"
+    none.write_text("import pytest\n@pytest.mark.skip\ndef test(): pass\n")
     table = Table("conformance", tmp_path)
-    conformance.kernels(table, [str(good), str(bad), str(skipped)])
+    conformance.kernels(table, [str(good), str(bad), str(none)])
     assert [line.what for line in table.missed] == [
         "test_bad on the GPU ended with",
-        "test_bad: tests that passed on the GPU",
-        "test_skipped: tests that passed on the GPU",
+        "test_bad on the GPU: tests that passed",
+        "test_none on the GPU: tests that passed",  # pytest ends with 0 where all were skipped
     ]
+
+
+def test_what_takes_too_long_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(command: list[str], timeout: float, **options: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", endless)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    table = Table("conformance", tmp_path)
+    conformance.kernels(table, ["tests/cuda/test_small.py"])
+    conformance.sanitized(table, "memcheck")
+    assert [line.what for line in table.missed] == ["test_small on the GPU ended with", "memcheck ended with"]

@@ -82,7 +82,7 @@ def close(found: np.ndarray, right: np.ndarray, limit: float = 2e-6) -> None:
 
 def rms(x: np.ndarray, w: np.ndarray, heads: int, eps: float, result: Result, threads: int) -> np.ndarray:
     shared = 4 * threads // 32
-    arguments = x, w, result.array, x.shape[1], heads, eps
+    arguments = x, w, result.array, ctypes.c_void_p(None), x.shape[1], heads, eps
     run(SMALL, "rms_norm", (len(x) * heads,), threads, *arguments, shared=shared)
     return result.checked()
 

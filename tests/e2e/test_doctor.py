@@ -211,6 +211,7 @@ def test_the_lines_that_mend_can_be_pasted() -> None:
         "llama": f"it is not installed: {LLAMA}",
         "ipex": f"IPEX is not installed: {INSTALL_IPEX}",
         "driver": "there is no NVIDIA driver (libcuda.so.1): if there is an NVIDIA GPU, install its driver",
+        "older": "CuPy is not installed: pip install cupy-cuda12x nvidia-cublas-cu12",
         "two": "missing: pip install nvidia-cuda-runtime nvidia-cuda-crt, or pip install 'hetrun[cuda]'",
     }.items():
         expected = {
@@ -218,6 +219,7 @@ def test_the_lines_that_mend_can_be_pasted() -> None:
             "ipex": "",  # it would replace the torch that is there
             "driver": "if there is an NVIDIA GPU, install its driver",
             "two": "pip install nvidia-cuda-runtime nvidia-cuda-crt",
+            "older": "pip install cupy-cuda12x nvidia-cublas-cu12",
         }
         assert _mend(line) == expected[name]
 

@@ -16,7 +16,8 @@ struct Table {
     int row_bytes;
 };
 
-// --- heads of rows, by their type: four numbers at a time
+// --- heads of rows, by their type: four numbers at a time. Where a slab lies is read from memory, so the
+// compiler must be told (__ldg) that it is no shared memory.
 
 struct F32 {
     static const int HEAD_BYTES = 4 * HEAD;
@@ -55,10 +56,11 @@ struct Q8_0 {
     static const int HEAD_BYTES = 34 * (HEAD / 32);
     static __device__ __forceinline__ float4 four(const byte *head, int i) {
         const byte *block = head + i / 32 * 34;
-        float d = __half2float(__ushort_as_half(*(const ushort_t *)block));
-        const ushort_t *q = (const ushort_t *)(block + 2 + i % 32);
-        return {(signed char)(q[0] & 0xff) * d, (signed char)(q[0] >> 8) * d, (signed char)(q[1] & 0xff) * d,
-                (signed char)(q[1] >> 8) * d};
+        float d = __half2float(__ushort_as_half(__ldg((const ushort_t *)block)));
+        const ushort_t *from = (const ushort_t *)(block + 2 + i % 32);
+        ushort_t q = __ldg(from), r = __ldg(from + 1);
+        return {(signed char)(q & 0xff) * d, (signed char)(q >> 8) * d, (signed char)(r & 0xff) * d,
+                (signed char)(r >> 8) * d};
     }
     // As ggml rounds: to the nearest, halves away from zero, by the scale before it is rounded itself.
     static __device__ __forceinline__ void put(byte *head, const float *x, int lane) {

@@ -1,5 +1,5 @@
 // Products with quantised weights, read as they lie in their file; compiled once for each type
-// (-DQUANT=Q4_K).
+// (-DQUANT=Q4_K), and of some types once more for inputs that were rounded to bytes (-DINT8=int8).
 //
 // For few tokens the weights are what has to be moved. A warp takes R rows along all of their columns
 // (walks.cuh) and multiplies them by up to T tokens. With more tokens the input is read more often, from the
@@ -8,7 +8,11 @@
 // The order of additions in a row's result depends on the number of columns only: not on T, R, or who else is
 // in the launch.
 
+#ifdef INT8
+#include "int8_walks.cuh"
+#else
 #include "walks.cuh"
+#endif
 
 #define WARPS 4  // of a block
 
@@ -26,10 +30,10 @@ __device__ __forceinline__ int64 row_bytes(int cols) { return (int64)(cols / QUA
 // The sums of R rows and T tokens; lane T * r + t gets that of row r and token t. Rows and tokens that are
 // not there repeat the last one, so that all lanes do the same.
 template <int T, int R>
-__device__ __forceinline__ float dot(const byte *w, int row, int rows, const float *x, int cols, int ldx,
+__device__ __forceinline__ float dot(const byte *w, int row, int rows, const Input *x, int cols, int ldx,
                                      int tokens) {
     const byte *at[R];
-    const float *from[T];
+    const Input *from[T];
     float sums[R][T];
     for (int r = 0; r < R; r++) at[r] = w + row_bytes(cols) * min(row + r, rows - 1);
     for (int t = 0; t < T; t++) from[t] = x + (int64)ldx * min(t, tokens - 1);
@@ -53,7 +57,7 @@ __device__ __forceinline__ int blocks_of(int rows, int r) { return (rows + WARPS
 // y = x @ w.T (+ bias) (+ add) for up to three matrices with one input. Blocks that differ only by their
 // tokens follow each other, so that the rows they share come from the second cache.
 template <int T, int R>
-__device__ __forceinline__ void few(Output first, Output second, Output third, const float *x, int cols,
+__device__ __forceinline__ void few(Output first, Output second, Output third, const Input *x, int cols,
                                     int ldx, int tokens) {
     int groups = (tokens + T - 1) / T, block = blockIdx.x / groups, token = blockIdx.x % groups * T;
     Output o = first;
@@ -75,12 +79,12 @@ __device__ __forceinline__ void few(Output first, Output second, Output third, c
 // y = act(x @ gate.T) * (x @ up.T); act: 0 silu, 1 gelu by tanh, 2 gelu by erf.
 template <int T, int R>
 __device__ __forceinline__ void gated(const byte *gate, const byte *up, const float *gate_bias,
-                                      const float *up_bias, float *y, int rows, const float *x, int cols,
+                                      const float *up_bias, float *y, int rows, const Input *x, int cols,
                                       int ldx, int tokens, int act) {
     int groups = (tokens + T - 1) / T, block = blockIdx.x / groups, token = blockIdx.x % groups * T;
     int row = (block * WARPS + threadIdx.x / WARP) * R;
     if (row >= rows) return;
-    const float *from = x + (int64)token * ldx;
+    const Input *from = x + (int64)token * ldx;
     float g = dot<T, R>(gate, row, rows, from, cols, ldx, tokens - token);
     float u = dot<T, R>(up, row, rows, from, cols, ldx, tokens - token);
     int lane = threadIdx.x % WARP;
@@ -94,20 +98,25 @@ __device__ __forceinline__ void gated(const byte *gate, const byte *up, const fl
 // The Python side (matmul_launch.py) knows R for each T, and so how many blocks there are.
 // kernels: few_1 few_2 few_4 few_8 gated_1 gated_2 gated_4 gated_8
 #define SIZE(T, R)                                                                                          \
-    extern "C" __global__ void few_##T(Output first, Output second, Output third, const float *x, int cols, \
+    extern "C" __global__ void few_##T(Output first, Output second, Output third, const Input *x, int cols, \
                                        int ldx, int tokens) {                                               \
         few<T, R>(first, second, third, x, cols, ldx, tokens);                                              \
     }                                                                                                       \
     extern "C" __global__ void gated_##T(const byte *gate, const byte *up, const float *gate_bias,          \
-                                         const float *up_bias, float *y, int rows, const float *x,          \
+                                         const float *up_bias, float *y, int rows, const Input *x,          \
                                          int cols, int ldx, int tokens, int act) {                          \
         gated<T, R>(gate, up, gate_bias, up_bias, y, rows, x, cols, ldx, tokens, act);                      \
     }
 
 SIZE(1, 2)
 SIZE(2, 2)
+#ifdef INT8  // a row takes more registers, and reads less of the input
+SIZE(4, 2)
+SIZE(8, 2)
+#else
 SIZE(4, 4)
 SIZE(8, 4)
+#endif
 
 // --- experts: matrices on top of each other, of which a pair of a token and a place has one
 
@@ -120,7 +129,7 @@ __device__ __forceinline__ int expert_of(const int *chosen, int pair, int first,
 // y[pair] = act(x[token] @ gate.T) * (x[token] @ up.T) by the pair's expert; zeros where it is not held.
 extern "C" __global__ void experts_gated(const byte *gate, const byte *up, const float *gate_bias,
                                          const float *up_bias, const int *chosen, int first, int held,
-                                         float *y, const float *x, int n_ff, int cols, int n_used, int pairs,
+                                         float *y, const Input *x, int n_ff, int cols, int n_used, int pairs,
                                          int act) {
     int pair = blockIdx.x % pairs, row = blockIdx.x / pairs * WARPS + threadIdx.x / WARP;
     if (row >= n_ff) return;
@@ -128,7 +137,7 @@ extern "C" __global__ void experts_gated(const byte *gate, const byte *up, const
     float g = 0.0f, u = 0.0f;
     if (e >= 0) {  // the same for all lanes
         int64 skip = row_bytes(cols) * n_ff * e;
-        const float *from = x + (int64)(pair / n_used) * cols;
+        const Input *from = x + pair / n_used * input_row(cols);
         g = dot<1, 1>(gate + skip, row, n_ff, from, cols, cols, 1);
         u = dot<1, 1>(up + skip, row, n_ff, from, cols, cols, 1);
         if (gate_bias) g += gate_bias[(int64)e * n_ff + row], u += up_bias[(int64)e * n_ff + row];
@@ -138,7 +147,7 @@ extern "C" __global__ void experts_gated(const byte *gate, const byte *up, const
 
 // y[pair] = share * (inner[pair] @ down.T) by the pair's expert; zeros where it is not held.
 extern "C" __global__ void experts_down(const byte *down, const float *bias, const int *chosen,
-                                        const float *shares, int first, int held, float *y, const float *inner, int width, int n_ff,
+                                        const float *shares, int first, int held, float *y, const Input *inner, int width, int n_ff,
                                         int pairs) {
     int pair = blockIdx.x % pairs, row = blockIdx.x / pairs * WARPS + threadIdx.x / WARP;
     if (row >= width) return;
@@ -146,7 +155,7 @@ extern "C" __global__ void experts_down(const byte *down, const float *bias, con
     float sum = 0.0f;
     if (e >= 0) {
         int64 skip = row_bytes(n_ff) * width * e;
-        sum = dot<1, 1>(down + skip, row, width, inner + (int64)pair * n_ff, n_ff, n_ff, 1);
+        sum = dot<1, 1>(down + skip, row, width, inner + pair * input_row(n_ff), n_ff, n_ff, 1);
         if (bias) sum += bias[(int64)e * width + row];
     }
     if (threadIdx.x % WARP == 0) y[(int64)pair * width + row] = shares[pair] * sum;

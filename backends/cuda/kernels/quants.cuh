@@ -302,9 +302,11 @@ struct IQ4_XS {
 // A power of two as the scale, halved because the list is doubled; blocks of 17 bytes are not aligned at all.
 struct MXFP4 {
     static const int WEIGHTS = 32, BYTES = 17, PIECES = 4;
+    static __device__ __forceinline__ float scale(uint_t power) {
+        return __uint_as_float(power < 2 ? 0x00200000u << power : (power - 1) << 23);
+    }
     static __device__ __forceinline__ Eight unpack(const byte *block, int piece) {
-        int power = block[0];
-        float d = __uint_as_float(power < 2 ? 0x00200000u << power : (uint_t)(power - 1) << 23);
+        float d = scale(block[0]);
         Eight e;
         e.a = 4 * piece, e.b = 16 + 4 * piece;
         for (int i = 0; i < 4; i++) {

@@ -5,7 +5,8 @@
 // where addresses and widths allow it. And nothing may compute for longer than it reads: rows and columns are
 // told apart by divisions of 32 bits, which take a fifth of the instructions of those of 64.
 
-#include "common.cuh"
+#include "int8.cuh"
+#include "rope.cuh"
 
 #define EACH(i, n) \
     for (int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (int64)gridDim.x * blockDim.x)
@@ -32,9 +33,10 @@ __device__ __forceinline__ float dot(float4 a, float4 b, float sum) {
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-// x / sqrt(mean(x^2) + eps) * w; each of `heads` slices of a row by itself, all with one w.
-extern "C" __global__ void rms_norm(const float *x, const float *w, float *y, int width, int heads,
-                                    float eps) {
+// x / sqrt(mean(x^2) + eps) * w; each of `heads` slices of a row by itself, all with one w. `in_bytes`, if it
+// is not null, gets the same as rows of bytes: of one slice, whose width is a multiple of 32.
+extern "C" __global__ void rms_norm(const float *x, const float *w, float *y, byte *in_bytes, int width,
+                                    int heads, float eps) {
     int n = width / heads;
     const float *from = x + (int64)blockIdx.x * n;
     float *to = y + (int64)blockIdx.x * n, sum = 0.0f;
@@ -47,12 +49,19 @@ extern "C" __global__ void rms_norm(const float *x, const float *w, float *y, in
     else
         for (int i = threadIdx.x; i < n; i += blockDim.x) sum = fmaf(from[i], from[i], sum);
     float s = 1.0f / sqrtf(block_sum(sum, (float *)shared_memory) / n + eps);
-    if (wide)
-        for (int i = threadIdx.x; i < n / WIDE; i += blockDim.x) {
-            float4 v = ((const float4 *)from)[i], u = ((const float4 *)w)[i];
-            ((float4 *)to)[i] = {v.x * s * u.x, v.y * s * u.y, v.z * s * u.z, v.w * s * u.w};
+    if (wide) {
+        byte *row = in_bytes ? in_bytes + (int64)blockIdx.x * int8_row(n) : nullptr;
+        for (int begin = 0; begin < n / WIDE; begin += blockDim.x) {  // the same for all lanes of a warp
+            int i = begin + threadIdx.x;
+            bool there = i < n / WIDE;
+            float4 z = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (there) {
+                float4 v = ((const float4 *)from)[i], u = ((const float4 *)w)[i];
+                ((float4 *)to)[i] = z = {v.x * s * u.x, v.y * s * u.y, v.z * s * u.z, v.w * s * u.w};
+            }
+            if (row) put_rounded(z, there, row, n, i);
         }
-    else
+    } else
         for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = from[i] * s * w[i];
 }
 
@@ -94,20 +103,9 @@ extern "C" __global__ void rope(const float *x, const float2 *turns, const int *
     int pairs = head_dim / 2, turning = n_rot / 2;
     EACH(i, (int64)rows * n_heads * pairs) {
         Spot at = spot(i, pairs);
-        int pair = at.column;
-        const float *from = x + at.row * head_dim;
-        float *to = y + at.row * head_dim;
-        if (pair >= turning) {
-            to[2 * pair] = from[2 * pair], to[2 * pair + 1] = from[2 * pair + 1];
-            continue;
-        }
-        int a = interleaved ? 2 * pair : pair, b = interleaved ? a + 1 : pair + turning;
         int64 row = spot(at.row, n_heads).row;
-        float2 turn = turns[(int64)(token_of ? token_of[row] : row) * turning + pair];
-        float p = from[a], q = from[b];
-        // Each rounded by itself, as the host does it.
-        to[a] = __fsub_rn(__fmul_rn(p, turn.x), __fmul_rn(q, turn.y));
-        to[b] = __fadd_rn(__fmul_rn(p, turn.y), __fmul_rn(q, turn.x));
+        const float2 *mine = turns + (int64)(token_of ? token_of[row] : row) * turning;
+        turn_pair(x + at.row * head_dim, mine, y + at.row * head_dim, at.column, turning, interleaved);
     }
 }
 
@@ -198,6 +196,18 @@ extern "C" __global__ void round_bf16(const float *x, __nv_bfloat16 *z, int64 n)
         ((uint2 *)z)[i] = {two_bf16(v.x, v.y), two_bf16(v.z, v.w)};
     }
     EACH(i, n - wide * WIDE) z[wide * WIDE + i] = __float2bfloat16(x[wide * WIDE + i]);
+}
+
+// Rows of floats as rows of bytes: four numbers of a thread at a time, and all lanes of a warp to the end.
+extern "C" __global__ void round_int8(const float *x, byte *y, int cols, int64 n) {
+    int64 row_bytes = int8_row(cols), fours = n / WIDE;
+    for (int64 begin = (int64)blockIdx.x * blockDim.x; begin < fours; begin += (int64)gridDim.x * blockDim.x) {
+        int64 i = begin + threadIdx.x;
+        bool there = i < fours;
+        Spot at = spot(there ? i : 0, cols / WIDE);
+        float4 v = there ? ((const float4 *)x)[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        put_rounded(v, there, y + at.row * row_bytes, cols, at.column);
+    }
 }
 
 // --- rows and columns: of floats, or of float4, of which a row has a fourth as many

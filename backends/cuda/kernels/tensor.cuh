@@ -6,6 +6,7 @@
 //   a[0], a[1]: columns 2t and 2t + 1 of rows g and g + 8; a[2], a[3]: columns 2t + 8 and 2t + 9 of the same,
 //   b[0], b[1]: rows 2t and 2t + 1, and 2t + 8 and 2t + 9, of column g,
 //   c[0], c[1]: columns 2t and 2t + 1 of row g; c[2], c[3]: the same of row g + 8.
+// Of bytes, a register has four: a product is 32 deep where one of halves is 16 deep.
 
 #pragma once
 
@@ -24,6 +25,25 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint_t (&a)[4], ui
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// a b in bytes with signs, 32 or 16 deep, as integers that begin with `c`.
+__device__ __forceinline__ void multiply_bytes(int (&made)[4], const uint_t (&a)[4], uint_t b0, uint_t b1,
+                                               const int (&c)[4]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %11, %12, %13};"
+        : "=r"(made[0]), "=r"(made[1]), "=r"(made[2]), "=r"(made[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]),
+          "r"(c[3]));
+}
+
+__device__ __forceinline__ void multiply_bytes(int (&made)[4], uint_t a0, uint_t a1, uint_t b,
+                                               const int (&c)[4]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+        : "=r"(made[0]), "=r"(made[1]), "=r"(made[2]), "=r"(made[3])
+        : "r"(a0), "r"(a1), "r"(b), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
+
 // Four blocks of 8 by 8 halves; lane l says where row l % 8 of block l / 8 lies in shared memory. m[i] is the
 // lane's two numbers of block i: columns 2t and 2t + 1 of row g.
 __device__ __forceinline__ void load_blocks(uint_t (&m)[4], const void *row) {
@@ -39,10 +59,15 @@ __device__ __forceinline__ void load_blocks_turned(uint_t (&m)[4], const void *r
                  : "r"(shared_address(row)));
 }
 
-// 16 bytes to shared memory, or as many zeros; they are there once `arrived` has returned.
+// 16 or 8 bytes to shared memory, or as many zeros; they are there once `arrived` has returned.
 __device__ __forceinline__ void send_16(void *to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(there ? 16 : 0));
+}
+
+__device__ __forceinline__ void send_8(void *to, const void *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(there ? 8 : 0));
 }
 
 // What this thread has sent is there; others know of it after the next __syncthreads().

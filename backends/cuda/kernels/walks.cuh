@@ -18,6 +18,10 @@
 
 #include "quants.cuh"
 
+typedef float Input;
+
+__device__ __forceinline__ int64 input_row(int cols) { return cols; }  // from a row to the next
+
 #define AS_BYTE_OF 0x43000000u  // 128.0f
 #define BIAS 128.0f
 

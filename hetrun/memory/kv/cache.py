@@ -19,7 +19,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.errors import BackendError, BudgetError
+from hetrun.errors import BackendError, BudgetError, DeviceLost
 from hetrun.graph import KvShape, StateShape
 from hetrun.graph.quant import QuantType
 from hetrun.memory.kv.arrivals import Arrivals
@@ -261,6 +261,9 @@ class KvCache:
         arrived."""
         try:
             return self.arrivals.advance(wait)
+        except DeviceLost as e:  # others go on without it
+            self._lose()
+            raise BackendError(f"keys and values were lost with the device that computed them: {e}") from e
         except BaseException:
             self._lose()
             raise

@@ -11,6 +11,7 @@ import random
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -27,10 +28,12 @@ from hetrun.backends.cuda.driver import (
     Graph,
     Kernel,
     Launch,
+    Loss,
     Product,
     Stream,
 )
 from hetrun.backends.cuda.programs import Source
+from hetrun.errors import DeviceLost
 from tests.cuda.emulated.kernels import library, start
 
 ALIGNED = 256
@@ -90,8 +93,16 @@ class EmulatedPrograms:
 class EmulatedDriver:
     """See the module's words."""
 
-    def __init__(self, nbytes: int = 64 << 20, seed: int = 0) -> None:
-        self.device = Device("an emulated GPU", (9, 0), 4, nbytes)
+    def __init__(
+        self, nbytes: int = 64 << 20, seed: int = 0, workspace: int = 1024, engines: int = 2
+    ) -> None:
+        # Shared memory is what an RTX has: kernels for any GPU make do with that.
+        self.device = Device("an emulated GPU", (9, 0), 4, nbytes, engines)
+        self.workspace = workspace  # bytes that products work in; cuBLAS has 32 MiB of them
+        self.calls = 0
+        self.breaks_at: int | None = None  # the call from which on each fails, as after an illegal address
+        self.loss = Loss()
+        self.sleeping: set[Event] = set()  # for which nobody keeps a core busy
         self.others = 0  # bytes that other processes have
         self.most_allocated = 0
         self.launches: list[str] = []  # the names of kernels that ran
@@ -109,22 +120,43 @@ class EmulatedDriver:
         self._workspaces: set[Stream] = set()
         self._numbers = count(1)
 
+    def _called(self) -> None:
+        """At the beginning of whatever asks the GPU for something."""
+        self.loss.check()
+        self.calls += 1
+        if self.breaks_at is not None and self.calls >= self.breaks_at:
+            raise self.loss.by(f"{self.device.name}: computing: an illegal memory access was encountered")
+
+    def _gives_back(self) -> bool:
+        """The same of what gives something back, which nobody hears the error from; whether it works."""
+        with suppress(DeviceLost):
+            self._called()
+        return not self.loss
+
     # --- memory
 
     def free_memory(self) -> int:
+        self._called()
+        return self._free
+
+    @property
+    def _free(self) -> int:
         return self.device.memory - CONTEXT - self.others - self._allocated
 
     def held_memory(self) -> int:
         return CONTEXT + self._allocated
 
     def allocate(self, nbytes: int) -> Address:
-        if nbytes > self.free_memory():
-            raise MemoryError(f"{nbytes} bytes are more than the {self.free_memory()} that are free")
+        self._called()
+        if nbytes > self._free:
+            raise MemoryError(f"{nbytes} bytes are more than the {self._free} that are free")
         self._allocated += nbytes
         self.most_allocated = max(self.most_allocated, self._allocated)
         return self._device.add(_aligned(nbytes))
 
     def free(self, address: Address) -> None:
+        if not self._gives_back():
+            return
         array = self._device.remove(address)
         assert _intact(array), f"something was written beside the memory at {address:#x}"
         array[:] = 0xFF
@@ -132,6 +164,7 @@ class EmulatedDriver:
         self._allocated -= array.nbytes
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
+        self._called()
         array = _aligned(max(nbytes, 1))
         self._pinned.add(array)
         return array[:nbytes]
@@ -139,28 +172,36 @@ class EmulatedDriver:
     # --- streams
 
     def stream(self) -> Stream:
+        self._called()
         number = next(self._numbers)
         self._streams[number] = deque()
         return number
 
-    def event(self) -> Event:
+    def event(self, sleeps: bool = False) -> Event:
+        self._called()
         number = next(self._numbers)
         self._moments[number] = Moment(passed=True)
+        if sleeps:
+            self.sleeping.add(number)
         return number
 
     def drop(self, event: Event) -> None:
-        del self._moments[event]
+        if self._gives_back():
+            del self._moments[event]
 
     def record(self, event: Event, stream: Stream) -> None:
+        self._called()
         assert stream not in self._capturing, "events are no part of a graph here"
         self._moments[event] = Moment()
         self._streams[stream].append(Task(records=self._moments[event]))
 
     def wait(self, stream: Stream, event: Event) -> None:
+        self._called()
         assert stream not in self._capturing, "events are no part of a graph here"
         self._streams[stream].append(Task(waits=self._moments[event]))
 
     def synchronize(self, event: Event) -> None:
+        self._called()
         assert not self._capturing, "nobody waits while a graph is recorded"
         while not self._moments[event].passed:
             self._some()
@@ -169,6 +210,7 @@ class EmulatedDriver:
             self._some()
 
     def happened(self, event: Event) -> bool:
+        self._called()
         if not self._moments[event].passed:
             self._some()
         return self._moments[event].passed
@@ -190,27 +232,34 @@ class EmulatedDriver:
     # --- work
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        self._called()
         for address in (target, source):
             known = self._device.holds(address, nbytes) or self._pinned.holds(address, nbytes)
             assert known, f"{nbytes} bytes at {address:#x} are neither the device's nor page-locked"
         self._give(stream, partial(_moved, target, source, nbytes))
 
     def fill(self, target: Address, byte: int, nbytes: int, stream: Stream) -> None:
+        self._called()
         assert self._device.holds(target, nbytes)
         self._give(stream, partial(_filled, target, byte, nbytes))
 
     def load(self, program: bytes) -> int:
+        self._called()
         path, *options = program.decode().split("\0")
         number = next(self._numbers)
         self._programs[number] = Path(path), tuple(options)
         return number
 
     def kernel(self, program: int, name: str, shared: int) -> Kernel:
+        self._called()
+        most = self.device.shared
+        assert shared <= most, f"{name} wants {shared} bytes of shared memory, and a block has {most}"
         number = next(self._numbers)
         self._kernels[number] = program, name, shared
         return number
 
     def launch(self, launch: Launch, stream: Stream) -> None:
+        self._called()
         program, name, most = self._kernels[launch.kernel]
         assert launch.shared <= most, f"{name} was not to get {launch.shared} bytes of shared memory"
         assert min(launch.grid) > 0, f"{name} on no blocks"
@@ -226,15 +275,13 @@ class EmulatedDriver:
         start(made, name, launch.grid, launch.block, launch.shared, launch.arguments, seed)
         assert self._device.intact(), f"{name} wrote beside memory that was allocated"
 
-    @property
-    def workspace(self) -> int:
-        return 1024
-
     def work_in(self, address: Address, stream: Stream) -> None:
+        self._called()
         assert self._device.holds(address, self.workspace)
         self._workspaces.add(stream)
 
     def multiply(self, product: Product, stream: Stream) -> None:
+        self._called()
         assert stream in self._workspaces, "products have nowhere to work"
         c_numbers = (product.rows - 1) * product.ldc + product.out
         assert self._device.holds(product.x, 2 * product.rows * product.inner), "x is not the device's"
@@ -245,28 +292,35 @@ class EmulatedDriver:
     # --- graphs
 
     def capture(self, stream: Stream) -> None:
+        self._called()
         assert stream not in self._capturing
         self._capturing[stream] = []
 
     def captured(self, stream: Stream) -> Graph:
+        noted = self._capturing.pop(stream)
+        self._called()
         number = next(self._numbers)
-        self._graphs[number] = self._capturing.pop(stream)
+        self._graphs[number] = noted
         return number
 
     def replay(self, graph: Graph, stream: Stream) -> None:
+        self._called()
         self.replays += 1
         self._streams[stream].extend(self._graphs[graph])
 
     def forget(self, graph: Graph) -> None:
-        del self._graphs[graph]
+        if self._gives_back():
+            del self._graphs[graph]
 
     def close(self) -> None:
+        self.closed = True
+        if not self._gives_back():
+            return
         while any(self._streams.values()):
             self._some()
         assert not self._device.arrays, "not all memory was given back"
         assert not self._graphs, "not all graphs were forgotten"
         assert all((array == 0xFF).all() for array in self._left), "somebody wrote to memory given back"
-        self.closed = True
 
 
 def _aligned(nbytes: int) -> NDArray[np.uint8]:

@@ -7,7 +7,7 @@
 
 namespace emulated {
 
-struct Sent { void *to; const void *from; bool there; };
+struct Sent { void *to; const void *from; size_t size; bool there; };
 static std::vector<Sent> sent[1024];  // by thread
 
 inline half half_of(unsigned word, int i) { return __ushort_as_half((unsigned short)(word >> 16 * i)); }
@@ -41,6 +41,38 @@ inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
     }
 }
 
+namespace emulated {
+
+// Products of bytes, `words` of a row deep.
+inline void multiply_words(int (&made)[4], const unsigned *a, const unsigned *b, int words, const int (&c)[4]) {
+    Factors mine = {};
+    memcpy(mine.a, a, sizeof(unsigned) * 2 * words);
+    memcpy(mine.b, b, sizeof(unsigned) * words);
+    Shown<Factors> shown(&mine);
+    int group = lane() / 4, place = lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        int row = group, column = 2 * place + i % 2;
+        made[i] = c[i];
+        for (int k = 0; k < 4 * words; k++) {
+            unsigned left = shown.of(4 * row + k % 4)->a[i / 2 + k / 4 * 2];
+            unsigned right = shown.of(4 * column + k % 4)->b[k / 4];
+            for (int n = 0; n < 32; n += 8) made[i] += (signed char)(left >> n) * (signed char)(right >> n);
+        }
+    }
+}
+
+}  // namespace emulated
+
+inline void multiply_bytes(int (&made)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, const int (&c)[4]) {
+    unsigned b[2] = {b0, b1};
+    emulated::multiply_words(made, a, b, 2, c);
+}
+
+inline void multiply_bytes(int (&made)[4], unsigned a0, unsigned a1, unsigned b, const int (&c)[4]) {
+    unsigned a[2] = {a0, a1};
+    emulated::multiply_words(made, a, &b, 1, c);
+}
+
 inline void load_blocks_as(unsigned (&m)[4], const void *row, bool turned) {
     if ((uintptr_t)row % 16) emulated::fail("a row of a block that is not aligned");
     emulated::Shown<half> shown((const half *)row);
@@ -58,16 +90,20 @@ inline void load_blocks_as(unsigned (&m)[4], const void *row, bool turned) {
 inline void load_blocks(unsigned (&m)[4], const void *row) { load_blocks_as(m, row, false); }
 inline void load_blocks_turned(unsigned (&m)[4], const void *row) { load_blocks_as(m, row, true); }
 
-inline void send_16(void *to, const void *from, bool there) {
-    if ((uintptr_t)to % 16 || (there && (uintptr_t)from % 16)) emulated::fail("16 bytes that are not aligned");
-    memset(to, 0xff, 16);
-    emulated::sent[threadIdx.x].push_back({to, from, there});
+inline void send_bytes(void *to, const void *from, size_t size, bool there) {
+    bool aligned = (uintptr_t)to % size == 0 && (!there || (uintptr_t)from % size == 0);
+    if (!aligned) emulated::fail("%zu bytes that are not aligned", size);
+    memset(to, 0xff, size);
+    emulated::sent[threadIdx.x].push_back({to, from, size, there});
 }
+
+inline void send_16(void *to, const void *from, bool there) { send_bytes(to, from, 16, there); }
+inline void send_8(void *to, const void *from, bool there) { send_bytes(to, from, 8, there); }
 
 inline void arrived() {
     for (const emulated::Sent &s : emulated::sent[threadIdx.x]) {
-        if (s.there) memcpy(s.to, s.from, 16);
-        else memset(s.to, 0, 16);
+        if (s.there) memcpy(s.to, s.from, s.size);
+        else memset(s.to, 0, s.size);
     }
     emulated::sent[threadIdx.x].clear();
 }

@@ -394,6 +394,9 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned places) {
     for (int i = 0; i < 4; i++) made |= (unsigned)(both >> 8 * (places >> 4 * i & 7) & 0xff) << 8 * i;
     return made;
 }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+    return (unsigned)(((unsigned long long)high << 32 | low) >> (by & 31));
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int min(int a, int b) { return a < b ? a : b; }

@@ -1,0 +1,1 @@
+"""Products of many tokens in bytes, where results need not be exact."""

@@ -1,0 +1,50 @@
+"""Products of many tokens whose input is rounded to bytes, and whose weights are read as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hetrun.backends.cuda import matmul_launch
+from hetrun.backends.cuda.driver import Address, Argument
+from hetrun.backends.cuda.fusion import Gated
+from hetrun.backends.cuda.int8 import launch
+from hetrun.backends.cuda.int8.launch import Input
+from hetrun.backends.cuda.kernel_cache import at, number
+from hetrun.backends.cuda.matmul_launch import Output
+from hetrun.backends.cuda.weights import Held
+from hetrun.graph import Value
+
+if TYPE_CHECKING:
+    from hetrun.backends.cuda.lowering import Emitter
+
+
+def takes(e: Emitter, weight: Held, tokens: int) -> bool:
+    """Whether products of so many tokens, which are many, are computed so."""
+    return tokens <= e.place.int8_rows and launch.takes(weight.quant.name, tokens, weight.shape[1])
+
+
+def products(e: Emitter, x: Value, weight: Held, outputs: Sequence[Output]) -> None:
+    """Products of one input with matrices of one type, three at most."""
+    n, sizes = e.rows(x), [int(o.rows) for o in outputs]
+    size = launch.tile(n, e.place.processors, *sizes)
+    blocks = launch.blocks(size, n, *sizes)
+    _launch(e, x, weight, f"products_{size}", size, blocks, *matmul_launch.three(outputs))
+
+
+def gated(e: Emitter, item: Gated, target: Address, act: int) -> None:
+    """A gate inside of its products."""
+    (gate, *gate_bias), (up, *up_bias) = e.held(item.gate), e.held(item.up)
+    x, n, width = item.gate.inputs[0], e.rows(item.act.out), item.act.out.width
+    size = launch.tile(n, e.place.processors, width, width)
+    blocks = launch.gated_blocks(size, n, width)
+    biases = (at(b[0].address if b else 0) for b in (gate_bias, up_bias))
+    weights = at(gate.address), at(up.address), *biases
+    _launch(e, x, gate, f"gated_{size}", size, blocks, *weights, at(target), number(width), number(act))
+
+
+def _launch(e: Emitter, x: Value, weight: Held, name: str, size: int, blocks: int, *given: Argument) -> None:
+    """A kernel that takes its input behind all else."""
+    address, cols, _, n = e.in_bytes(x)
+    source, threads, shared = launch.source(weight.quant.name), launch.threads(size), launch.shared(size)
+    e.do(source, name, (blocks,), threads, *given, Input(address, n, cols), shared=shared)

@@ -1,0 +1,330 @@
+// Weights as bytes: a slab of a row, which is two runs of 32 columns, by two threads that are neighbours.
+//
+// Each type has
+//   APART     columns from the beginning of the first run to that of the second,
+//   SIXTEENS  whether a run has a scale for each half of it, and LEAST whether weights have a minimum,
+//   read()    what thread `half` of the two reads of a slab,
+//   put()     its bytes to where the row of the slab lies, the second run 32 bytes behind the first, and what
+//             run `half` is multiplied by: {scale, what is added for each unit of the input}, or the two
+//             scales of its halves.
+
+#pragma once
+
+#include "quants.cuh"
+
+#define HIGHEST 0x80808080u  // bits
+
+template <int N> struct Words {
+    uint_t at[N];
+};
+
+// N words from anywhere. Up to three bytes before and behind them are read: rows are parts of larger memory.
+template <int N> __device__ __forceinline__ Words<N> words_at(const byte *p) {
+    const uint_t *q = (const uint_t *)(p - ((uint64)p & 3));
+    int shift = 8 * (int)((uint64)p & 3);
+    uint_t last = shift ? q[N] : 0, next = q[0];
+    Words<N> found;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        uint_t here = next;
+        next = i + 1 < N ? q[i + 1] : last;
+        found.at[i] = (uint_t)(((uint64)next << 32 | here) >> shift);
+    }
+    return found;
+}
+
+__device__ __forceinline__ Words<4> aligned_words(const byte *p) {
+    uint4 x = *(const uint4 *)p;
+    return {{x.x, x.y, x.z, x.w}};
+}
+
+__device__ __forceinline__ uint_t low_nibbles(uint_t q) { return q & 0x0f0f0f0fu; }
+__device__ __forceinline__ uint_t high_nibbles(uint_t q) { return q >> 4 & 0x0f0f0f0fu; }
+
+// Four bytes below 128, less LESS of each. Nothing is carried from one to the next.
+template <int LESS> __device__ __forceinline__ uint_t less(uint_t bytes) {
+    return bytes + (128 - LESS) * 0x01010101u ^ HIGHEST;
+}
+
+__device__ __forceinline__ void put_16(byte *to, const Words<4> &w) {
+    *(uint4 *)to = make_uint4(w.at[0], w.at[1], w.at[2], w.at[3]);
+}
+
+template <typename Q> struct Int8;
+
+// --- runs with one scale, of nibbles: each thread has one run, and the low ones are its first half
+
+struct Block {
+    Words<4> q;
+    uint_t more, head;  // `head` begins with the scale
+};
+
+// Four bytes of weights' low and high nibbles.
+struct Split {
+    uint_t low, high;
+};
+
+template <typename Q> struct Runs32 {
+    static const int APART = 32;
+    static const bool SIXTEENS = false, LEAST = Q::LEAST;
+    typedef Block Raw;
+    static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
+        return Q::block(row, 2 * slab + half);
+    }
+    static __device__ __forceinline__ void put(const Raw &raw, int slab, int half, byte *to, float2 *scale) {
+        Words<4> low, high;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            Split s = Q::split(raw.q.at[i], raw.more >> 4 * i);
+            low.at[i] = s.low, high.at[i] = s.high;
+        }
+        put_16(to + 32 * half, low);
+        put_16(to + 32 * half + 16, high);
+        *scale = Q::scale(raw, 2 * slab + half);
+    }
+};
+
+__device__ __forceinline__ float low_half(uint_t x) { return __half2float(__ushort_as_half(x & 0xffff)); }
+__device__ __forceinline__ float high_half(uint_t x) { return __half2float(__ushort_as_half(x >> 16)); }
+
+// The four lowest bits, each as the fifth of a byte.
+__device__ __forceinline__ uint_t as_fifths(uint_t bits) {
+    return (bits & 15) * 0x00204081u << 4 & 0x10101010u;
+}
+
+__device__ __forceinline__ Split with_fifths(uint_t q, uint_t bits) {
+    return {low_nibbles(q) | as_fifths(bits), high_nibbles(q) | as_fifths(bits >> 16)};
+}
+
+struct ScaleOnly {
+    static const bool LEAST = false;
+    static __device__ __forceinline__ float2 scale(const Block &b, int) { return {low_half(b.head), 0.0f}; }
+};
+
+struct ScaleAndLeast {
+    static const bool LEAST = true;
+    static __device__ __forceinline__ float2 scale(const Block &b, int) {
+        return {low_half(b.head), high_half(b.head)};
+    }
+};
+
+struct RunsOfQ4_0 : ScaleOnly {
+    static __device__ __forceinline__ Block block(const byte *row, int i) {
+        const byte *p = row + i * Q4_0::BYTES;
+        return {words_at<4>(p + 2), 0, *(const ushort_t *)p};
+    }
+    static __device__ __forceinline__ Split split(uint_t q, uint_t) {
+        return {less<8>(low_nibbles(q)), less<8>(high_nibbles(q))};
+    }
+};
+
+struct RunsOfQ4_1 : ScaleAndLeast {
+    static __device__ __forceinline__ Block block(const byte *row, int i) {
+        const byte *p = row + i * Q4_1::BYTES;
+        return {words_at<4>(p + 4), 0, aligned_word(p)};
+    }
+    static __device__ __forceinline__ Split split(uint_t q, uint_t) {
+        return {low_nibbles(q), high_nibbles(q)};
+    }
+};
+
+struct RunsOfQ5_0 : ScaleOnly {
+    static __device__ __forceinline__ Block block(const byte *row, int i) {
+        const byte *p = row + i * Q5_0::BYTES;
+        return {words_at<4>(p + 6), word_at(p + 2), *(const ushort_t *)p};
+    }
+    static __device__ __forceinline__ Split split(uint_t q, uint_t bits) {
+        Split s = with_fifths(q, bits);
+        return {less<16>(s.low), less<16>(s.high)};
+    }
+};
+
+struct RunsOfQ5_1 : ScaleAndLeast {
+    static __device__ __forceinline__ Block block(const byte *row, int i) {
+        const byte *p = row + i * Q5_1::BYTES;
+        return {words_at<4>(p + 8), aligned_word(p + 4), aligned_word(p)};
+    }
+    static __device__ __forceinline__ Split split(uint_t q, uint_t bits) { return with_fifths(q, bits); }
+};
+
+// Nibbles that are places in a list, which lies in four words: eight of them at a time, by permutations whose
+// selectors they are.
+__device__ __forceinline__ uint_t four_listed(uint_t a, uint_t b, uint_t c, uint_t d, uint_t nibbles) {
+    uint_t places = nibbles & 0x7777, upper = nibbles >> 1 & 0x4444;
+    return __byte_perm(__byte_perm(a, b, places), __byte_perm(c, d, places), 0x3210 | upper);
+}
+
+__device__ __forceinline__ Split listed(uint_t a, uint_t b, uint_t c, uint_t d, uint_t q) {
+    uint_t first = four_listed(a, b, c, d, q & 0xffff), second = four_listed(a, b, c, d, q >> 16);
+    return {__byte_perm(first, second, 0x6420), __byte_perm(first, second, 0x7531)};
+}
+
+struct ListOfIQ4 {
+    static __device__ __forceinline__ Split split(uint_t q, uint_t) {
+        return listed(0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u, q);
+    }
+};
+
+struct RunsOfIQ4_NL : ScaleOnly, ListOfIQ4 {
+    static __device__ __forceinline__ Block block(const byte *row, int i) {
+        return RunsOfQ4_0::block(row, i);
+    }
+};
+
+struct RunsOfIQ4_XS : ListOfIQ4 {
+    static const bool LEAST = false;
+    static __device__ __forceinline__ Block block(const byte *row, int i) {
+        const byte *p = row + i / 8 * IQ4_XS::BYTES;
+        return {words_at<4>(p + 8 + 16 * (i % 8)), aligned_word(p + 4), aligned_word(p)};
+    }
+    static __device__ __forceinline__ float2 scale(const Block &b, int i) {
+        uint_t low = b.more >> 4 * (i % 8) & 15, high = b.head >> 16 + 2 * (i % 8) & 3;
+        return {(float)((int)(low | high << 4) - 32) * low_half(b.head), 0.0f};
+    }
+};
+
+struct RunsOfMXFP4 {
+    static const bool LEAST = false;
+    static __device__ __forceinline__ Block block(const byte *row, int i) {
+        const byte *p = row + i * MXFP4::BYTES;
+        return {words_at<4>(p + 1), 0, *p};
+    }
+    static __device__ __forceinline__ Split split(uint_t q, uint_t) {
+        return listed(0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu, q);
+    }
+    static __device__ __forceinline__ float2 scale(const Block &b, int) {
+        return {MXFP4::scale(b.head), 0.0f};
+    }
+};
+
+template <> struct Int8<Q4_0> : Runs32<RunsOfQ4_0> {};
+template <> struct Int8<Q4_1> : Runs32<RunsOfQ4_1> {};
+template <> struct Int8<Q5_0> : Runs32<RunsOfQ5_0> {};
+template <> struct Int8<Q5_1> : Runs32<RunsOfQ5_1> {};
+template <> struct Int8<IQ4_NL> : Runs32<RunsOfIQ4_NL> {};
+template <> struct Int8<IQ4_XS> : Runs32<RunsOfIQ4_XS> {};
+template <> struct Int8<MXFP4> : Runs32<RunsOfMXFP4> {};
+
+template <> struct Int8<Q8_0> {
+    static const int APART = 32;
+    static const bool SIXTEENS = false, LEAST = false;
+    struct Raw {
+        Words<8> q;
+        ushort_t d;
+    };
+    static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
+        const byte *block = row + (2 * slab + half) * Q8_0::BYTES;
+        return {words_at<8>(block + 2), *(const ushort_t *)block};
+    }
+    static __device__ __forceinline__ void put(const Raw &raw, int, int half, byte *to, float2 *scale) {
+        const uint_t *q = raw.q.at;
+        *(uint4 *)(to + 32 * half) = make_uint4(q[0], q[1], q[2], q[3]);
+        *(uint4 *)(to + 32 * half + 16) = make_uint4(q[4], q[5], q[6], q[7]);
+        *scale = make_float2(low_half(raw.d), 0.0f);
+    }
+};
+
+// --- 256 weights in sub-blocks: each thread has a half of both runs
+
+// Q4_K and Q5_K: low nibbles are one sub-block, high ones the next.
+template <typename Q, bool FIFTH> struct PairsOfSubBlocks {
+    static const int APART = 32;
+    static const bool SIXTEENS = false, LEAST = true;
+    struct Raw {
+        Words<4> q, fifth;
+        uint4 head;
+    };
+    static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
+        const byte *block = row + slab / 4 * Q::BYTES;
+        Raw raw;
+        raw.head = *(const uint4 *)block;
+        raw.q = aligned_words(block + Q::BYTES - 128 + 32 * (slab % 4) + 16 * half);
+        if (FIFTH) raw.fifth = aligned_words(block + 16 + 16 * half);
+        return raw;
+    }
+    static __device__ __forceinline__ uint_t fifths(uint_t bits, int i) {
+        return bits >> i << 4 & 0x10101010u;
+    }
+
+    static __device__ __forceinline__ void put(const Raw &raw, int slab, int half, byte *to, float2 *scale) {
+        Words<4> low, high;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            low.at[i] = low_nibbles(raw.q.at[i]), high.at[i] = high_nibbles(raw.q.at[i]);
+            if (!FIFTH) continue;
+            low.at[i] |= fifths(raw.fifth.at[i], slab % 4 * 2);
+            high.at[i] |= fifths(raw.fifth.at[i], slab % 4 * 2 + 1);
+        }
+        put_16(to + 16 * half, low);
+        put_16(to + 32 + 16 * half, high);
+        int i = slab % 4 * 2 + half, shift = 8 * (i % 4);
+        uint_t a = raw.head.y >> shift, b = raw.head.z >> shift, c = raw.head.w >> shift;
+        uint_t s = i < 4 ? a & 63 : c & 15 | a >> 2 & 48, m = i < 4 ? b & 63 : c >> 4 & 15 | b >> 2 & 48;
+        *scale = make_float2((float)(int)s * low_half(raw.head.x), (float)(int)m * -high_half(raw.head.x));
+    }
+};
+
+template <> struct Int8<Q4_K> : PairsOfSubBlocks<Q4_K, false> {};
+template <> struct Int8<Q5_K> : PairsOfSubBlocks<Q5_K, true> {};
+
+// 16 bytes have low bits of two runs that are 64 columns apart; two slabs share the high bits.
+template <> struct Int8<Q6_K> {
+    static const int APART = 64;
+    static const bool SIXTEENS = true, LEAST = false;
+    struct Raw {
+        Words<4> low, high;
+        ushort_t scales, d;
+    };
+    static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
+        const byte *block = row + slab / 4 * Q6_K::BYTES;
+        int half_block = slab / 2 % 2, side = slab % 2;
+        const byte *scales = block + 192 + 8 * half_block + 4 * half + 2 * side;
+        return {words_at<4>(block + 64 * half_block + 32 * side + 16 * half),
+                words_at<4>(block + 128 + 32 * half_block + 16 * half), *(const ushort_t *)scales,
+                *(const ushort_t *)(block + 208)};
+    }
+    static __device__ __forceinline__ void put(const Raw &raw, int slab, int half, byte *to, float2 *scale) {
+        Words<4> first, second;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint_t high = raw.high.at[i] >> slab % 2 * 2;
+            first.at[i] = less<32>(low_nibbles(raw.low.at[i]) | high << 4 & 0x30303030u);
+            second.at[i] = less<32>(high_nibbles(raw.low.at[i]) | high & 0x30303030u);
+        }
+        put_16(to + 16 * half, first);
+        put_16(to + 32 + 16 * half, second);
+        float d = low_half(raw.d);
+        *scale = make_float2((float)(signed char)raw.scales * d, (float)(signed char)(raw.scales >> 8) * d);
+    }
+};
+
+// Two bits of four runs in 32 bytes, the third bits of all in 32 others.
+template <> struct Int8<Q3_K> {
+    static const int APART = 32;
+    static const bool SIXTEENS = true, LEAST = false;
+    struct Raw {
+        Words<4> low, high;
+        float2 scale;
+    };
+    static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
+        const byte *block = row + slab / 4 * Q3_K::BYTES;
+        int first = 4 * (slab % 4) + 2 * half;  // of the block's scales
+        return {words_at<4>(block + 32 + 32 * (slab / 2 % 2) + 16 * half), words_at<4>(block + 16 * half),
+                {Q3_K::scale(block, first), Q3_K::scale(block, first + 1)}};
+    }
+    static __device__ __forceinline__ uint_t run(uint_t low, uint_t high, int i) {
+        return less<4>(low >> i % 4 * 2 & 0x03030303u | high >> i << 2 & 0x04040404u);
+    }
+    static __device__ __forceinline__ void put(const Raw &raw, int slab, int half, byte *to, float2 *scale) {
+        Words<4> first, second;
+        int i = slab % 4 * 2;  // of eight runs
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            first.at[w] = run(raw.low.at[w], raw.high.at[w], i);
+            second.at[w] = run(raw.low.at[w], raw.high.at[w], i + 1);
+        }
+        put_16(to + 16 * half, first);
+        put_16(to + 32 + 16 * half, second);
+        *scale = raw.scale;
+    }
+};

@@ -1,0 +1,149 @@
+"""What the hottest kernels cost, as far as the compiled code tells without a GPU: instructions for a weight,
+how wide loads are, tensor instructions, registers. It says nothing about time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import pytest
+
+from hetrun.backends.cuda import attention_launch, matmul_launch
+from hetrun.backends.cuda.int8 import launch as long_int8
+from hetrun.backends.cuda.nvrtc import compiler
+from hetrun.backends.cuda.programs import Source
+from hetrun.errors import BackendUnavailable
+from tests.cuda.sass import TENSOR, Code, Compiled, disassembler, generic, kernels, of_kind
+from tests.cuda.test_compiles import ENTRY, REGISTERS, compiled
+from tests.support.tiers import exhaustive
+
+# RTX 30, RTX 40, H100. What RTX 40 gets is what RTX 30 gets.
+ARCHITECTURES = ["sm_86", pytest.param("sm_89", marks=exhaustive), "sm_90"]
+ONE = ["sm_86", *[pytest.param(name, marks=exhaustive) for name in ("sm_89", "sm_90")]]
+PROCESSOR_SHARED, BLOCK_SHARED = 100 << 10, 1 << 10  # bytes on sm_86; what each block takes besides
+TWO_BLOCKS = 2
+HEAD = 128
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tools() -> None:
+    try:
+        compiler()
+    except BackendUnavailable as e:
+        pytest.skip(str(e))
+    if disassembler() is None:
+        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+
+
+@cache
+def read(source: Source, architecture: str) -> tuple[Mapping[str, Compiled], Mapping[str, int]]:
+    """The kernels of a source, and the registers that a thread of each takes: it needs no more than these."""
+    tool = disassembler()
+    assert tool
+    program, said = compiled(compiler(), source.path, architecture, source.options)
+    taken = {name: tuple(map(int, numbers)) for name, *numbers in ENTRY.findall(said)}
+    assert not any(stack or spilled for stack, spilled, _ in taken.values())
+    return kernels(tool, program), {name: registers for name, (_, _, registers) in taken.items()}
+
+
+def in_bytes(quant: str) -> Source:
+    return matmul_launch.source(quant, int8=True)
+
+
+def attention(name: str, kv: str = "F16") -> Source:
+    return Source(name, (("KV", kv), ("HEAD", str(HEAD))))
+
+
+def per_product(code: Code) -> float:
+    """Instructions for each product of a weight and a number; one instruction multiplies four."""
+    return len(code) / (4 * len(of_kind(code, "IDP")))
+
+
+def loads(code: Code) -> Sequence[int]:
+    """Bytes that a lane reads from memory at once."""
+    return [i.nbytes for i in of_kind(code, "LDG", "LDGSTS")]
+
+
+def blocks_at_once(registers: int, threads: int, shared: int = 0) -> int:
+    """Blocks that a processor has room for."""
+    return min(REGISTERS // (registers * threads), PROCESSOR_SHARED // (shared + BLOCK_SHARED))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_weight_of_q4_k_costs_two_instructions_at_most(architecture: str) -> None:
+    found, registers = read(in_bytes("Q4_K"), architecture)
+    for name, loops in (("few_1", 1), ("gated_1", 2)):  # gate and up one after the other
+        for hot in found[name].loops[:loops]:
+            assert len(of_kind(hot, "IDP")) >= 32
+            assert per_product(hot) <= 2.0
+            assert set(loads(hot)) == {16}
+    for tokens, most in ((2, 1.2), (4, 0.9), (8, 0.75)):  # what is unpacked once is multiplied more often
+        hot = found[f"few_{tokens}"].hot
+        assert per_product(hot) <= most
+        assert set(loads(hot)) == {16}
+    for name, kernel in found.items():
+        assert not list(generic(kernel.code)), name
+        assert blocks_at_once(registers[name], matmul_launch.THREADS) >= TWO_BLOCKS, name
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("architecture", ["sm_86", "sm_89", "sm_90"])
+@pytest.mark.parametrize(("quant", "most"), [("Q5_K", 2.5), ("Q6_K", 2.5), ("Q4_0", 3.0), ("Q8_0", 3.5)])
+def test_a_weight_of_other_types(quant: str, most: float, architecture: str) -> None:
+    found, _ = read(in_bytes(quant), architecture)
+    assert per_product(found["few_1"].hot) <= most
+    assert not list(generic(found["few_1"].code))
+
+
+@pytest.mark.parametrize("architecture", ONE)
+def test_an_answer_looks_at_rows_by_tensor_instructions_and_wide_loads(architecture: str) -> None:
+    found, registers = read(attention("attention"), architecture)
+    hot = found["attend_few"].hot
+    # Of 16 rows: scores and values, each of 8 columns by 16 at a time.
+    assert len(of_kind(hot, *TENSOR)) == 2 * HEAD // 8
+    rows = [n for n in loads(hot) if n != 8]  # but for pointers of slabs
+    assert rows == [16] * (2 * 16 * 2 * HEAD // (16 * 32))
+    assert not list(generic(found["attend_few"].code))
+    shared = attention_launch.few_shared(8, HEAD)
+    assert blocks_at_once(registers["attend_few"], attention_launch.THREADS, shared) >= TWO_BLOCKS
+
+
+@pytest.mark.parametrize("architecture", ONE)
+def test_a_prompt_looks_at_rows_by_tensor_instructions_that_copies_run_beside(architecture: str) -> None:
+    found, registers = read(attention("attention_tiles"), architecture)
+    many = found["attend_many"].code
+    assert of_kind(many, *TENSOR)
+    assert of_kind(many, "LDSM")
+    assert {i.nbytes for i in of_kind(many, "LDGSTS")} == {16}
+    assert not list(generic(many))
+    shared = attention_launch.many_shared(HEAD)
+    assert blocks_at_once(registers["attend_many"], attention_launch.THREADS, shared) >= TWO_BLOCKS
+
+
+# Sums of 16 by 8 are 128 numbers, four of a lane: they become floats, and are multiplied by two scales. A
+# type with minima adds one more instruction for each, one with scales for 16 columns has two products for 32.
+@pytest.mark.parametrize("architecture", ONE)
+@pytest.mark.parametrize(
+    ("quant", "most"),
+    [
+        ("Q4_K", 25),
+        *[pytest.param(q, n, marks=exhaustive) for q, n in (("Q6_K", 33), ("Q4_0", 22), ("Q8_0", 22))],
+    ],
+)
+def test_a_prompt_multiplies_bytes_that_are_unpacked_once(quant: str, most: int, architecture: str) -> None:
+    found, registers = read(long_int8.source(quant), architecture)
+    for name, kernel in found.items():
+        size = int(name.split("_")[1])
+        tensor = of_kind(kernel.hot, "IMMA")
+        # Of a slab of 64 columns; a warp has half of the tile's tokens and 32 of its rows.
+        deep = 16 if quant == "Q6_K" else 32
+        assert len(tensor) == (size // 2) * 32 * 64 // (16 * 8 * deep)
+        if size == 128:
+            assert len(kernel.hot) <= most * 32 * 64 * size // 2 // (16 * 8 * 32), name
+        assert of_kind(kernel.hot, "LDSM")
+        assert 16 in {i.nbytes for i in of_kind(kernel.hot, "LDGSTS")}  # the next slab comes meanwhile
+        if quant == "Q4_K":
+            assert set(loads(kernel.hot)) == {16}
+        assert not list(generic(kernel.code)), name
+        shared = long_int8.shared(size)
+        assert blocks_at_once(registers[name], long_int8.threads(size), shared) >= TWO_BLOCKS, name
