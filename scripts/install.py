@@ -239,7 +239,7 @@ def amx_is_broken(python: Path) -> bool:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Install hetrun into a virtual environment.")
-    parser.add_argument("extras", nargs="*", metavar="EXTRA", help="demo, amx, ipex, cuda, test")
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help="demo, amx, ipex, cuda, cuda12, test")
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
     parser.add_argument("--without", metavar="PACKAGE", help="take the version that an extra asks for")
     parser.add_argument("--editable", action="store_true", help="import hetrun from this checkout")

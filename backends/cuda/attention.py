@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hetrun.backend import FLOAT_BYTES
 from hetrun.backends.cuda import attention_launch
-from hetrun.backends.cuda.attention_launch import Table
+from hetrun.backends.cuda.attention_launch import Table, Turning
 from hetrun.backends.cuda.driver import Address, Argument
+from hetrun.backends.cuda.fusion import Turned
 from hetrun.backends.cuda.kernel_cache import at, number, real
+from hetrun.backends.cuda.matmul_launch import ROUNDED
 from hetrun.backends.cuda.pass_args import Looking, in_tile
 from hetrun.backends.cuda.programs import Source
 from hetrun.graph import Op
-from hetrun.graph.ops import Attention
+from hetrun.graph.ops import Attention, Rope
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
@@ -32,8 +35,8 @@ def looks(kv: KvCache, op: Op) -> Looking:
     return Looking(kv.group(a.layer), a.window, op.rows, most)
 
 
-def attend(e: Emitter, op: Op) -> None:
-    """The kernels of one attention."""
+def attend(e: Emitter, op: Op, turned: Turned | None = None) -> None:
+    """The kernels of one attention; `turned`: with what turns its queries and keys."""
     a, kv = op.attrs, e.place.kv
     assert isinstance(a, Attention)
     q, *own = op.inputs
@@ -43,7 +46,9 @@ def attend(e: Emitter, op: Op) -> None:
     values = slabs.planes.get((part, 1), keys)
     table = Table(slabs.table, keys.at, values.at, keys.size)
     source = Source("attention", (("KV", kv.quant.name), ("HEAD", str(a.head_dim))))
-    if own:
+    if turned:
+        _turn_and_write(e, turned, source, table, f"slots {group}")
+    elif own:
         warps, tokens = len(own) * a.n_kv_heads * e.shape.tokens, number(e.shape.tokens)
         kept = at(e.at[own[0]]), at(e.at[own[-1]]), e.told(f"slots {group}")
         sizes = number(a.n_kv_heads), tokens
@@ -56,7 +61,9 @@ def attend(e: Emitter, op: Op) -> None:
     facts = real(a.scale), real(a.softcap), number(a.n_heads), number(a.n_kv_heads)
     if seeing.rows:
         begin = e.given_at + e.given.offset(f"rows {i}")
-        _one_by_one(e, a, source, (begin, seeing.rows), (at(e.at[q]), table, at(target)), sinks, facts)
+        with_bytes = at(e.room_in_bytes(op.out) if a.head_dim % ROUNDED == 0 and not seeing.tiles else 0)
+        where = at(e.at[q]), table, at(target), with_bytes
+        _one_by_one(e, a, source, (begin, seeing.rows), where, sinks, facts)
     if seeing.tiles:
         grid, shared = (seeing.tiles, a.n_kv_heads), attention_launch.many_shared(a.head_dim)
         given = at(e.at[q]), e.told(f"tiles {i}"), table, at(target), sinks, *facts
@@ -64,17 +71,37 @@ def attend(e: Emitter, op: Op) -> None:
         e.do(source, "attend_many", grid, attention_launch.THREADS, *given, shared=shared)
 
 
+def _turn_and_write(e: Emitter, turned: Turned, source: Source, table: Table, slots: str) -> None:
+    """Keys on their way to where they stay, with values; and queries."""
+    a, r = turned.attention.attrs, turned.key.attrs
+    assert isinstance(a, Attention)
+    assert isinstance(r, Rope)
+    query, key, tokens = turned.query.inputs[0], turned.key.inputs[0], e.shape.tokens
+    values, rows = turned.attention.inputs[2], e.rows(query)
+    q, k = e.turns(turned.query), e.turns(turned.key)
+    target = e.make(turned.query.out) if rows else 0
+    whose = e.told("wanted") if turned.query.rows == "wanted" else at(0)
+    queries = Turning(e.at[query] if rows else 0, target, q, whose.value, rows, a.n_heads)
+    warps = 2 * a.n_kv_heads * tokens + rows * a.n_heads
+    e.do(
+        *(source, "turn_and_write", (-(-warps // WARPS),), 32 * WARPS),
+        *(queries, at(e.at[key]), at(k), at(e.at[values]), e.told(slots), table),
+        *(number(a.n_kv_heads), number(tokens), number(r.n_rot // 2), number(r.interleaved)),
+        shared=FLOAT_BYTES * WARPS * a.head_dim,
+    )
+
+
 def _one_by_one(
     e: Emitter,
     a: Attention,
     source: Source,
     rows: tuple[Address, int],
-    where: tuple[Argument, Argument, Argument],
+    where: tuple[Argument, Argument, Argument, Argument],
     sinks: Argument,
     facts: tuple[Argument, ...],
 ) -> None:
     """Rows that are not in tiles, some at a time: each leaves many parts."""
-    (begin, total), (q, table, target), of_kv = rows, where, a.n_heads // a.n_kv_heads
+    (begin, total), (q, table, target, in_bytes), of_kv = rows, where, a.n_heads // a.n_kv_heads
     shared, threads = attention_launch.few_shared(of_kv, a.head_dim), min(256, -(-a.head_dim // 32) * 32)
     fit = PARTS_BYTES // attention_launch.partial_bytes(1, a.n_heads, a.head_dim)
     step = max(1, min(AT_ONCE, fit))
@@ -86,5 +113,6 @@ def _one_by_one(
         grid = n * attention_launch.SPLITS, a.n_kv_heads, groups
         given = q, mine, table, at(parts), *facts
         e.do(source, "attend_few", grid, attention_launch.THREADS, *given, shared=shared)
-        e.do(source, "join", (n * a.n_heads,), threads, at(parts), mine, target, number(a.n_heads), sinks)
+        joined = at(parts), mine, target, number(a.n_heads), sinks, in_bytes
+        e.do(source, "join", (n * a.n_heads,), threads, *joined)
         e.arena.give(parts)

@@ -32,6 +32,16 @@ class Table(Structure):
     )
 
 
+class Turning(Structure):
+    """Queries that are turned while keys and values are stored."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "y", "turns", "token_of")),
+        ("rows", c_int),
+        ("heads", c_int),
+    )
+
+
 def few_shared(heads_of_kv: int, head: int) -> int:
     """Shared memory of a block of attend_few: what its warps have made, and queries of wide heads."""
     made = 4 * (THREADS // 32) * min(heads_at_once(head), heads_of_kv) * (2 + head)

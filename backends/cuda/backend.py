@@ -52,7 +52,7 @@ class CudaBackend(Backend):
     asynchronous = True
     keeps_states = True
     arithmetic = "bf16"
-    exact = True  # until somebody says that inputs of few rows may be rounded to bytes
+    exact = True  # until somebody says that inputs may be rounded to bytes
 
     def __init__(self, name: str, gpu: Gpu) -> None:
         self.name, self.gpu = name, gpu
@@ -80,6 +80,10 @@ class CudaBackend(Backend):
         streamed = StreamedBackend(f"{self.name}-streamed", self.gpu)
         streamed.exact = self.exact
         return streamed, self.gpu.keep_window(window)
+
+    def most_needed_at_once(self, ops: Sequence[Op]) -> int:
+        items = fusion.fuse(ops, ())
+        return max(self.device_bytes(self.wants(fusion.members(item))) for item in items)
 
     # --- what it can do
 

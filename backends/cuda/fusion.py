@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hetrun.backend import WeightUse, fusion
 from hetrun.backends.cuda.weights import held_as
 from hetrun.graph import Op, Value
+from hetrun.graph.ops import Rope
 
 MOST = 3  # products of one launch
 GATES = ("swiglu", "geglu")
@@ -46,7 +47,16 @@ class Gated:
     act: Op
 
 
-Item = Op | Products | Gated
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """An attention whose queries and keys are turned by nobody else, alike, and whose keys are its own."""
+
+    query: Op
+    key: Op
+    attention: Op
+
+
+Item = Op | Products | Gated | Turned
 
 
 def members(item: Item) -> tuple[Op, ...]:
@@ -56,6 +66,8 @@ def members(item: Item) -> tuple[Op, ...]:
             return (*item.ops, *[s for s in item.sums if s])
         case Gated():
             return (item.gate, item.up, item.act)
+        case Turned():
+            return (item.query, item.key, item.attention)
     return (item,)
 
 
@@ -93,6 +105,8 @@ class _Fusing:
                 self._inside.update(dict.fromkeys(op.inputs, op))
             elif op.kind == "add" and (product := self._summed(op)):
                 self._inside[product.out] = op
+            elif op.kind == "attention" and self._is_turned(op):
+                self._inside.update(dict.fromkeys(op.inputs[:2], op))
 
     def run(self) -> list[Item]:
         items: list[Item] = []
@@ -105,6 +119,9 @@ class _Fusing:
                 items.append(Gated(gate, up, op))
             elif op.kind == "add" and (product := self._hidden(op)):
                 items.append(Products((product,), (op,)))
+            elif op.kind == "attention" and self._inside.get(op.inputs[0]) is op:
+                query, key = (self._maker[v] for v in op.inputs[:2])
+                items.append(Turned(query, key, op))
             elif op.kind in ("linear", "head"):
                 kin = [k for k in self._kin(op) if k.out not in taken][:MOST]
                 taken.update(k.out for k in kin)
@@ -131,6 +148,22 @@ class _Fusing:
             return False
         same = gate.inputs == up.inputs and _type(gate) == _type(up)
         return same and all(self._only_for(op, v) for v in op.inputs)
+
+    def _is_turned(self, op: Op) -> bool:
+        makers = [self._maker.get(v) for v in op.inputs[:2]]
+        alike = {
+            (m.attrs.head_dim, m.attrs.n_rot, m.attrs.interleaved)
+            if m and isinstance(m.attrs, Rope)
+            else None
+            for m in makers
+        }
+        own = len(op.inputs) == 3 and len(set(op.inputs)) == 3  # queries, keys and values
+        return (
+            own
+            and len(alike) == 1
+            and None not in alike
+            and all(self._only_for(op, v) for v in op.inputs[:2])
+        )
 
     def _summed(self, op: Op) -> Op | None:
         """The product that a sum is made inside of: the last one, whose other addend is there by then."""

@@ -201,7 +201,8 @@ class Gpu:
     def _drop_copies(self) -> bool:
         """Memory of states, or of keys and values, that no pass needs now."""
         states = any(states.drop_oldest() for states in self._states.values())
-        return states or any(slabs.drop_oldest() for slabs in self._slabs.values())
+        by_use = sorted(self._slabs.values(), key=lambda slabs: slabs.last_used)
+        return states or any(slabs.drop_oldest() for slabs in by_use)
 
     # --- ends
 

@@ -79,7 +79,8 @@ class Slabs:
         # By block, as a pass may see thousands: whether it has a slab, and which pass used it last.
         self._there = np.zeros(blocks, np.bool_)
         self._used = np.zeros(blocks, np.int64)
-        self._passes = 0
+        self.last_used = 0
+        self._is_in_use = False  # by a pass that is not over
         self.table = memory.take(8 * blocks, "the table of keys and values")
         memory.driver.fill(self.table, 0, 8 * blocks, memory.computing)
         self._facts = memory.take(20 * len(self.planes), "what rows are like")
@@ -108,12 +109,12 @@ class Slabs:
         they were not `written_here`."""
         views = [part.kv[self.group] for part in work.parts]
         seen = [slice(v.first // ROWS, -(-v.end // ROWS)) for v in views]
-        self._passes += 1
+        self.last_used, self._is_in_use = self._memory.next_use(), True
         for blocks in seen:
-            self._used[blocks] = self._passes
+            self._used[blocks] = self.last_used
         new = np.empty(0, np.int64)
         if not all(self._there[blocks].all() for blocks in seen):
-            new = np.flatnonzero((self._used == self._passes) & ~self._there)
+            new = np.flatnonzero((self._used == self.last_used) & ~self._there)
             self._add(new.tolist())
         missing = [
             self._missing(view.first, view.end - (part.b - part.a) * written_here, new)
@@ -122,6 +123,10 @@ class Slabs:
         for rows in missing:
             for a in range(0, len(rows), self._most):
                 self._bring(rows[a : a + self._most])
+
+    def leave_off(self) -> None:
+        """The pass is over, or did not begin: what it saw may be dropped for others."""
+        self._is_in_use = False
 
     def written(self, slots: Ints) -> None:
         """A pass has written these rows, here and at home."""
@@ -156,7 +161,8 @@ class Slabs:
 
     def drop_oldest(self) -> bool:
         """Give the memory of the slab up that was used longest ago; False where all are in use."""
-        there = np.flatnonzero(self._there & (self._used < self._passes))
+        free = self._used < self.last_used if self._is_in_use else self._used >= 0
+        there = np.flatnonzero(self._there & free)
         if not there.size:
             return False
         block = int(there[self._used[there].argmin()])
@@ -215,7 +221,7 @@ class Slabs:
             return None
         found, driver, nbytes = self._landings.pop(), self._memory.driver, len(rows) * self.row_bytes
         self._move("pack_rows", len(rows), self._slots(rows))
-        driver.copy(int(found.memory.ctypes.data), self._packed, nbytes, self._memory.computing)
+        self._memory.collect(int(found.memory.ctypes.data), self._packed, nbytes)
         driver.record(found.landed, self._memory.computing)
         return found
 

@@ -11,7 +11,7 @@ from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
-from hetrun.backends.cuda.fusion import Gated, Item, Products
+from hetrun.backends.cuda.fusion import Gated, Item, Products, Turned
 from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
@@ -150,9 +150,9 @@ class Emitter:
         self.do(SMALL, name, (min(MOST_BLOCKS, -(-n // THREADS)),), THREADS, *arguments)
 
     def _emit(self, item: Item) -> None:
-        op = fusion.members(item)[0]
+        op = fusion.members(item)[-1]
         if op.kind == "attention":
-            attend(self, op)
+            attend(self, op, item if isinstance(item, Turned) else None)
         elif self.rows(fusion.members(item)[-1].out):
             match item:
                 case Products():
@@ -251,6 +251,14 @@ class Emitter:
             self._in_bytes[x] = self.round_int8(self.at[x], n, cols)
         return self._in_bytes[x], cols, matmul_launch.int8_row(cols), n
 
+    def room_in_bytes(self, x: Value) -> Address:
+        """Where a kernel puts a value that it makes in bytes as well; 0 where nobody wants it so."""
+        if x not in self._wanted_in_bytes:
+            return 0
+        nbytes = self.rows(x) * matmul_launch.int8_row(x.width)
+        self._in_bytes[x] = self.arena.take(nbytes, "inputs in bytes")
+        return self._in_bytes[x]
+
     def round_int8(self, begin: Address, n: int, cols: int) -> Address:
         """Rows of floats as bytes."""
         target = self.arena.take(n * matmul_launch.int8_row(cols), "inputs in bytes")
@@ -310,10 +318,10 @@ class Emitter:
         if n <= FEW:
             (gate, *gate_bias), (up, *up_bias) = self.held(item.gate), self.held(item.up)
             biases = [at(b[0].address if b else 0) for b in (gate_bias, up_bias)]
-            int8 = self.takes_bytes(gate)
-            begin, cols, stride, _ = self.in_bytes(x) if int8 else (self.at[x], x.width, x.width, n)
-            source = matmul_launch.source(gate.quant.name, int8)
-            name, grid = f"gated_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, width, int8=int8),)
+            small = self.takes_bytes(gate)
+            begin, cols, stride, _ = self.in_bytes(x) if small else (self.at[x], x.width, x.width, n)
+            source = matmul_launch.source(gate.quant.name, small)
+            name, grid = f"gated_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, width, int8=small),)
             given = at(gate.address), at(up.address), *biases
             facts = at(begin), number(cols), number(stride), number(n), number(activation_of(item.act))
             self.do(source, name, grid, matmul_launch.THREADS, *given, at(target), number(width), *facts)
@@ -353,13 +361,11 @@ class Emitter:
         assert isinstance(a, RmsNorm)
         x, target, n = self.at[op.inputs[0]], self.make(op.out), self.rows(op.out) * a.heads
         threads = _norm_threads(op.out.width // a.heads)
-        if a.heads == 1 and op.out in self._wanted_in_bytes:
-            nbytes = n * matmul_launch.int8_row(op.out.width)
-            self._in_bytes[op.out] = self.arena.take(nbytes, "inputs in bytes")
+        in_bytes = self.room_in_bytes(op.out) if a.heads == 1 else 0
         arguments = (
             at(self.held(op)[0].address),
             at(target),
-            at(self._in_bytes.get(op.out, 0)),
+            at(in_bytes),
             number(op.out.width),
             number(a.heads),
             real(a.eps),
@@ -377,7 +383,7 @@ class Emitter:
     def rope(self, op: Op) -> None:
         a = op.attrs
         assert isinstance(a, Rope)
-        n, turns = self.rows(op.out), self._turns(op, a)
+        n, turns = self.rows(op.out), self.turns(op)
         pairs = n * a.n_heads * (a.head_dim // 2)
         whose = self.told("wanted") if op.rows == "wanted" else at(0)
         self.each(
@@ -385,8 +391,10 @@ class Emitter:
             *(number(a.n_heads), number(a.head_dim), number(a.n_rot), number(a.interleaved)),
         )
 
-    def _turns(self, op: Op, a: Rope) -> Address:
+    def turns(self, op: Op) -> Address:
         """How each token turns; the same for all ropes of a segment that turn alike."""
+        a = op.attrs
+        assert isinstance(a, Rope)
         key = replace(op, inputs=(), out=Value("", 0, "tokens"), attrs=replace(a, n_heads=1), scope="")
         if key not in self._angles:
             turning = self.place.rotations.of(a, self.held(op)[0] if op.weights else None)

@@ -38,7 +38,13 @@ class Memory:
         self.give_up: Callable[[], bool] = lambda: False
         self._outbox = Outbox(driver, self.computing, self._move)
         self._packing: Address | None = None
+        self._uses = 0
         driver.work_in(self.take(driver.workspace, "products"), self.computing)
+
+    def next_use(self) -> int:
+        """A number for each use of something that may be dropped: the larger, the later."""
+        self._uses += 1
+        return self._uses
 
     def take(self, nbytes: int, what: str) -> Address:
         """Memory for something; what can be brought again makes room for it."""
@@ -57,6 +63,14 @@ class Memory:
     def send(self, target: Address, source: Bytes) -> None:
         """Bytes for the work that `computing` gets next; the source may change at once."""
         self._outbox.send(target, source)
+
+    def collect(self, target: int, source: Address, nbytes: int) -> None:
+        """Bytes for the host, behind what `computing` has. With one engine a copy would wait behind those of
+        weights that cross: a kernel writes them instead."""
+        if self.fetch and self.driver.device.engines < 2 and nbytes % WORD == 0:
+            self.fetch(target, source, nbytes)
+        else:
+            self.driver.copy(target, source, nbytes, self.computing)
 
     def _move(self, target: Address, source: int, nbytes: int) -> None:
         if self.fetch and nbytes <= FEW_BYTES and nbytes % WORD == 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,27 +53,32 @@ class Seeing:
         self._tiles = np.array(tiles, np.int64).reshape(-1, 4)
         self.rows, self.tiles = len(rows), len(tiles)
 
-    def fill(self, work: Pass) -> Sequence[NDArray[np.uint8]]:
-        """The structures of the kernels for a pass."""
+    def begin(self, rows: NDArray[np.void], tiles: NDArray[np.void]) -> None:
+        """What all passes have in the structures of the kernels."""
+        rows["q"] = self._q
+        tiles["q"], tiles["rows"], _, _ = self._tiles.T
+        tiles["window"] = self.looking.window
+
+    def fill(self, work: Pass, rows: NDArray[np.void], tiles: NDArray[np.void]) -> None:
+        """What a pass has there besides."""
         g = self.looking.group
         # By part: the first row of its view, and how many rows its first token sees of it.
         first = np.array([p.kv[g].first for p in work.parts], np.int64)
         sees = np.array([p.kv[g].length - (p.b - p.a) + 1 for p in work.parts], np.int64)
-        rows = np.zeros(self.rows, ROW)
-        index = self._index
-        if self.looking.rows == "wanted" and self.rows:
-            index = work.wanted[self._q] - np.array([p.a for p in work.parts])[self._part]
-        rows["q"] = self._q
-        rows["first"], rows["length"] = self._seen(first[self._part], sees[self._part] + index)
-        tiles = np.zeros(self.tiles, TILE)
-        tiles["q"], tiles["rows"], part, start = self._tiles.T
-        tiles["first"], tiles["length"] = self._seen(first[part], sees[part] + start)
-        tiles["window"] = self.looking.window
-        return rows.view(np.uint8), tiles.view(np.uint8)
+        if self.rows:
+            index = self._index
+            if self.looking.rows == "wanted":
+                index = work.wanted[self._q] - np.array([p.a for p in work.parts])[self._part]
+            rows["first"], rows["length"] = self._seen(first[self._part], sees[self._part] + index)
+        if self.tiles:
+            _, _, part, start = self._tiles.T
+            tiles["first"], tiles["length"] = self._seen(first[part], sees[part] + start)
 
     def _seen(self, first: Ints, end: Ints) -> tuple[Ints, Ints]:
         """The first row and the number of them, of so many rows from one on or of a window's at their end."""
-        length = np.minimum(end, self.looking.window) if self.looking.window else end
+        if not self.looking.window:
+            return first, end
+        length = np.minimum(end, self.looking.window)
         return first + end - length, length
 
 
@@ -87,46 +93,47 @@ class Given:
     ) -> None:
         self._seeing, self._groups = seeing, groups
         parts, spans = _sequences(shape if has_states else PassShape(()))
-        self._parts, self.spans = parts, len(spans)
-        sizes = dict.fromkeys(("tokens", "positions", *AXES), 4 * shape.tokens) | {"wanted": 4 * shape.wanted}
-        sizes |= {f"slots {g}": 8 * shape.tokens for g in groups}
+        self.spans = len(spans)
+        word, long = np.dtype(np.int32), np.dtype(np.int64)
+        kinds: dict[str, tuple[np.dtype[Any], int]] = {"wanted": (word, shape.wanted)}
+        kinds |= {name: (word, shape.tokens) for name in ("tokens", "positions", *AXES)}
+        kinds |= {f"slots {g}": (long, shape.tokens) for g in groups}
         for i, s in enumerate(seeing):
-            sizes |= {f"rows {i}": ROW.itemsize * s.rows, f"tiles {i}": TILE.itemsize * s.tiles}
-        sizes |= {"parts": parts.nbytes, "spans": spans.nbytes, "writes": 8 * shape.tokens * has_states}
-        self._offsets: dict[str, tuple[int, int]] = {}
+            kinds |= {f"rows {i}": (ROW, s.rows), f"tiles {i}": (TILE, s.tiles)}
+        kinds |= {"parts": (PART, len(parts)), "spans": (SPAN_DTYPE, len(spans))}
+        kinds["writes"] = long, shape.tokens * has_states
+        self._offsets: dict[str, int] = {}
         self.nbytes = 0
-        for name, size in sizes.items():
-            self._offsets[name] = self.nbytes, size
-            self.nbytes += -(-size // ALIGNED) * ALIGNED
+        for name, (kind, n) in kinds.items():
+            self._offsets[name] = self.nbytes
+            self.nbytes += -(-kind.itemsize * n // ALIGNED) * ALIGNED
         self._packed = np.zeros(self.nbytes, np.uint8)
-        self._put("spans", spans)
+        self._at: dict[str, NDArray[Any]] = {}  # parts of it, so that a pass has only numbers to write
+        for name, (kind, n) in kinds.items():
+            begin = self._offsets[name]
+            self._at[name] = self._packed[begin : begin + kind.itemsize * n].view(kind)
+        self._at["spans"][:], self._at["parts"][:] = spans, parts
+        for i, s in enumerate(seeing):
+            s.begin(self._at[f"rows {i}"], self._at[f"tiles {i}"])
 
     def offset(self, name: str) -> int:
         """Where something begins."""
-        return self._offsets[name][0]
+        return self._offsets[name]
 
     def pack(self, work: Pass, places: Places | None = None) -> NDArray[np.uint8]:
         """A pass's own, and where its states are; good until the next one."""
-        self._put("tokens", work.tokens.astype(np.int32))
-        self._put("positions", work.positions.astype(np.int32))
+        at = self._at
+        at["tokens"][:], at["positions"][:], at["wanted"][:] = work.tokens, work.positions, work.wanted
         for axis, name in enumerate(AXES):
-            self._put(name, work.along(axis).astype(np.int32))
-        self._put("wanted", work.wanted.astype(np.int32))
+            at[name][:] = work.along(axis)
         for g in self._groups:
-            self._put(f"slots {g}", np.ascontiguousarray(work.slots[g], np.int64))
+            at[f"slots {g}"][:] = work.slots[g]
         for i, s in enumerate(self._seeing):
-            rows, tiles = s.fill(work)
-            self._put(f"rows {i}", rows)
-            self._put(f"tiles {i}", tiles)
+            s.fill(work, at[f"rows {i}"], at[f"tiles {i}"])
         if places:
-            self._parts["read"] = places.read
-            self._put("parts", self._parts)
-            self._put("writes", places.write)
+            at["parts"]["read"] = places.read
+            at["writes"][:] = places.write
         return self._packed
-
-    def _put(self, name: str, array: NDArray[np.generic]) -> None:
-        begin, size = self._offsets[name]
-        self._packed[begin : begin + size] = array.view(np.uint8)
 
 
 def _sequences(shape: PassShape) -> tuple[NDArray[np.void], NDArray[np.void]]:

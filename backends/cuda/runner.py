@@ -75,10 +75,14 @@ class CudaRunner:
         """Give the device everything at once; who waits gets the results."""
         self._backend.check()
         driver, stream = self._memory.driver, self._memory.computing
-        for slabs in self._slabs:
-            slabs.prepare(work)
-        for slabs in self._borrowed:
-            slabs.prepare(work, written_here=False)
+        try:
+            for slabs in self._slabs:
+                slabs.prepare(work)
+            for slabs in self._borrowed:
+                slabs.prepare(work, written_here=False)
+        except BaseException:
+            self._leave_off()
+            raise
         self._kv.arrivals.send()
         places = self._states.prepare(work) if self._states else None
         self._memory.send(self._given_at, self._given.pack(work, places))
@@ -88,12 +92,16 @@ class CudaRunner:
         chosen = self._choose(work)
         for r in self._results:
             if chosen is None or r.value.name != chosen.name:
-                driver.copy(int(r.array.ctypes.data), r.address, r.array.nbytes, stream)
+                self._memory.collect(int(r.array.ctypes.data), r.address, r.array.nbytes)
         coming: list[Coming] = [slabs.send_home(work.slots[slabs.group]) for slabs in self._slabs]
         if places:
             coming.append(places.written)
         driver.record(self._done, stream)
         return Running(self, work, coming, chosen)
+
+    def _leave_off(self) -> None:
+        for slabs in (*self._slabs, *self._borrowed):
+            slabs.leave_off()
 
     def _read(self, value: Value, address: Address, work: Pass) -> None:
         """A value that others made; what this device made itself is still there."""
@@ -148,6 +156,7 @@ class CudaRunner:
             self._done = driver.event(sleeps=True)
         for each in coming:
             each.finish()
+        self._leave_off()
         for r in self._results:
             if chosen is None or r.value.name != chosen.name:
                 work.values[r.value.name] = r.array

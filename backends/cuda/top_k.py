@@ -59,7 +59,7 @@ class Choosing:
         for launch in self._launches:
             self._memory.run(launch)
         target = int(self._landing.ctypes.data)
-        self._memory.driver.copy(target, self._found, len(self._landing), self._memory.computing)
+        self._memory.collect(target, self._found, len(self._landing))
 
     def close(self) -> None:
         """Give the memory back."""

@@ -280,6 +280,11 @@ class Backend(ABC):
         has no room for all weights, before any is brought in; `largest`: what a layer's part takes there."""
         return None
 
+    def most_needed_at_once(self, ops: Sequence[Op]) -> int:
+        """The most bytes of the device's memory that the weights of one call take: weights that cross a link
+        may come and go in pieces of that size."""
+        return self.device_bytes(self.wants(ops))
+
     def streams(self, wanted: WeightUse) -> bool:
         """Whether a weight does not stay in the device's own memory, and crosses a link for every pass."""
         return False

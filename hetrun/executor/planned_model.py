@@ -23,6 +23,7 @@ from hetrun.executor.library.model import WholeModel
 from hetrun.executor.library.plan import backend_for
 from hetrun.executor.library.plan import prepare as prepare_whole
 from hetrun.executor.loading.backend_selection import vet
+from hetrun.executor.loading.context_length import USUAL_CONTEXT
 from hetrun.executor.loading.load_plan import Prepared, prepare
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, SOON, kv_of_all
 from hetrun.executor.loading.resident_budget import InMemory
@@ -30,11 +31,11 @@ from hetrun.executor.mtp import Predictor
 from hetrun.executor.stats import Stats
 from hetrun.executor.steps import Between, Step
 from hetrun.executor.weight_store import WeightStore
-from hetrun.graph import Op, kv_shapes, states_of
+from hetrun.graph import Op, kept_by, kv_shapes, states_of
 from hetrun.graph.signature import coarse
 from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown as bill
-from hetrun.memory.kv.cache import KvCache
+from hetrun.memory.kv.cache import KvCache, sequence_bytes
 from hetrun.memory.kv.prefix_cache import CACHED
 from hetrun.memory.ledger import Books, Granted, granted
 from hetrun.planner.costmodel import Forecast, path_of_machine
@@ -454,7 +455,13 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
         options.precision,
         () if wishes.threads else machine.wide,
         prepared.own,
+        partial(_rows_of, prepared, options.ctx or min(prepared.context, USUAL_CONTEXT)),
     )
+
+
+def _rows_of(prepared: Prepared, tokens: int, ops: Sequence[Op]) -> int:
+    """Keys and values of a text, as far as some ops keep them."""
+    return sequence_bytes(kept_by(ops), prepared.quant, prepared.plans.ubatch, tokens, states_of(ops))
 
 
 def _is_eager(options: Options, backends: Sequence[Backend]) -> bool:

@@ -254,8 +254,8 @@ class OnlinePlanner:
         sizes, room = self.sizes, max(0, now.room - sum(self.nbytes[c] for c in now.home))
         host = {c: 0 if c in now.home else size for c, size in sizes.host.items()}
         # A device gets what comes before it gives up what goes: all that it holds counts as what stays.
-        own = {c: 0 if c in now.held else size for c, size in sizes.own.items()}
-        own_room = {b: max(0, n - sizes.own_total(now.held, b)) for b, n in now.own_room.items()}
+        own = {c: 0 if c in now.held else sizes.claim(c) for c in sizes.own}
+        own_room = {b: max(0, n - sizes.claimed(now.held, b)) for b, n in now.own_room.items()}
         return Copies(host, fixed, room, own, own_room)
 
     def _place(self, demands: Sequence[Demand], now: Now, held: frozenset[Copy] | None) -> list[Placed]:

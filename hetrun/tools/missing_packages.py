@@ -29,6 +29,7 @@ LOST = {
     "amx": "no backend amx",
     "ipex": "no backend amx-ipex",
     "cuda": "no backend cuda",
+    "cuda12": "no backend cuda for older drivers",
     "test": "tests that need it are skipped",
 }
 

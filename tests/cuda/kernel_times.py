@@ -204,7 +204,7 @@ def _attention(bench: Bench) -> None:
             )
             joins = bench.library.launch(
                 *(code, "join", (rows * N_HEADS,), HEAD, at(parts), at(tables)),
-                *(at(bench.y + BIG // 2), number(N_HEADS), at(0)),
+                *(at(bench.y + BIG // 2), number(N_HEADS), at(0), at(0)),
             )
             both = bench.seconds([looks, joins] * 8, 2)
             bench.bytes_line(f"attend_few {rows} rows of {depth}", both, 2.0 * depth * row_bytes)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from ctypes import c_void_p
+from ctypes import c_longlong, c_void_p
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from hetrun.backends.cuda import attention_launch
-from hetrun.backends.cuda.attention_launch import LINES, ROW, SPLITS, THREADS, TILE, Table
+from hetrun.backends.cuda.attention_launch import LINES, ROW, SPLITS, THREADS, TILE, Table, Turning
+from hetrun.backends.cuda.matmul_launch import int8_row
 from hetrun.backends.cuda.programs import Source
 from hetrun.graph.quant import by_name
 from tests.cuda.emulated.kernels import needs_compiler, run
@@ -108,6 +109,55 @@ def test_rows_are_stored_as_everybody_stores_them(kv_type: str) -> None:
     assert not untouched.any()
 
 
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("kv_type", ["F16", "Q8_0"])
+@pytest.mark.parametrize("wanted", [None, [4, 1]], ids=["all rows", "some rows"])
+def test_what_is_turned_on_its_way_is_what_was_turned_before(
+    kv_type: str, interleaved: int, wanted: list[int] | None
+) -> None:
+    """Bit by bit: queries, and what is stored of keys and values."""
+    heads, n_heads, head, n, n_rot = 3, 6, 64, 6, 48
+    rng, turning = np.random.default_rng(5), n_rot // 2
+    turns = rng.standard_normal((n, turning, 2), dtype=np.float32)
+    k, v = (rng.standard_normal((n, heads, head), dtype=np.float32) for _ in range(2))
+    whose = list(range(n)) if wanted is None else wanted
+    q = rng.standard_normal((len(whose), n_heads, head), dtype=np.float32)
+    token_of = np.array(whose, np.int32)
+
+    def rotated(x: np.ndarray, of: np.ndarray | c_void_p) -> np.ndarray:
+        y, small = np.zeros_like(x), Source("small")
+        run(small, "rope", (2,), 64, x, turns, of, y, len(x), x.shape[1], head, n_rot, interleaved)
+        return y
+
+    one, other = (Cache(kv_type, heads, head, 70) for _ in range(2))
+    slots = rng.permutation(70)[:n].astype(np.int64)
+    one.numbers[0][slots] = rotated(k, c_void_p(0)).reshape(n, -1)
+    one.numbers[1][slots] = v.reshape(n, -1)
+    one.write(slots)
+    y = np.full(q.shape, np.nan, np.float32)
+    whose_turn = None if wanted is None else token_of
+    queries = Turning(q.ctypes.data, y.ctypes.data, turns.ctypes.data,
+                      None if whose_turn is None else whose_turn.ctypes.data, len(q), n_heads)  # fmt: skip
+    jobs = 2 * heads * n + n_heads * len(q)
+    run(other.source, "turn_and_write", (-(-jobs // 4),), 128, queries, k, turns, v, slots, other.argument(),
+        heads, n, turning, interleaved, shared=4 * 4 * head)  # fmt: skip
+    assert (other.slabs == one.slabs).all()
+    assert (y == rotated(q, token_of)).all()
+
+
+def test_a_result_is_left_in_bytes_beside_floats() -> None:
+    views = [(0, 600), (17, 1)]
+    cache = Cache("F16", 3, 64, 700)
+    cache.write(np.arange(700))
+    q = np.random.default_rng(1).standard_normal((2, 9, 64), dtype=np.float32)
+    cols = 9 * 64
+    found, right = np.zeros((2, int8_row(cols)), np.uint8), np.zeros((2, int8_row(cols)), np.uint8)
+    y = few(cache, q, views, 0.2, 0.0, in_bytes=found)
+    run(Source("small"), "round_int8", (1,), 64, y, right, cols, c_longlong(y.size))
+    assert right.any()
+    assert (found == right).all()
+
+
 CASES = [
     # KV type, query heads, KV heads, size of heads, (first row, keys) of each query row
     ("F32", 4, 2, 32, [(0, 1), (3, 31), (40, 32), (5, 33)]),
@@ -134,6 +184,7 @@ def few(
     softcap: float,
     seed: int = 1,
     sinks: np.ndarray | None = None,
+    in_bytes: np.ndarray | None = None,
 ) -> np.ndarray:
     n, n_heads = len(q), q.shape[1]
     rows = np.array([(i, first, length, 0) for i, (first, length) in enumerate(views)], ROW).view(np.uint8)
@@ -145,7 +196,8 @@ def few(
     factors = float(scale), float(softcap)
     run(cache.source, "attend_few", grid, THREADS, q, rows, cache.argument(), partial, *factors,
         n_heads, cache.heads, shared=shared, seed=seed)  # fmt: skip
-    run(cache.source, "join", (n * n_heads,), 64, partial, rows, y, n_heads, _or_null(sinks), seed=seed)
+    given = partial, rows, y, n_heads, _or_null(sinks), _or_null(in_bytes)
+    run(cache.source, "join", (n * n_heads,), 64, *given, seed=seed)
     return y
 
 

@@ -295,6 +295,23 @@ def test_the_work_of_a_shape_is_written_down_once_if_its_values_fit_where_others
     right.close()
 
 
+def test_an_answer_takes_nine_kernels_a_layer() -> None:
+    """Each costs about two microseconds, however little it does."""
+    driver = EmulatedDriver()
+    mine, right = both(driver=driver)
+    a, b = mine.kv.alloc(), right.kv.alloc()
+    for _ in range(2):
+        driver.launches.clear()
+        close(mine.logits(a, tokens(1)), right.logits(b, tokens(1)))
+    of_layer = ["rms_norm", "few_1", "turn_and_write", "attend_few", "join", "few_1"]
+    of_layer += ["rms_norm", "gated_1", "few_1"]
+    # Of the last layer only what is wanted is computed; what was written goes home.
+    around = ["lookup", "angles", "select_rows", "select_rows", "few_1", "rms_norm", "few_1", "pack_rows"]
+    assert sorted(driver.launches) == sorted(MODEL.layers * of_layer + around)
+    mine.close()
+    right.close()
+
+
 def test_rows_that_have_no_room_are_dropped_and_come_again() -> None:
     """Two sequences, and room for the rows of little more than one."""
     driver = EmulatedDriver()
@@ -531,6 +548,56 @@ def test_the_greatest_logits_come_alone(k: int) -> None:
     close(mine.logits(a, tokens(3)), right.logits(b, tokens(3)))
     mine.close()
     right.close()
+
+
+def test_where_memory_is_full_rows_come_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What chooses needs memory in the middle of a pass: there is another way for it."""
+    mine, right = both()
+    memory = cuda(mine).gpu.memory
+    take = memory.take
+
+    def full(nbytes: int, what: str) -> int:
+        if what == "greatest of rows":
+            raise BudgetError("no room")
+        return take(nbytes, what)
+
+    monkeypatch.setattr(memory, "take", full)
+    a, b = mine.kv.alloc(), right.kv.alloc()
+    for i in range(2):
+        ids = np.array(tokens(5, i))
+        found = mine.executor.choose(Step((Chunk(a, ids, np.array([4])),)), 40)
+        assert not isinstance(found, Greatest)
+        close(found, right.executor.run(Step((Chunk(b, ids, np.array([4])),))))
+    mine.close()
+    right.close()
+
+
+@pytest.mark.parametrize(("long", "sleeps"), [(0.0, True), (1e9, False)])
+def test_nobody_keeps_a_core_busy_for_a_long_pass(
+    monkeypatch: pytest.MonkeyPatch, long: float, sleeps: bool
+) -> None:
+    monkeypatch.setattr("hetrun.backends.cuda.runner.LONG_S", long)
+    driver = EmulatedDriver()
+    mine, _ = both(driver=driver)
+    seq = mine.kv.alloc()
+    for i in range(3):
+        mine.logits(seq, tokens(1, i))
+    assert bool(driver.sleeping) is sleeps
+    assert len(driver.sleeping) <= 1, "from the first long pass of a shape on"
+    mine.close()
+
+
+def test_what_cublas_works_in_counts() -> None:
+    """32 MiB on a GPU; the emulator has less, so that tests are quick."""
+    made = emulated(EmulatedDriver(128 << 20, workspace=32 << 20))
+    with pytest.raises(BudgetError, match="--vram 24 MiB is too little"):
+        made.grant(24 << 20)
+    own = made.grant(made.gpu.least + (2 << 20))
+    assert own
+    assert 1 << 20 <= own.room <= 2 << 20
+    made.start()
+    assert made.gpu.memory.arena.left >= own.room
+    made.close()
 
 
 def test_where_the_host_makes_the_logits_rows_are_whole() -> None:

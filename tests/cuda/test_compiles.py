@@ -22,8 +22,9 @@ from hetrun.backends.cuda.nvrtc import (
 from hetrun.backends.cuda.programs import FOLDER, Programs, Source
 from hetrun.backends.cuda.weights import READ
 from hetrun.errors import BackendUnavailable
+from tests.cuda.emulated.driver import EmulatedDriver
 from tests.cuda.emulated.kernels import names
-from tests.cuda.sources import SOURCES
+from tests.cuda.sources import SOURCES, kernels_of, shared_of
 from tests.cuda.test_matmul import UNPACKED
 from tests.support.tiers import exhaustive
 
@@ -103,6 +104,15 @@ def test_it_compiles(nvrtc: Compiler, source: Source, architecture: str) -> None
         assert name.encode() in program
         assert taken.registers * THREADS.get(name, 256) <= REGISTERS, name
         assert max(taken.stack, taken.spilled) <= STACK.get(name, 0), name
+
+
+def test_no_block_wants_more_shared_memory_than_an_rtx_has() -> None:
+    """99 KiB, of 8.6, 8.9 and 12.0; the emulated driver refuses more as well."""
+    wanted = {source: max(shared_of(source, name) for name in kernels_of(source)) for source in SOURCES}
+    assert max(wanted.values()) <= EmulatedDriver().device.shared == 99 << 10
+    driver = EmulatedDriver()
+    with pytest.raises(AssertionError, match="wants 101377 bytes of shared memory, and a block has 101376"):
+        driver.kernel(driver.load(b"a program"), "a kernel", (99 << 10) + 1)
 
 
 def test_weights_of_every_type_are_read(nvrtc: Compiler) -> None:

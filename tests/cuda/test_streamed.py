@@ -12,11 +12,13 @@ import pytest
 from hetrun.backend import Available, Backend, Descriptor, registry
 from hetrun.backends.cuda import backend as device
 from hetrun.backends.cuda.backend import CudaBackend, StreamedBackend
+from hetrun.backends.cuda.driver import Stream
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.weight_ring import Ring
 from hetrun.backends.cuda.weights import OnHost
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
+from hetrun.executor.loading.device_memory import with_streaming
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import in_scope
@@ -278,3 +280,50 @@ def test_what_is_needed_at_once_must_fit() -> None:
         ring.block([on_host(driver, 40 << 10), on_host(driver, 40 << 10)])
     memory.close()
     driver.close()
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("all_cross")
+def test_with_one_engine_nothing_waits_behind_weights_that_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results, rows and choices come home by kernels; only weights, and long inputs, are copied."""
+    driver = EmulatedDriver(engines=1)
+    mine, right = rigs(driver, {"": "cuda-streamed", "token_embd": "cuda"})
+    copy, home = driver.copy, list[int]()
+
+    def copied(target: int, source: int, nbytes: int, stream: Stream) -> None:
+        if driver._device.holds(source, nbytes) and driver._pinned.holds(target, nbytes):
+            home.append(nbytes)
+        copy(target, source, nbytes, stream)
+
+    monkeypatch.setattr(driver, "copy", copied)
+    seq, other = mine.kv.alloc(), right.kv.alloc()
+    for i, n in enumerate([7, 1, 40, 1]):
+        close(mine.logits(seq, tokens(n, i)), right.logits(other, tokens(n, i)))
+    mine.kv.settle()
+    rows = [
+        np.frombuffer(raw, np.float32)
+        for kv, s in ((mine.kv, seq), (right.kv, other))
+        for raw in kv.export(s, 9)
+    ]
+    for x, y in zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True):
+        close(x, y)
+    assert home == []
+    mine.close()
+    right.close()
+
+
+def test_layers_that_are_too_large_together_cross_call_by_call() -> None:
+    graph, made = graph_of(DENSE), emulated(name="cuda", driver=EmulatedDriver())
+    ffn = [op for op in graph.ops if in_scope(op.scope, "blk.0.ffn")]
+    whole, least = made.device_bytes(made.wants(ffn)), made.most_needed_at_once(graph.ops[1:-1])
+    assert whole / 2 < least < whole, "two of three matrices are read at once"
+    own = made.grant(made.gpu.least + 2 * whole + 2 * least)
+    assert own
+    backends: dict[str, Backend] = {"cuda": made}
+    after = with_streaming(graph, backends, {"cuda": own}, lambda ops: 0)
+    assert own.room - after["cuda"].room == 2 * least
+    crosses = backends["cuda-streamed"]
+    assert all(crosses.supports(op) for op in ffn)
+    made.close()
+    crosses.close()

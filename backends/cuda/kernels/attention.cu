@@ -2,6 +2,8 @@
 // heads (-DKV=F16 -DHEAD=128).
 
 #include "attention.cuh"
+#include "int8.cuh"
+#include "rope.cuh"
 
 // Stores the rows of some tokens; a warp for each token and head, keys and then values.
 extern "C" __global__ void write_rows(const float *k, const float *v, const int64 *slots, Table t, int n_heads,
@@ -12,6 +14,42 @@ extern "C" __global__ void write_rows(const float *k, const float *v, const int6
     const float *x = (is_value ? v : k) + ((int64)token * n_heads + head) * HEAD;
     byte *to = (byte *)head_of(t, is_value ? t.v_at : t.k_at, slots[token], head);
     KV::put(to, x, threadIdx.x % WARP);
+}
+
+// Queries to turn: x[rows, heads, HEAD], to y. `token_of` says whose turn a row has; null: its own.
+struct Turning {
+    const float *x;
+    float *y;
+    const float2 *turns;  // [tokens, turning]
+    const int *token_of;
+    int rows, heads;
+};
+
+// The same as write_rows, with keys that are turned on their way; and the queries of the same attention. A warp
+// for each head. Shared memory: HEAD floats for each warp.
+extern "C" __global__ void turn_and_write(Turning q, const float *k, const float2 *turns, const float *v,
+                                          const int64 *slots, Table t, int n_heads, int tokens, int turning,
+                                          int interleaved) {
+    int64 job = (int64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, rows = 2LL * n_heads * tokens;
+    int lane = threadIdx.x % WARP;
+    if (job >= rows + (int64)q.rows * q.heads) return;  // a whole warp
+    if (job >= rows) {
+        int64 at = job - rows, row = at / q.heads;
+        const float2 *mine = q.turns + (int64)(q.token_of ? q.token_of[row] : row) * turning;
+        for (int pair = lane; pair < HEAD / 2; pair += WARP)
+            turn_pair(q.x + at * HEAD, mine, q.y + at * HEAD, pair, turning, interleaved);
+        return;
+    }
+    int head = job % n_heads, token = job / n_heads % tokens, is_value = job / n_heads / tokens;
+    const float *x = (is_value ? v : k) + ((int64)token * n_heads + head) * HEAD;
+    if (!is_value) {  // the same for the whole warp
+        float *turned = (float *)shared_memory + threadIdx.x / WARP * HEAD;
+        for (int pair = lane; pair < HEAD / 2; pair += WARP)
+            turn_pair(x, turns + (int64)token * turning, turned, pair, turning, interleaved);
+        __syncwarp();
+        x = turned;
+    }
+    KV::put((byte *)head_of(t, is_value ? t.v_at : t.k_at, slots[token], head), x, lane);
 }
 
 // --- few rows: the keys and values are what has to be moved
@@ -289,8 +327,9 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_WARPS, HEAD <= 64 ? 4 : HE
 }
 
 // The parts of each row and head as one; a block of whole warps for each, a lane for the weight of each part.
+// `in_bytes`, if it is not null, gets the same as rows of bytes, of heads of whole ROUNDED.
 extern "C" __global__ void join(const float *partial, const Row *rows, float *y, int n_heads,
-                                const float *sinks) {
+                                const float *sinks, byte *in_bytes) {
     int at = blockIdx.x / n_heads, head = blockIdx.x % n_heads, lane = threadIdx.x % WARP;
     const float *parts = partial + (int64)blockIdx.x * SPLITS * (2 + HEAD), *part = parts + lane * (2 + HEAD);
     bool there = part[0] > -INFINITY_F;
@@ -304,6 +343,11 @@ extern "C" __global__ void join(const float *partial, const Row *rows, float *y,
             float factor = __shfl_sync(ALL_LANES, weight, s);
             if (factor > 0.0f && i < HEAD) value = fmaf(parts[s * (2 + HEAD) + 2 + i], factor, value);
         }
-        if (i < HEAD) y[((int64)rows[at].q * n_heads + head) * HEAD + i] = value / sum;
+        value /= sum;
+        if (i < HEAD) y[((int64)rows[at].q * n_heads + head) * HEAD + i] = value;
+        if (in_bytes) {
+            int cols = n_heads * HEAD;
+            put_rounded_by_lanes(value, in_bytes + (int64)rows[at].q * int8_row(cols), cols, head * HEAD + i);
+        }
     }
 }

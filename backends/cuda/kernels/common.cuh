@@ -19,7 +19,7 @@ typedef unsigned long long uint64;
 #define ALL_LANES 0xffffffffu
 #define INFINITY_F __int_as_float(0x7f800000)
 
-extern __shared__ __align__(16) byte shared_memory[];
+extern __shared__ __align__(128) byte shared_memory[];
 
 // Two numbers as bf16 in one word, the first in its lower part.
 __device__ __forceinline__ uint_t two_bf16(float x, float y) {

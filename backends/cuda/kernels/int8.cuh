@@ -29,6 +29,18 @@ __device__ __forceinline__ void put_rounded(float4 v, bool there, byte *row, int
     if (i % 8 == 0) ((float2 *)(row + cols))[i / 8] = make_float2(scale, scale * (float)sum);
 }
 
+// One number of each lane of a warp, which are those of one scale: from a column that is a multiple of 32 on.
+__device__ __forceinline__ void put_rounded_by_lanes(float x, byte *row, int cols, int column) {
+    int most = __float_as_int(fabsf(x));
+    for (int step = 1; step < ROUNDED; step *= 2) most = max(most, __shfl_xor_sync(ALL_LANES, most, step));
+    float scale = __int_as_float(most) / 127.0f, inverse = most ? 127.0f / __int_as_float(most) : 0.0f;
+    if (inverse == INFINITY_F) scale = inverse = 0.0f;
+    int rounded = (int)rintf(x * inverse), sum = rounded;
+    for (int step = 1; step < ROUNDED; step *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+    row[column] = (byte)rounded;
+    if (column % ROUNDED == 0) ((float2 *)(row + cols))[column / ROUNDED] = make_float2(scale, scale * (float)sum);
+}
+
 // c + the products of four bytes each: of `a` without a sign, and with one.
 #ifdef __CUDACC__
 __device__ __forceinline__ int dot4(uint_t a, uint_t b, int c) {

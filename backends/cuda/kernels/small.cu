@@ -6,6 +6,7 @@
 // told apart by divisions of 32 bits, which take a fifth of the instructions of those of 64.
 
 #include "int8.cuh"
+#include "rope.cuh"
 
 #define EACH(i, n) \
     for (int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (int64)gridDim.x * blockDim.x)
@@ -102,20 +103,9 @@ extern "C" __global__ void rope(const float *x, const float2 *turns, const int *
     int pairs = head_dim / 2, turning = n_rot / 2;
     EACH(i, (int64)rows * n_heads * pairs) {
         Spot at = spot(i, pairs);
-        int pair = at.column;
-        const float *from = x + at.row * head_dim;
-        float *to = y + at.row * head_dim;
-        if (pair >= turning) {
-            to[2 * pair] = from[2 * pair], to[2 * pair + 1] = from[2 * pair + 1];
-            continue;
-        }
-        int a = interleaved ? 2 * pair : pair, b = interleaved ? a + 1 : pair + turning;
         int64 row = spot(at.row, n_heads).row;
-        float2 turn = turns[(int64)(token_of ? token_of[row] : row) * turning + pair];
-        float p = from[a], q = from[b];
-        // Each rounded by itself, as the host does it.
-        to[a] = __fsub_rn(__fmul_rn(p, turn.x), __fmul_rn(q, turn.y));
-        to[b] = __fadd_rn(__fmul_rn(p, turn.y), __fmul_rn(q, turn.x));
+        const float2 *mine = turns + (int64)(token_of ? token_of[row] : row) * turning;
+        turn_pair(x + at.row * head_dim, mine, y + at.row * head_dim, at.column, turning, interleaved);
     }
 }
 

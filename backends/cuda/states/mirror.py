@@ -232,7 +232,7 @@ class StateMirror:
         """A piece, on its way."""
         driver, stream = self._memory.driver, self._memory.computing
         begin, end = piece[0].at, piece[-1].at + piece[-1].nbytes
-        driver.copy(int(landing.memory.ctypes.data), place + begin, end - begin, stream)
+        self._memory.collect(int(landing.memory.ctypes.data), place + begin, end - begin)
         driver.record(landing.arrived, stream)
 
     # --- ends

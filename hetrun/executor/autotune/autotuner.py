@@ -26,7 +26,7 @@ from hetrun.executor.autotune.state import LEAST_WAITING, Became, Change, State
 from hetrun.executor.autotune.weight_migration import Weights
 from hetrun.executor.autotune.yielding import Aside
 from hetrun.executor.executor import Executor
-from hetrun.executor.loading.device_memory import within
+from hetrun.executor.loading.device_memory import less_room, whose_memory, within
 from hetrun.executor.steps import Between
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph
@@ -58,6 +58,7 @@ LOGGED: Mapping[Became, str] = {  # how a line of the log begins
     "taken back": "plan withdrawn",
     "given back": "weights dropped",
 }
+FREED = 1 / 8  # of a device's weights go where keys and values need their room, or one unit
 EXPLORING_S = 0.1  # that must be left for trying before a comparison begins
 
 
@@ -309,16 +310,49 @@ class Pilot:
 
     def goes_on_without(self, name: str, error: Exception) -> bool:
         """A backend failed in the middle of a step: whether the others can take the same step."""
-        if (
-            isinstance(error, Cancelled)
-            or name not in self._candidates()
-            or name in self._setup.home.values()
-        ):
+        if isinstance(error, Cancelled) or name not in self._candidates():
+            return False
+        if isinstance(error, BudgetError):
+            device = whose_memory(name, self._weights.own)
+            if copies := self._last_copies(device):
+                return self._goes_on_with_less(device, copies)
+        if name in self._setup.home.values():
             return False
         self._refuse(name, error)
         self.replan(f"{name} failed")
         self._executor.forget_threads()
         return name not in self._in_force.planned.backends
+
+    def _last_copies(self, name: str) -> frozenset[Copy]:
+        """The last layers of what a device was brought besides its home: a part of that, in whose place more
+        keys and values have room."""
+        mine = sorted(c for c in self._state.held - self._home if c[1] == name)
+        least, found = FREED * self.planner.sizes.own_total(mine, name), set[Copy]()
+        while mine and self.planner.sizes.own_total(found, name) <= least:
+            found.add(mine.pop())
+        return frozenset(found)
+
+    def _goes_on_with_less(self, name: str, copies: frozenset[Copy]) -> bool:
+        """A text is longer than a device has room for beside its weights: some of these go for good."""
+        self._end_comparison()
+        weights, mine = self._weights, {part for part in self._state.parts if part[0] == name}
+        freed = self.planner.sizes.claimed(copies, name)
+        weights.own = {**weights.own, name: less_room(weights.own[name], freed)}
+        self._state.held -= copies
+        self._state.parts -= mine
+        self.replan(f"{name} needs room for keys and values")  # the plan in force cannot stay
+        self._in_force.remove(lambda plan: bool(self.planner.copies_of(plan) & copies))
+        if gone := mine - self._state.parts:  # a new plan may need some of them again
+            self._in_force.remove(self.planner.needs_parts)
+        weights.drop(copies)
+        weights.drop_parts(frozenset(gone))
+        self._executor.forget_threads()
+        mib = freed / 2**20
+        self._note(
+            Change(perf_counter(), f"{mib:.0f} MiB of weights left {name} for keys and values", "given back")
+        )
+        plans = self._in_force.planned.plans.values()
+        return not any(self.planner.copies_of(plan) & copies for plan in plans)
 
     def _refuse(self, name: str, error: Exception) -> None:
         if not isinstance(error, PluginError):  # of which everybody has heard already

@@ -13,6 +13,7 @@ from hetrun.planner.costmodel import Forecast
 from hetrun.planner.online import Now, OnlinePlanner, Proposal
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.residency import Copy
+from hetrun.planner.weight_sizes import RowBytes, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Setup:
     precision: Precision = "exact"
     wide: tuple[int, ...] = ()  # of the threads those that keep all cores busy; empty: only the most do
     own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
+    rows: RowBytes = lambda ops: 0  # of the keys and values of a text of the usual length
 
 
 def planner_for(
@@ -40,6 +42,8 @@ def planner_for(
         from hetrun.planner.two_device.planner import ConcurrentPlanner as kind  # nobody else needs it
     planner = kind(graph, backends, forecast, setup.threads, setup.candidates, setup.precision)
     planner.wide = setup.wide or planner.wide
+    rows = rows_of(planner.units, planner.sizes.own, setup.own, setup.rows)
+    planner.sizes = replace(planner.sizes, rows=rows)
     return planner
 
 

@@ -75,10 +75,25 @@ def with_streaming(graph: Graph, backends: dict[str, Backend], own: Own, rows: R
         backend = backends[name]
         able = [unit for unit in layers if all(map(backend.supports, unit.ops))]
         largest = max((backend.device_bytes(backend.wants(unit.ops)) for unit in able), default=0)
-        if largest and (streaming := backend.streaming(largest)):
+        if not largest:
+            continue
+        # Two layers at once where there is room for them; else calls of the device, one after the other.
+        least = backend.most_needed_at_once([op for unit in able for op in unit.ops])
+        if streaming := backend.streaming(largest) or (least < largest and backend.streaming(least)) or None:
             way, found[name] = streaming
             backends[way.name] = way
     return found
+
+
+def whose_memory(name: str, own: Own) -> str:
+    """The device in whose memory a backend works: itself, or the one that it is a second way to work on."""
+    found = [device for device in own if f"{name}-".startswith(f"{device}-")]
+    return max(found, key=len, default="")
+
+
+def less_room(own: OwnMemory, nbytes: int) -> OwnMemory:
+    """What a device may take, with so much of it for keys and values that was for weights."""
+    return replace(own, besides=min(own.besides + nbytes, own.limit))
 
 
 def within(plans: PlanSet, own: Own) -> PlanSet:

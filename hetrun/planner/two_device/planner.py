@@ -282,7 +282,7 @@ class ConcurrentPlanner(OnlinePlanner):
         host = max(homes, key=lambda b: len(homes[b]))
         scopes = frozenset(op.scope for i in homes[host] for op in self.units[i].ops)
         for b in [b for b in self.candidates if b in self._alone and host not in self._alone]:
-            free = now.own_room.get(b, 1 << 60) - self.sizes.own_total(coming, b)
+            free = now.own_room.get(b, 1 << 60) - self.sizes.claimed(coming, b)
             free -= self._held.own_bytes(now.parts, b)
             device = Device(host, b, free, scopes)
             self.hot.choose(device, points, current.plans.values(), fixed=not now.eager)
