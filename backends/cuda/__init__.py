@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache, partial
 
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
-from hetrun.backends.cuda import versions
+from hetrun.backends.cuda import nvrtc
 from hetrun.errors import BackendUnavailable
 
 DRIVER = "libcuda.so.1"
@@ -31,11 +31,11 @@ def probe(number: int = 0) -> Probe:
         )
     if status := driver.cuInit(0):
         return Unavailable(f"the NVIDIA driver does not start (cuInit says {status}): is there a GPU?")
-    version, installed = versions.driver_version(driver), importlib.util.find_spec("cupy") is not None
-    if why := versions.too_old(version, installed):
+    version, installed = nvrtc.driver_version(driver), importlib.util.find_spec("cupy") is not None
+    if why := nvrtc.too_old(version, installed):
         return Unavailable(why)
     if not installed:
-        return Unavailable(f"CuPy is not installed: {versions.install(versions.for_driver(version))}")
+        return Unavailable(f"CuPy is not installed: {nvrtc.install(nvrtc.for_driver(version))}")
     return _found(driver, number)
 
 

@@ -1,4 +1,7 @@
-"""NVIDIA's compiler at run time, through ctypes: CUDA sources to programs. It needs no GPU."""
+"""NVIDIA's compiler at run time, through ctypes: CUDA sources to programs. It needs no GPU.
+
+It also knows which CUDA the driver can run, and which one the installed packages are made for.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from hetrun.backends.cuda.versions import NEWEST, install, made_for
 from hetrun.errors import BackendUnavailable
 
-INSTALL = install()
-OLDEST = (12, 0)
+# By the major version of CUDA: the driver that it needs, CuPy's package, and all packages with that one.
+DRIVERS = {13: 580, 12: 525}
+CUPY = {13: "cupy-cuda13x", 12: "cupy-cuda12x"}
+PACKAGES = {
+    13: f"{CUPY[13]} cuda-pathfinder nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt nvidia-cublas",
+    12: f"{CUPY[12]} cuda-pathfinder nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 nvidia-cuda-nvcc-cu12 "
+    "nvidia-cublas-cu12",
+}
+NEWEST, LEAST = 13, 12
 # What sources include: a folder with the first but without the second is common, as they are two packages.
 HEADERS = "cuda_fp16.h", "crt/mma.h"
 ARCHITECTURE = "--gpu-architecture"
@@ -34,8 +44,10 @@ class Compiler:
         major, minor = c_int(), c_int()
         self._call("nvrtcVersion", byref(major), byref(minor))
         self.version = major.value, minor.value
-        if self.version < OLDEST:
-            raise BackendUnavailable(f"NVRTC {major.value}.{minor.value} is older than CUDA 12: {INSTALL}")
+        if self.version < (LEAST, 0):
+            raise BackendUnavailable(
+                f"NVRTC {major.value}.{minor.value} is older than CUDA {LEAST}: {install()}"
+            )
 
     def compile(self, name: str, text: str, folder: Path, options: Sequence[str]) -> tuple[bytes, str]:
         """A source as a program for one kind of GPU, and what the compiler said of it."""
@@ -105,13 +117,13 @@ def installed(name: str, missing: str) -> ctypes.CDLL:
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError as e:
-        raise BackendUnavailable(f"the package cuda-pathfinder is missing: {INSTALL}") from e
+        raise BackendUnavailable(f"the package cuda-pathfinder is missing: {install()}") from e
     try:
         path = load_nvidia_dynamic_lib(name).abs_path
     except (DynamicLibNotFoundError, RuntimeError) as e:
-        raise BackendUnavailable(f"{missing}, or {INSTALL}") from e
+        raise BackendUnavailable(f"{missing}, or {install()}") from e
     if path is None:
-        raise BackendUnavailable(f"the library {name} was not found: {INSTALL}")
+        raise BackendUnavailable(f"the library {name} was not found: {install()}")
     return ctypes.CDLL(path)
 
 
@@ -148,7 +160,7 @@ def chosen_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
     if missing:
         raise BackendUnavailable(
             f"CUDA's headers ({', '.join(sorted(missing))}) are not installed: "
-            f"pip install nvidia-cuda-runtime nvidia-cuda-crt, or {INSTALL}"
+            f"pip install nvidia-cuda-runtime nvidia-cuda-crt, or {install()}"
         )
     return tuple(found)
 
@@ -171,3 +183,50 @@ def _suits(folder: str) -> bool:
     """Whether packages for this version of CUDA use a folder: `cu13`; before that each had its own."""
     version = folder.removeprefix("cu")
     return int(version) == made_for() if version.isdecimal() else made_for() < NEWEST
+
+
+# --- which CUDA there is
+
+
+@cache
+def made_for() -> int:
+    """The major version of CUDA that the installed CuPy is made for; the newest where none says so."""
+    for major, package in CUPY.items():
+        with suppress(PackageNotFoundError):
+            distribution(package)
+            return major
+    return NEWEST
+
+
+def install(major: int = NEWEST) -> str:
+    """The line that installs what is missing."""
+    return f"pip install {PACKAGES[major]}"
+
+
+def driver_version(driver: ctypes.CDLL) -> tuple[int, int]:
+    """The newest CUDA that a driver can run; (0, 0) where it does not say."""
+    found = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(found)):
+        return 0, 0
+    return found.value // 1000, found.value % 1000 // 10
+
+
+def for_driver(version: tuple[int, int]) -> int:
+    """The major version whose packages suit a driver."""
+    return next((major for major in CUPY if version >= (major, 0)), LEAST)
+
+
+def too_old(version: tuple[int, int], installed: bool) -> str:
+    """Why a driver cannot run what is installed, and what to do; empty if it can, or does not say."""
+    if version == (0, 0):
+        return ""
+    can = f"the NVIDIA driver can run CUDA {version[0]}.{version[1]} at most"
+    if version < (LEAST, 0):
+        return f"{can}, and at least CUDA {LEAST} is needed: install driver {DRIVERS[LEAST]} or newer"
+    major = made_for()
+    if not installed or version >= (major, 0):
+        return ""
+    return (
+        f"{can}, and {CUPY[major]} needs CUDA {major}: install driver {DRIVERS[major]} or newer, or "
+        f"pip uninstall {CUPY[major]}, then {install(for_driver(version))}"
+    )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.backends.cuda import versions
 from hetrun.backends.cuda.nvrtc import (
+    CUPY,
     HEADERS,
     Compiler,
     chosen_folders,
@@ -186,12 +186,12 @@ def test_libraries_are_found_in_any_folder_of_pythons_path(
     """Packages that were unpacked and not installed, as a pack has them."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     libc = next(line.split()[-1] for line in maps if "/libc.so" in line)
-    for major in versions.CUPY:
+    for major in CUPY:
         folder = tmp_path / f"nvidia/cu{major}/lib"
         folder.mkdir(parents=True)
         (folder / f"libcublas.so.{major}").symlink_to(libc)
     monkeypatch.syspath_prepend(tmp_path)
-    for major in versions.CUPY:
+    for major in CUPY:
         monkeypatch.setattr("hetrun.backends.cuda.nvrtc.made_for", partial(int, major))
         assert installed("cublas", "missing")._name == str(
             tmp_path / f"nvidia/cu{major}/lib/libcublas.so.{major}"
@@ -205,7 +205,7 @@ def test_headers_are_those_of_the_cuda_that_cupy_is_made_for(
         (tmp_path / "nvidia" / folder / "include").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path)
     found = {}
-    for major in versions.CUPY:
+    for major in CUPY:
         monkeypatch.setattr("hetrun.backends.cuda.nvrtc.made_for", partial(int, major))
         folders = [folder for folder in folders_of_headers() if folder.is_relative_to(tmp_path)]
         found[major] = [folder.parent.name for folder in folders]

@@ -13,7 +13,7 @@ import pytest
 
 from hetrun.backend import Available, Probe, Unavailable
 from hetrun.backends import cuda
-from hetrun.backends.cuda import versions
+from hetrun.backends.cuda import nvrtc
 from hetrun.errors import BackendUnavailable
 
 
@@ -168,7 +168,7 @@ def test_a_driver_that_is_too_old_for_what_is_installed_is_told_apart(
     installed: bool,
     said: str,
 ) -> None:
-    monkeypatch.setattr(versions, "made_for", lambda: made_for)
+    monkeypatch.setattr(nvrtc, "made_for", lambda: made_for)
     (found,) = probes(monkeypatch, FakeDriver(("One", 9, 0), version=version), installed)
     assert found == (Unavailable(said) if said else Available("One, compute capability 9.0"))
 
@@ -191,11 +191,11 @@ def test_cupy_says_which_cuda_it_is_made_for(monkeypatch: pytest.MonkeyPatch) ->
 
         return look
 
-    for major, package in versions.CUPY.items():
-        versions.made_for.cache_clear()
-        monkeypatch.setattr(versions, "distribution", only(package))
-        assert versions.made_for() == major
-    versions.made_for.cache_clear()
+    for major, package in nvrtc.CUPY.items():
+        nvrtc.made_for.cache_clear()
+        monkeypatch.setattr(nvrtc, "distribution", only(package))
+        assert nvrtc.made_for() == major
+    nvrtc.made_for.cache_clear()
 
 
 def test_a_closer_look_compiles_what_a_first_prompt_needs(
