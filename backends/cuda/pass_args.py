@@ -95,8 +95,9 @@ class Given:
         parts, spans = _sequences(shape if has_states else PassShape(()))
         self.spans = len(spans)
         word, long = np.dtype(np.int32), np.dtype(np.int64)
-        kinds = dict.fromkeys(("tokens", "positions", *AXES), (word, shape.tokens))
-        kinds |= {"wanted": (word, shape.wanted)} | {f"slots {g}": (long, shape.tokens) for g in groups}
+        kinds: dict[str, tuple[np.dtype[Any], int]] = {"wanted": (word, shape.wanted)}
+        kinds |= {name: (word, shape.tokens) for name in ("tokens", "positions", *AXES)}
+        kinds |= {f"slots {g}": (long, shape.tokens) for g in groups}
         for i, s in enumerate(seeing):
             kinds |= {f"rows {i}": (ROW, s.rows), f"tiles {i}": (TILE, s.tiles)}
         kinds |= {"parts": (PART, len(parts)), "spans": (SPAN_DTYPE, len(spans))}

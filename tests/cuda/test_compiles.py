@@ -40,7 +40,8 @@ REGISTERS = 65536  # of a multiprocessor: a block that wants more does not start
 THREADS = {"rms_norm": 1024, "layer_norm": 1024}  # at most; 256 otherwise
 # Bytes of a thread in memory instead of registers. Angles: for the cosines of large ones.
 # Experts: two blocks at once are worth more than the last few numbers.
-STACK = {"angles": 32, "experts_gated_many": 64, "experts_down_many": 64}
+# The same of tiles of 128 rows with Q6_K, on sm_90.
+STACK = {"angles": 32, "experts_gated_many": 64, "experts_down_many": 64, "products_128": 8}
 
 ENTRY = re.compile(
     r"entry function '(\w+)' for .*?Function properties for \1\n.*?"

@@ -120,14 +120,21 @@ def test_a_prompt_looks_at_rows_by_tensor_instructions_that_copies_run_beside(ar
     assert blocks_at_once(registers["attend_many"], attention_launch.THREADS, shared) >= TWO_BLOCKS
 
 
-# Sums of 16 by 8 are 128 numbers, four of a lane: they become floats, and are multiplied by two scales. A
-# type with minima adds one more instruction for each, one with scales for 16 columns has two products for 32.
-@pytest.mark.parametrize("architecture", ONE)
+# Sums of 16 by 8 are four numbers of a lane: they become floats, and are multiplied by two scales. Types with
+# minima need one more instruction for each, those with scales for 16 columns two products for 32.
+OTHERS = [
+    (quant, most, arch)
+    for quant, most in (("Q6_K", 34), ("Q4_0", 22), ("Q8_0", 22))
+    for arch in ("sm_86", "sm_89")
+]
+
+
 @pytest.mark.parametrize(
-    ("quant", "most"),
+    ("quant", "most", "architecture"),
     [
-        ("Q4_K", 25),
-        *[pytest.param(q, n, marks=exhaustive) for q, n in (("Q6_K", 33), ("Q4_0", 22), ("Q8_0", 22))],
+        ("Q4_K", 25, "sm_86"),
+        *[pytest.param("Q4_K", 25, name, marks=exhaustive) for name in ("sm_89", "sm_90")],
+        *[pytest.param(*other, marks=exhaustive) for other in OTHERS],
     ],
 )
 def test_a_prompt_multiplies_bytes_that_are_unpacked_once(quant: str, most: int, architecture: str) -> None:

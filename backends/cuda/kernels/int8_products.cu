@@ -189,7 +189,7 @@ __device__ __forceinline__ void multiply(const Input &in, int token, const byte 
     Start start;
     send(in, token, 0, slabs[0]);
     typename Weights::Raw raw = Weights::read(mine, 0, half);
-    Weights::put(raw, 0, half, slabs[0].w + row * RUN_LD, &slabs[0].w_scales[half][row]);
+    Weights::put(raw, mine, 0, half, slabs[0].w + row * RUN_LD, &slabs[0].w_scales[half][row]);
     arrived();
     __syncthreads();
     for (int slab = 0; slab < n; slab++) {
@@ -200,7 +200,7 @@ __device__ __forceinline__ void multiply(const Input &in, int token, const byte 
             raw = Weights::read(mine, slab + 1, half);
         }
         part.multiply(slabs[slab % 2], start);
-        if (more) Weights::put(raw, slab + 1, half, next.w + row * RUN_LD, &next.w_scales[half][row]);
+        if (more) Weights::put(raw, mine, slab + 1, half, next.w + row * RUN_LD, &next.w_scales[half][row]);
         arrived();
         __syncthreads();
     }

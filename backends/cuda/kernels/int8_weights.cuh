@@ -3,7 +3,7 @@
 // Each type has
 //   APART     columns from the beginning of the first run to that of the second,
 //   SIXTEENS  whether a run has a scale for each half of it, and LEAST whether weights have a minimum,
-//   read()    what thread `half` of the two reads of a slab,
+//   read()    what thread `half` of the two reads of a slab of a row,
 //   put()     its bytes to where the row of the slab lies, the second run 32 bytes behind the first, and what
 //             run `half` is multiplied by: {scale, what is added for each unit of the input}, or the two
 //             scales of its halves.
@@ -18,18 +18,23 @@ template <int N> struct Words {
     uint_t at[N];
 };
 
-// N words from anywhere. Up to three bytes before and behind them are read: rows are parts of larger memory.
-template <int N> __device__ __forceinline__ Words<N> words_at(const byte *p) {
+// Words that have N others in them, which begin anywhere: taken apart not before they are needed, as whoever
+// reads goes on computing until then. Up to three bytes before and behind are read: rows are parts of larger
+// memory.
+template <int N> __device__ __forceinline__ Words<N + 1> words_around(const byte *p) {
     const uint_t *q = (const uint_t *)(p - ((uint64)p & 3));
-    int shift = 8 * (int)((uint64)p & 3);
-    uint_t last = shift ? q[N] : 0, next = q[0];
-    Words<N> found;
+    Words<N + 1> found;
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        uint_t here = next;
-        next = i + 1 < N ? q[i + 1] : last;
-        found.at[i] = (uint_t)(((uint64)next << 32 | here) >> shift);
-    }
+    for (int i = 0; i < N; i++) found.at[i] = q[i];
+    found.at[N] = (uint64)p & 3 ? q[N] : 0;
+    return found;
+}
+
+template <int N> __device__ __forceinline__ Words<N - 1> words_from(const Words<N> &w, const byte *p) {
+    int shift = 8 * (int)((uint64)p & 3);
+    Words<N - 1> found;
+#pragma unroll
+    for (int i = 0; i < N - 1; i++) found.at[i] = (uint_t)(((uint64)w.at[i + 1] << 32 | w.at[i]) >> shift);
     return found;
 }
 
@@ -55,7 +60,7 @@ template <typename Q> struct Int8;
 // --- runs with one scale, of nibbles: each thread has one run, and the low ones are its first half
 
 struct Block {
-    Words<4> q;
+    Words<5> q;         // the nibbles are in there
     uint_t more, head;  // `head` begins with the scale
 };
 
@@ -71,11 +76,12 @@ template <typename Q> struct Runs32 {
     static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
         return Q::block(row, 2 * slab + half);
     }
-    static __device__ __forceinline__ void put(const Raw &raw, int slab, int half, byte *to, float2 *scale) {
-        Words<4> low, high;
+    static __device__ __forceinline__ void put(const Raw &raw, const byte *row, int slab, int half, byte *to,
+                                               float2 *scale) {
+        Words<4> q = words_from(raw.q, Q::nibbles(row, 2 * slab + half)), low, high;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            Split s = Q::split(raw.q.at[i], raw.more >> 4 * i);
+            Split s = Q::split(q.at[i], raw.more >> 4 * i);
             low.at[i] = s.low, high.at[i] = s.high;
         }
         put_16(to + 32 * half, low);
@@ -109,9 +115,12 @@ struct ScaleAndLeast {
 };
 
 struct RunsOfQ4_0 : ScaleOnly {
+    static __device__ __forceinline__ const byte *nibbles(const byte *row, int i) {
+        return row + i * Q4_0::BYTES + 2;
+    }
     static __device__ __forceinline__ Block block(const byte *row, int i) {
         const byte *p = row + i * Q4_0::BYTES;
-        return {words_at<4>(p + 2), 0, *(const ushort_t *)p};
+        return {words_around<4>(p + 2), 0, *(const ushort_t *)p};
     }
     static __device__ __forceinline__ Split split(uint_t q, uint_t) {
         return {less<8>(low_nibbles(q)), less<8>(high_nibbles(q))};
@@ -119,9 +128,12 @@ struct RunsOfQ4_0 : ScaleOnly {
 };
 
 struct RunsOfQ4_1 : ScaleAndLeast {
+    static __device__ __forceinline__ const byte *nibbles(const byte *row, int i) {
+        return row + i * Q4_1::BYTES + 4;
+    }
     static __device__ __forceinline__ Block block(const byte *row, int i) {
         const byte *p = row + i * Q4_1::BYTES;
-        return {words_at<4>(p + 4), 0, aligned_word(p)};
+        return {words_around<4>(p + 4), 0, aligned_word(p)};
     }
     static __device__ __forceinline__ Split split(uint_t q, uint_t) {
         return {low_nibbles(q), high_nibbles(q)};
@@ -129,9 +141,12 @@ struct RunsOfQ4_1 : ScaleAndLeast {
 };
 
 struct RunsOfQ5_0 : ScaleOnly {
+    static __device__ __forceinline__ const byte *nibbles(const byte *row, int i) {
+        return row + i * Q5_0::BYTES + 6;
+    }
     static __device__ __forceinline__ Block block(const byte *row, int i) {
         const byte *p = row + i * Q5_0::BYTES;
-        return {words_at<4>(p + 6), word_at(p + 2), *(const ushort_t *)p};
+        return {words_around<4>(p + 6), word_at(p + 2), *(const ushort_t *)p};
     }
     static __device__ __forceinline__ Split split(uint_t q, uint_t bits) {
         Split s = with_fifths(q, bits);
@@ -140,9 +155,12 @@ struct RunsOfQ5_0 : ScaleOnly {
 };
 
 struct RunsOfQ5_1 : ScaleAndLeast {
+    static __device__ __forceinline__ const byte *nibbles(const byte *row, int i) {
+        return row + i * Q5_1::BYTES + 8;
+    }
     static __device__ __forceinline__ Block block(const byte *row, int i) {
         const byte *p = row + i * Q5_1::BYTES;
-        return {words_at<4>(p + 8), aligned_word(p + 4), aligned_word(p)};
+        return {words_around<4>(p + 8), aligned_word(p + 4), aligned_word(p)};
     }
     static __device__ __forceinline__ Split split(uint_t q, uint_t bits) { return with_fifths(q, bits); }
 };
@@ -166,6 +184,9 @@ struct ListOfIQ4 {
 };
 
 struct RunsOfIQ4_NL : ScaleOnly, ListOfIQ4 {
+    static __device__ __forceinline__ const byte *nibbles(const byte *row, int i) {
+        return RunsOfQ4_0::nibbles(row, i);
+    }
     static __device__ __forceinline__ Block block(const byte *row, int i) {
         return RunsOfQ4_0::block(row, i);
     }
@@ -173,9 +194,12 @@ struct RunsOfIQ4_NL : ScaleOnly, ListOfIQ4 {
 
 struct RunsOfIQ4_XS : ListOfIQ4 {
     static const bool LEAST = false;
+    static __device__ __forceinline__ const byte *nibbles(const byte *row, int i) {
+        return row + i / 8 * IQ4_XS::BYTES + 8 + 16 * (i % 8);
+    }
     static __device__ __forceinline__ Block block(const byte *row, int i) {
         const byte *p = row + i / 8 * IQ4_XS::BYTES;
-        return {words_at<4>(p + 8 + 16 * (i % 8)), aligned_word(p + 4), aligned_word(p)};
+        return {words_around<4>(nibbles(row, i)), aligned_word(p + 4), aligned_word(p)};
     }
     static __device__ __forceinline__ float2 scale(const Block &b, int i) {
         uint_t low = b.more >> 4 * (i % 8) & 15, high = b.head >> 16 + 2 * (i % 8) & 3;
@@ -185,9 +209,12 @@ struct RunsOfIQ4_XS : ListOfIQ4 {
 
 struct RunsOfMXFP4 {
     static const bool LEAST = false;
+    static __device__ __forceinline__ const byte *nibbles(const byte *row, int i) {
+        return row + i * MXFP4::BYTES + 1;
+    }
     static __device__ __forceinline__ Block block(const byte *row, int i) {
         const byte *p = row + i * MXFP4::BYTES;
-        return {words_at<4>(p + 1), 0, *p};
+        return {words_around<4>(p + 1), 0, *p};
     }
     static __device__ __forceinline__ Split split(uint_t q, uint_t) {
         return listed(0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu, q);
@@ -209,15 +236,20 @@ template <> struct Int8<Q8_0> {
     static const int APART = 32;
     static const bool SIXTEENS = false, LEAST = false;
     struct Raw {
-        Words<8> q;
+        Words<9> q;
         ushort_t d;
     };
-    static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
-        const byte *block = row + (2 * slab + half) * Q8_0::BYTES;
-        return {words_at<8>(block + 2), *(const ushort_t *)block};
+    static __device__ __forceinline__ const byte *block(const byte *row, int slab, int half) {
+        return row + (2 * slab + half) * Q8_0::BYTES;
     }
-    static __device__ __forceinline__ void put(const Raw &raw, int, int half, byte *to, float2 *scale) {
-        const uint_t *q = raw.q.at;
+    static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
+        const byte *p = block(row, slab, half);
+        return {words_around<8>(p + 2), *(const ushort_t *)p};
+    }
+    static __device__ __forceinline__ void put(const Raw &raw, const byte *row, int slab, int half, byte *to,
+                                               float2 *scale) {
+        Words<8> words = words_from(raw.q, block(row, slab, half) + 2);
+        const uint_t *q = words.at;
         *(uint4 *)(to + 32 * half) = make_uint4(q[0], q[1], q[2], q[3]);
         *(uint4 *)(to + 32 * half + 16) = make_uint4(q[4], q[5], q[6], q[7]);
         *scale = make_float2(low_half(raw.d), 0.0f);
@@ -246,7 +278,8 @@ template <typename Q, bool FIFTH> struct PairsOfSubBlocks {
         return bits >> i << 4 & 0x10101010u;
     }
 
-    static __device__ __forceinline__ void put(const Raw &raw, int slab, int half, byte *to, float2 *scale) {
+    static __device__ __forceinline__ void put(const Raw &raw, const byte *, int slab, int half, byte *to,
+                                               float2 *scale) {
         Words<4> low, high;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -272,24 +305,26 @@ template <> struct Int8<Q6_K> {
     static const int APART = 64;
     static const bool SIXTEENS = true, LEAST = false;
     struct Raw {
-        Words<4> low, high;
+        Words<5> low, high;
         ushort_t scales, d;
     };
     static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
         const byte *block = row + slab / 4 * Q6_K::BYTES;
         int half_block = slab / 2 % 2, side = slab % 2;
         const byte *scales = block + 192 + 8 * half_block + 4 * half + 2 * side;
-        return {words_at<4>(block + 64 * half_block + 32 * side + 16 * half),
-                words_at<4>(block + 128 + 32 * half_block + 16 * half), *(const ushort_t *)scales,
+        return {words_around<4>(block + 64 * half_block + 32 * side + 16 * half),
+                words_around<4>(block + 128 + 32 * half_block + 16 * half), *(const ushort_t *)scales,
                 *(const ushort_t *)(block + 208)};
     }
-    static __device__ __forceinline__ void put(const Raw &raw, int slab, int half, byte *to, float2 *scale) {
-        Words<4> first, second;
+    static __device__ __forceinline__ void put(const Raw &raw, const byte *row, int slab, int half, byte *to,
+                                               float2 *scale) {
+        const byte *block = row + slab / 4 * Q6_K::BYTES;  // all that is read begins as many words behind it
+        Words<4> lows = words_from(raw.low, block), highs = words_from(raw.high, block), first, second;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint_t high = raw.high.at[i] >> slab % 2 * 2;
-            first.at[i] = less<32>(low_nibbles(raw.low.at[i]) | high << 4 & 0x30303030u);
-            second.at[i] = less<32>(high_nibbles(raw.low.at[i]) | high & 0x30303030u);
+            uint_t high = highs.at[i] >> slab % 2 * 2;
+            first.at[i] = less<32>(low_nibbles(lows.at[i]) | high << 4 & 0x30303030u);
+            second.at[i] = less<32>(high_nibbles(lows.at[i]) | high & 0x30303030u);
         }
         put_16(to + 16 * half, first);
         put_16(to + 32 + 16 * half, second);
@@ -303,25 +338,27 @@ template <> struct Int8<Q3_K> {
     static const int APART = 32;
     static const bool SIXTEENS = true, LEAST = false;
     struct Raw {
-        Words<4> low, high;
+        Words<5> low, high;
         float2 scale;
     };
     static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
         const byte *block = row + slab / 4 * Q3_K::BYTES;
         int first = 4 * (slab % 4) + 2 * half;  // of the block's scales
-        return {words_at<4>(block + 32 + 32 * (slab / 2 % 2) + 16 * half), words_at<4>(block + 16 * half),
+        return {words_around<4>(block + 32 + 32 * (slab / 2 % 2) + 16 * half), words_around<4>(block + 16 * half),
                 {Q3_K::scale(block, first), Q3_K::scale(block, first + 1)}};
     }
     static __device__ __forceinline__ uint_t run(uint_t low, uint_t high, int i) {
         return less<4>(low >> i % 4 * 2 & 0x03030303u | high >> i << 2 & 0x04040404u);
     }
-    static __device__ __forceinline__ void put(const Raw &raw, int slab, int half, byte *to, float2 *scale) {
-        Words<4> first, second;
+    static __device__ __forceinline__ void put(const Raw &raw, const byte *row, int slab, int half, byte *to,
+                                               float2 *scale) {
+        const byte *block = row + slab / 4 * Q3_K::BYTES;
+        Words<4> low = words_from(raw.low, block), high = words_from(raw.high, block), first, second;
         int i = slab % 4 * 2;  // of eight runs
 #pragma unroll
         for (int w = 0; w < 4; w++) {
-            first.at[w] = run(raw.low.at[w], raw.high.at[w], i);
-            second.at[w] = run(raw.low.at[w], raw.high.at[w], i + 1);
+            first.at[w] = run(low.at[w], high.at[w], i);
+            second.at[w] = run(low.at[w], high.at[w], i + 1);
         }
         put_16(to + 16 * half, first);
         put_16(to + 32 + 16 * half, second);
