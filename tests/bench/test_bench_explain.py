@@ -427,7 +427,9 @@ def test_the_sentence_says_what_most_of_the_time_is_up_against() -> None:
     assert verdict(anatomy("step"), Limit(None, "")) == "nothing was measured"
 
 
-def explained(segments: tuple[SegmentTime, ...], batch: int = 1) -> str:
+def explained(
+    segments: tuple[SegmentTime, ...], batch: int = 1, load: tuple[float, float] = (0.0, 0.0)
+) -> str:
     row = Row(
         model="tiny",
         test="pp100",
@@ -438,12 +440,17 @@ def explained(segments: tuple[SegmentTime, ...], batch: int = 1) -> str:
         plan="fast",
         peer=None,
         ratio=None,
-        load=(0.0, 0.0),
+        load=load,
         segments=segments,
         anatomy=anatomy("prompt", products=0.75, attention=0.25, Python=0.0),
         bucket="65-256",
     )
     return to_table([row], explain=True)
+
+
+def test_beside_other_programs_the_conclusion_says_so() -> None:
+    last = explained((), load=(3.0, 3.1)).splitlines()[-1]
+    assert last.startswith("other programs ran as well (load average 3.00)")
 
 
 def test_a_block_has_bars_segments_and_the_sentence() -> None:

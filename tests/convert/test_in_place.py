@@ -24,6 +24,7 @@ from hetrun.tools.convert import in_place
 from hetrun.tools.convert.reorder import RECORDS, Report, Wish, repack_model
 from tests.convert.test_expert_records import QWEN3, merged
 from tests.loader.test_gguf_split import split_llama
+from tests.support.tiers import exhaustive
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -139,7 +140,7 @@ def points(kind: str, folder: Path, step: int) -> Iterator[Path]:
 
 
 SOME = [pytest.param(kind, 7, id=kind) for kind in KINDS]
-ALL = [pytest.param(kind, 1, id=f"{kind}-each", marks=pytest.mark.slow) for kind in KINDS]
+ALL = [pytest.param(kind, 1, id=f"{kind}-each", marks=exhaustive) for kind in KINDS]
 
 
 @pytest.mark.parametrize(("kind", "step"), SOME + ALL)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from hetrun.prefetch.expert_trace import Kept
 from hetrun.tools.bench.breakdown import Anatomy, advice, verdict
 from hetrun.tools.bench.hetrun_side import SegmentTime
-from hetrun.tools.bench.memory_bandwidth import threads
+from hetrun.tools.bench.memory_bandwidth import BUSY, threads
 from hetrun.tools.bench.roofline import Limit
 from hetrun.tools.bench.texts import About
 
@@ -302,7 +302,13 @@ def _limits(rows: Sequence[Row]) -> list[str]:
 def _summary(rows: Sequence[Row]) -> list[str]:
     """In a sentence for each row: what limits it, and what would be faster."""
     found = [(r.test, advice(r.anatomy, r.limit)) for r in rows if r.anatomy]
-    return ["", *(f"{test}: {one.text}" for test, one in found if one)]
+    lines = [f"{test}: {one.text}" for test, one in found if one]
+    load = max((r.load[0] for r in rows), default=0.0)
+    if lines and load > BUSY:
+        lines.append(
+            f"other programs ran as well (load average {load:.2f}): without them it may be otherwise"
+        )
+    return ["", *lines]
 
 
 def _explained(r: Row) -> str:
