@@ -25,7 +25,7 @@ from tests.support.rig import graph_of, model_file, rig
 
 CONTEXT = 300
 SLAB = 32 * MODEL.layers * 2 * 2 * 32 * 2  # rows, layers, keys and values, heads, numbers, bytes
-FAST = 1e-6  # seconds of any unit on the GPU, as the planner believes
+FAST, SLOW = 1e-6, 1e-2  # seconds of any unit on the GPU and on the host, as the planner believes
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedModel]:
     for form in {unit.form for unit in made.pilot.planner.units}:
         for n in (1, 4, 16, 64, 256):
             made.pilot.forecast.learn(Work(form, "cuda", 1), n, 32.0, FAST)
+            made.pilot.forecast.learn(Work(form, "reference", 1), n, 32.0, SLOW)
     yield made
     made.close()
     undo()
