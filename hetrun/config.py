@@ -231,7 +231,10 @@ class Settings:
     seed: int | None = field(
         default=None,
         metadata=option(
-            "random seed", option_types.integer(-1, 2**64 - 1), "--seed", shows="random; run -v shows it"
+            "random seed",
+            option_types.integer(-1, 2**64 - 1),
+            "--seed",
+            shows="random; hetrun run -v shows it",
         ),
     )
     system: str | None = field(

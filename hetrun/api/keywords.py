@@ -67,7 +67,7 @@ class ModelOptions(TypedDict, total=False):
     temperature: float | None
     """Sampling temperature; 0: always the likeliest token (default: what the model recommends, or 0.8)."""
     seed: int | None
-    """Random seed (default: random; run -v shows it)."""
+    """Random seed (default: random; hetrun run -v shows it)."""
     chat_template: str | PathLike[str] | None
     """A file with a Jinja template, the template itself, or a name such as chatml or llama3 (default: the
     model's own)."""

@@ -385,3 +385,8 @@ class Descriptor:
     own_memory: bool = False  # its device has memory to itself, of which --vram says how much may be taken
     examine: Callable[[], Probe] | None = None  # `probe` with a closer look, which may take seconds
     whole: Whole | None = None  # it takes no segments, only whole models; no planner chooses it
+
+    @property
+    def is_last_resort(self) -> bool:
+        """Whether it runs only what no other backend can: it is not made to be fast."""
+        return self.preference <= 0

@@ -35,7 +35,7 @@ from hetrun.sampling.sampler import random_seed
 from hetrun.system.units import counted
 from hetrun.tools.batch.line_reader import Lines
 from hetrun.tools.batch.output_file import Output, OutputFile
-from hetrun.tools.batch.reorder_buffer import SUFFIX, Held, waiting_beside
+from hetrun.tools.batch.reorder_buffer import Held, waiting_beside, waiting_path
 from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, ForAll, Reader
 from hetrun.tools.batch.resume import Done
 from hetrun.tools.batch.runner import BLOCK, Batch, Ends, StaysFull, Tally
@@ -402,7 +402,7 @@ def summary(tally: Tally, seconds: float) -> dict[str, object]:
 def stopped_in_words(output: Path, resume: bool, tally: Tally, before: int) -> str:
     """What is done where somebody stops, and how to go on; `before`: results that the file had."""
     done = max(tally.before + tally.answered, before)
-    waiting = output.with_name(output.name + SUFFIX)  # results whose turn has not come yet
+    waiting = waiting_path(output)
     files = f"{output} and {waiting}" if waiting.exists() else str(output)
     if not done:
         kept = "nothing is answered yet"

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hetrun.cli import options
 from hetrun.cli.output import say
@@ -45,6 +46,8 @@ TAGGED = re.compile(r"[\w.-]+(?:/[\w.-]+)*:(?:latest|instruct|chat|base|cloud)",
 LONGEST_SHOWN = 200  # characters of a prompt that is repeated in what to type instead
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{2,}/[A-Za-z0-9][\w.-]{2,}(?::[\w.-]+)?", re.ASCII)
 
+Taken = Literal["it is here", "by its looks"]  # why a word is; by its looks, it may be part of the prompt
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -66,9 +69,9 @@ class Asked:
                 raise OptionError(f"with --url, -m names the model: -m {words[0]}; {as_prompt(words)}")
             prompt = " ".join(words) if words else None
         else:
-            model, prompt = model_and_prompt(words)
+            model, prompt, why = model_and_prompt(words)
             given["model"] = model
-            if model is not None and _is_doubtful(words[0], words[1:]):
+            if why == "by its looks":
                 doubtful = tuple(words)
             unsure = model if model is not None and model.isalpha() and len(words) > 2 else None
         if text is not None and prompt is not None:
@@ -106,29 +109,30 @@ class Asked:
         return typing and self.named and self.prompt is None and plain
 
 
-def model_and_prompt(words: Sequence[str]) -> tuple[str | None, str | None]:
-    """The model that the words name, if they do, and the prompt, if there is one."""
+def model_and_prompt(words: Sequence[str]) -> tuple[str | None, str | None, Taken | None]:
+    """The model that the words name, if they do, the prompt, if there is one, and why it is a model."""
     if not words:
-        return None, None
+        return None, None, None
     first, rest = words[0], words[1:]
-    if is_model(first, rest):
-        return first, " ".join(rest) if rest else None
-    return None, " ".join(words)
+    if why := taken_for_model(first, rest):
+        return first, " ".join(rest) if rest else None, why
+    return None, " ".join(words), None
 
 
-def is_model(word: str, rest: Sequence[str] = ()) -> bool:
-    """Whether the first word names a model. UserError: it is a path, and no model is there."""
+def taken_for_model(word: str, rest: Sequence[str] = ()) -> Taken | None:
+    """Why the first word is taken for a model, if it is. UserError: it is a path, and no model is there."""
     path = Path(word).expanduser() if word.strip() else None
     if path is not None and os.path.exists(path):
         if holds_model(path):
-            return True
+            return "it is here"
         if "/" in word or (path.suffix and path.is_file()) or is_before_quotes((word, *rest)):
             raise UserError(_no_model(word, path))
     if not word or any(map(str.isspace, word)):
-        return False
-    if _is_here(word) or is_before_quotes((word, *rest)) or looks_like_model(word, rest):
-        return True
-    return _is_slip(word, rest)
+        return None
+    if _is_here(word):
+        return "it is here"
+    quoted = is_before_quotes((word, *rest))
+    return "by its looks" if quoted or looks_like_model(word, rest) or _is_slip(word, rest) else None
 
 
 def is_before_quotes(words: Sequence[str]) -> bool:
@@ -187,11 +191,6 @@ def _is_here(word: str) -> bool:
     if colon and rest and scheme in entry_points.points("stores"):
         return True
     return bool(by_name(word, available()))
-
-
-def _is_doubtful(word: str, rest: Sequence[str]) -> bool:
-    """Whether a word that is taken for a model may be part of the prompt, if there is no such model."""
-    return is_before_quotes((word, *rest)) or looks_like_model(word, rest) or _is_slip(word, rest)
 
 
 def _is_slip(word: str, rest: Sequence[str]) -> bool:

@@ -471,7 +471,7 @@ def _is_eager(options: Options, backends: Sequence[Backend]) -> bool:
 
 def _may_be_chosen(name: str, known: Descriptor | None, allowed: Collection[str]) -> bool:
     """Whether a planner may choose a backend; another way to work of one that it may is not known itself."""
-    return known is None or bool(known.preference) or name in allowed
+    return known is None or not known.is_last_resort or name in allowed
 
 
 def open_planned(

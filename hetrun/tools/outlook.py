@@ -74,7 +74,7 @@ def with_outlook(plans: PlanSet, settings: Settings, tell: Progress | None = Non
 def _has_slow(plans: PlanSet) -> bool:
     """Whether a backend that is not made to be fast runs a part: no limit of the machine says how slow."""
     known = registry.backends()
-    return any(name in known and known[name].preference <= 0 for name in plans.plan(1).backends)
+    return any(name in known and known[name].is_last_resort for name in plans.plan(1).backends)
 
 
 def _rate(demand: Demand, seconds: float | None) -> float | None:

@@ -14,6 +14,10 @@ from hetrun.loader.hub.stores import own_folder
 from tests.cli.conftest import Run
 
 
+def _model_and_prompt(words: list[str]) -> tuple[str | None, str | None]:
+    return model_and_prompt(words)[:2]
+
+
 @pytest.fixture(autouse=True)
 def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which nothing lies."""
@@ -54,7 +58,7 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=" ".join,
 )
 def test_a_prompt_stays_a_prompt(words: list[str]) -> None:
-    assert model_and_prompt(words) == (None, " ".join(words))
+    assert _model_and_prompt(words) == (None, " ".join(words))
 
 
 @pytest.mark.parametrize(
@@ -83,11 +87,11 @@ def test_a_prompt_stays_a_prompt(words: list[str]) -> None:
     ids=" ".join,
 )
 def test_what_can_only_be_a_models_name_is_one(words: list[str]) -> None:
-    assert model_and_prompt(words) == (words[0], " ".join(words[1:]) or None)
+    assert _model_and_prompt(words) == (words[0], " ".join(words[1:]) or None)
 
 
 def test_no_words_are_neither() -> None:
-    assert model_and_prompt([]) == (None, None)
+    assert _model_and_prompt([]) == (None, None)
 
 
 def test_what_is_here_is_a_model_by_a_glance_at_it(somewhere: Path, tiny: str) -> None:
@@ -97,7 +101,7 @@ def test_what_is_here_is_a_model_by_a_glance_at_it(somewhere: Path, tiny: str) -
     (somewhere / "hf" / "model.safetensors").touch()
     (somewhere / "my model.gguf").touch()
     for name in (tiny, "plain", "./plain", "hf", "hf/", "my model.gguf"):
-        assert model_and_prompt([name, "a", "b"]) == (name, "a b")
+        assert _model_and_prompt([name, "a", "b"]) == (name, "a b")
 
 
 def test_files_that_are_no_models(somewhere: Path) -> None:
@@ -106,13 +110,13 @@ def test_files_that_are_no_models(somewhere: Path) -> None:
     (somewhere / "hello").write_text("hello")
     (somewhere / "notes.txt").write_text("hello")
     for word in ("tests", "hello"):  # words, too
-        assert model_and_prompt([word]) == (None, word)
+        assert _model_and_prompt([word]) == (None, word)
     with pytest.raises(
         UserError, match=r'notes\.txt is not a model\. To ask about a file: hetrun run ".*" < notes'
     ):
-        model_and_prompt(["notes.txt", "sum it up"])
+        _model_and_prompt(["notes.txt", "sum it up"])
     with pytest.raises(UserError, match="tests/ does not contain a model"):
-        model_and_prompt(["tests/"])
+        _model_and_prompt(["tests/"])
 
 
 def test_run_answers_with_the_model_that_the_first_word_names(run: Run, tiny: str) -> None:
@@ -179,7 +183,7 @@ def test_a_models_name_before_a_prompt_of_one_word_is_refused(
 
 def test_words_that_are_unlike_all_names_begin_a_prompt(run: Run) -> None:
     for words in (["small", "talk"], ["smell", "it"], ["smolders", "and", "burns"]):
-        assert model_and_prompt(words) == (None, " ".join(words))
+        assert _model_and_prompt(words) == (None, " ".join(words))
 
 
 def test_a_word_before_a_prompt_in_quotes_is_a_model_or_refused(run: Run, somewhere: Path) -> None:

@@ -43,8 +43,7 @@ def check(models: Sequence[tuple[str, Path]], weights: bool, as_json: bool) -> i
     if as_json:
         print(in_json(records, indent=1))
     elif bad < len(records):
-        said = limits([record for record in records if record["ok"]], weights)
-        print(f"Of the others: {said[0].lower()}{said[1:]}" if bad and weights else said, flush=True)
+        print(limits([record for record in records if record["ok"]], weights, bad > 0), flush=True)
     if bad and len(records) > 1 and not as_json:
         say(f"{bad} of {counted(len(records), 'model')} {'is' if bad == 1 else 'are'} not ok")
     return WRONG_INPUT if bad else 0
@@ -83,18 +82,22 @@ def to_text(name: str, found: Checked, weights: bool, hashes: Mapping[str, str])
         yield f"  sha256 {sha256}  {f'as {known.store} downloaded it' if known else os.path.basename(path)}"
 
 
-def limits(records: Sequence[Record], weights: bool) -> str:
-    """What was looked at, and what cannot be known."""
+def limits(records: Sequence[Record], weights: bool, of_some: bool) -> str:
+    """What was looked at, and what cannot be known; `of_some`: other files are not ok."""
     if not weights:
         return (
             "Damage in the weights is found without --structure only: then check reads them, looks for NaN "
             "and long runs of zeros, and compares checksums."
         )
+    whose = "of the others " if of_some else ""
     if all(file["expected_by"] for record in records for file in record["files"]):
-        return "The structure is sound, and the weights' files are those that were downloaded, byte by byte."
+        return (
+            f"The structure {whose}is sound, and the weights' files are those that were downloaded, "
+            "byte by byte."
+        )
     return (
-        "Structure and numbers are sound. Only a checksum shows whether other bytes of the weights have "
-        "changed: compare sha256 with the publisher's."
+        f"Structure and numbers {whose}are sound. Only a checksum shows whether other bytes of the weights "
+        "have changed: compare sha256 with the publisher's."
     )
 
 

@@ -74,10 +74,15 @@ class Held:
                 yield found[0], line
 
 
+def waiting_path(results: str | Path) -> Path:
+    """The file beside that of the results in which those lie that wait for their turn."""
+    return Path(f"{results}{SUFFIX}")
+
+
 @contextmanager
 def waiting_beside(output: Output, resume: bool) -> Iterator[Output | None]:
     """The file for results that wait; it is gone when none does. None: there is no place for one."""
-    path = Path(output.name + SUFFIX)
+    path = waiting_path(output.name)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if resume else os.O_TRUNC)
     try:
         fd = os.open(path, flags, 0o666) if output.is_file else None
