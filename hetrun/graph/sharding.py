@@ -8,7 +8,7 @@ cutting, compiling and running that is nothing new: the smaller ops are ops with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, get_args
@@ -49,18 +49,57 @@ class Share:
         return f"{of}.{self}"
 
 
+class _Ops:
+    """The ops of a graph, found by scope and value; looked through once for all that is shared out."""
+
+    def __init__(self, ops: Sequence[Op]) -> None:
+        self.all = ops
+        self.makers: dict[Value, Op] = {}
+        self.readers: dict[Value, list[Op]] = {}
+        self._by_scope: dict[str, list[int]] = {}
+        for i, op in enumerate(ops):
+            self.makers[op.out] = op
+            self._by_scope.setdefault(op.scope, []).append(i)
+            for value in op.inputs:
+                self.readers.setdefault(value, []).append(op)
+
+    def within(self, scope: str) -> list[Op]:
+        """Those of a scope, in order."""
+        found = [i for name, some in self._by_scope.items() if in_scope(name, scope) for i in some]
+        return [self.all[i] for i in sorted(found)]
+
+
+Pieces = dict[Value, list[Op]]  # by what an op makes: the ops that take its place
+Split = Callable[[_Ops, str, Sequence[Share]], Pieces]
+
+
 def divide(graph: Graph, shares: Mapping[str, Sequence[Share]]) -> Graph:
     """The graph with the ops of some scopes shared out; its outputs are the same values."""
+    ops, pieces = _Ops(graph.ops), Pieces()
     for scope, parts in shares.items():
-        parts = sorted(parts, key=lambda s: s.a)
-        _check(scope, parts)
-        split = {"rows": _rows, "heads": _heads, "experts": _experts}[parts[0].kind]
-        try:
-            graph = replace(graph, ops=tuple(split(graph.ops, scope, parts)))
-        except ValueError as e:  # a border inside a block of quantised numbers
-            raise OptionError(f"the plan shares out {scope} where it cannot be cut: {e}") from e
+        found = _pieces(ops, scope, parts)
+        if found.keys() & pieces.keys():  # a scope inside of one that is shared out already
+            ops, pieces = _Ops(_in_place(ops, pieces)), {}
+            found = _pieces(ops, scope, parts)
+        pieces |= found
+    graph = replace(graph, ops=_in_place(ops, pieces))
     graph.validate()
     return graph
+
+
+def _in_place(ops: _Ops, pieces: Pieces) -> tuple[Op, ...]:
+    return tuple(new for op in ops.all for new in pieces.get(op.out, (op,)))
+
+
+def _pieces(ops: _Ops, scope: str, parts: Sequence[Share]) -> Pieces:
+    """What takes the place of the ops of one scope that are shared out."""
+    parts = sorted(parts, key=lambda s: s.a)
+    _check(scope, parts)
+    splits: dict[Kind, Split] = {"rows": _rows, "heads": _heads, "experts": _experts}
+    try:
+        return splits[parts[0].kind](ops, scope, parts)
+    except ValueError as e:  # a border inside a block of quantised numbers
+        raise OptionError(f"the plan shares out {scope} where it cannot be cut: {e}") from e
 
 
 def _check(scope: str, parts: Sequence[Share]) -> None:
@@ -90,18 +129,18 @@ def _nothing(scope: str, share: Share, what: str) -> OptionError:
 # --- rows
 
 
-def _rows(ops: Sequence[Op], scope: str, parts: Sequence[Share]) -> Iterable[Op]:
+def _rows(ops: _Ops, scope: str, parts: Sequence[Share]) -> Pieces:
     """Every product of the scope that has so many rows."""
-    mine = [op for op in ops if op.kind in ("linear", "head") and in_scope(op.scope, scope)]
+    mine = [op for op in ops.within(scope) if op.kind in ("linear", "head")]
     if not any(op.out.width == parts[0].of for op in mine):
         found = ", ".join(str(n) for n in dict.fromkeys(op.out.width for op in mine))
         raise _nothing(scope, parts[0], f"products of {found} rows" if found else "no product")
-    for op in ops:
-        if op not in mine or op.out.width != parts[0].of:
-            yield op
-            continue
-        smaller = [_part(op, scope, s, s.b - s.a, _some_rows(op.weights, s.a, s.b)) for s in parts]
-        yield from _joined(op, smaller, "concat")
+    pieces = Pieces()
+    for op in mine:
+        if op.out.width == parts[0].of:
+            smaller = [_part(op, scope, s, s.b - s.a, _some_rows(op.weights, s.a, s.b)) for s in parts]
+            pieces[op.out] = [*_joined(op, smaller, "concat")]
+    return pieces
 
 
 def _some_rows(weights: Sequence[Weight], a: int, b: int) -> tuple[Weight, ...]:
@@ -116,7 +155,7 @@ def _part(op: Op, scope: str, share: Share, width: int, weights: tuple[Weight, .
     return replace(op, out=out, weights=weights, scope=share.scope(scope) + op.scope[len(scope) :])
 
 
-def _joined(op: Op, parts: Sequence[Op], kind: Literal["concat", "add"]) -> Iterable[Op]:
+def _joined(op: Op, parts: Sequence[Op], kind: Literal["concat", "add"]) -> Iterator[Op]:
     """The shares of an op, and how their results become the op's own."""
     if len(parts) == 1:
         yield replace(parts[0], out=op.out)
@@ -142,35 +181,35 @@ def shared_by_heads(ops: Sequence[Op], scope: str) -> bool:
     made head by head."""
     n = next((op.attrs.n_kv_heads for op in ops if isinstance(op.attrs, Attention)), 0)
     try:
-        return bool(n) and _around_attention(ops, scope, Share("heads", 0, n, n)) is not None
+        return bool(n) and _around_attention(_Ops(ops), scope, Share("heads", 0, n, n)) is not None
     except OptionError:
         return False
 
 
-def _heads(ops: Sequence[Op], scope: str, parts: Sequence[Share]) -> Iterable[Op]:
+def _heads(ops: _Ops, scope: str, parts: Sequence[Share]) -> Pieces:
     """The attention of the scope, from its projections to the one behind it."""
     attention, before, behind = _around_attention(ops, scope, parts[0])
     a = attention.attrs
     assert isinstance(a, Attention)
     values: dict[Share, dict[Value, Value]] = {share: {} for share in parts}
-    for op in ops:
-        if op is behind:
-            smaller = []
+    pieces = Pieces()
+    for op in ops.within(scope):
+        if op is attention or op in before:
+            n_heads = a.n_heads if op is attention else before[op]
+            pieces[op.out] = []
             for s in parts:
-                width = a.n_heads // a.n_kv_heads * a.head_dim
-                matrix, *bias = op.weights
-                columns = matrix.cols(s.a * width, s.b * width)
-                weights = (columns, *(bias if s is parts[0] else ()))  # a bias counts once
-                smaller.append(_reading(_part(op, scope, s, op.out.width, weights), values[s]))
-            yield from _joined(op, smaller, "add")
-        elif op is attention or op in before:
-            for s in parts:
-                n_heads = a.n_heads if op is attention else before[op]
                 part = _reading(_heads_of(op, scope, s, n_heads, a), values[s])
                 values[s][op.out] = part.out
-                yield part
-        else:
-            yield op
+                pieces[op.out].append(part)
+    smaller = []
+    for s in parts:
+        width = a.n_heads // a.n_kv_heads * a.head_dim
+        matrix, *bias = behind.weights
+        columns = matrix.cols(s.a * width, s.b * width)
+        weights = (columns, *(bias if s is parts[0] else ()))  # a bias counts once
+        smaller.append(_reading(_part(behind, scope, s, behind.out.width, weights), values[s]))
+    pieces[behind.out] = [*_joined(behind, smaller, "add")]
+    return pieces
 
 
 def _reading(op: Op, values: Mapping[Value, Value]) -> Op:
@@ -178,10 +217,10 @@ def _reading(op: Op, values: Mapping[Value, Value]) -> Op:
     return replace(op, inputs=tuple(values.get(v, v) for v in op.inputs))
 
 
-def _around_attention(ops: Sequence[Op], scope: str, share: Share) -> tuple[Op, dict[Op, int], Op]:
+def _around_attention(ops: _Ops, scope: str, share: Share) -> tuple[Op, dict[Op, int], Op]:
     """The attention of a scope; the ops between it and its projections, these included, with their heads;
     the projection behind it."""
-    found = [op for op in ops if op.kind == "attention" and in_scope(op.scope, scope)]
+    found = [op for op in ops.within(scope) if op.kind == "attention"]
     if len(found) != 1 or not isinstance(found[0].attrs, Attention):
         raise _nothing(scope, share, "no attention")
     attention, a = found[0], found[0].attrs
@@ -189,16 +228,11 @@ def _around_attention(ops: Sequence[Op], scope: str, share: Share) -> tuple[Op, 
         raise _nothing(scope, share, "an attention whose keys and values have more than one use")
     if a.n_kv_heads != share.of:
         raise _nothing(scope, share, f"an attention of {a.n_kv_heads} KV heads")
-    makers = {op.out: op for op in ops}
-    readers: dict[Value, list[Op]] = {}
-    for op in ops:
-        for value in op.inputs:
-            readers.setdefault(value, []).append(op)
     before: dict[Op, int] = {}
     for value, n_heads in zip(attention.inputs, (a.n_heads, a.n_kv_heads, a.n_kv_heads), strict=True):
         while True:
-            op = makers[value]
-            if len(readers[value]) != 1 or not in_scope(op.scope, scope) or not _by_heads(op, n_heads):
+            op = ops.makers[value]
+            if len(ops.readers[value]) != 1 or not in_scope(op.scope, scope) or not _by_heads(op, n_heads):
                 raise _nothing(
                     scope, share, f"a {op.kind} before its attention that is not made head by head"
                 )
@@ -206,7 +240,7 @@ def _around_attention(ops: Sequence[Op], scope: str, share: Share) -> tuple[Op, 
             if op.kind == "linear":
                 break
             value = op.inputs[0]
-    behind = readers.get(attention.out, [])
+    behind = ops.readers.get(attention.out, [])
     if len(behind) != 1 or behind[0].kind != "linear" or not in_scope(behind[0].scope, scope):
         raise _nothing(scope, share, "no projection right behind its attention")
     return attention, before, behind[0]
@@ -242,18 +276,14 @@ def _heads_of(op: Op, scope: str, share: Share, n_heads: int, a: Attention) -> O
 # --- experts
 
 
-def _experts(ops: Sequence[Op], scope: str, parts: Sequence[Share]) -> Iterable[Op]:
+def _experts(ops: _Ops, scope: str, parts: Sequence[Share]) -> Pieces:
     """Every mixture of the scope."""
-    mine = [op for op in ops if isinstance(op.attrs, Moe) and in_scope(op.scope, scope)]
+    mine = [op for op in ops.within(scope) if isinstance(op.attrs, Moe)]
     counts = {op.attrs.matrices for op in mine if isinstance(op.attrs, Moe)}
     if counts != {parts[0].of}:
         found = ", ".join(map(str, sorted(counts)))
         raise _nothing(scope, parts[0], f"mixtures of {found} experts" if found else "no mixture")
-    for op in ops:
-        if op in mine:
-            yield from _joined(op, [_experts_of(op, scope, s) for s in parts], "add")
-        else:
-            yield op
+    return {op.out: [*_joined(op, [_experts_of(op, scope, s) for s in parts], "add")] for op in mine}
 
 
 def _experts_of(op: Op, scope: str, share: Share) -> Op:

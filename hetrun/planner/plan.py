@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from textwrap import wrap
@@ -11,7 +11,7 @@ from typing import Any
 
 from hetrun.backend import Backend, Precision, Segment
 from hetrun.errors import OptionError
-from hetrun.graph import Graph, Op, Value, in_scope
+from hetrun.graph import Graph, Op, Value
 from hetrun.graph.sharding import Share, divide
 from hetrun.memory.breakdown import settled, table
 from hetrun.planner.rates import Rates, Residence
@@ -285,12 +285,28 @@ def share_out(graph: Graph, placements: Sequence[Placement]) -> tuple[Graph, tup
     return (divide(graph, shares) if shares else graph), (*whole, *parts)
 
 
-def place(op: Op, placements: Sequence[Placement]) -> Placement:
-    """The last placement whose scope holds the op."""
-    for placement in reversed(placements):
-        if in_scope(op.scope, placement.scope):
-            return placement
-    raise OptionError(f"the plan has no placement for {op.scope}; add one for it or for the empty scope")
+def place(ops: Iterable[Op], placements: Sequence[Placement]) -> list[Placement]:
+    """For each op, the last placement whose scope holds it."""
+    last = {p.scope: i for i, p in enumerate(placements)}
+    found: dict[str, int | None] = {}
+    chosen = []
+    for op in ops:
+        if op.scope not in found:
+            found[op.scope] = max((last[s] for s in _enclosing(op.scope) if s in last), default=None)
+        if (i := found[op.scope]) is None:
+            raise OptionError(
+                f"the plan has no placement for {op.scope}; add one for it or for the empty scope"
+            )
+        chosen.append(placements[i])
+    return chosen
+
+
+def _enclosing(scope: str) -> Iterator[str]:
+    """A scope, those above it, and the empty one."""
+    while scope:
+        yield scope
+        scope = scope.rpartition(".")[0]
+    yield ""
 
 
 def cut(graph: Graph, placements: Sequence[Placement], alone: Collection[str] = ()) -> Stages:
@@ -300,7 +316,7 @@ def cut(graph: Graph, placements: Sequence[Placement], alone: Collection[str] = 
     run beside such work is put into its stage; anything else runs as late as its readers allow.
     """
     graph, placements = share_out(graph, placements)
-    chosen = [place(op, placements) for op in graph.ops]
+    chosen = place(graph.ops, placements)
     backends = [p.backend for p in chosen]
     groups = list(zip(_Stages(graph, backends, alone).choose(), backends, strict=True))
     made = {op.out: group for op, group in zip(graph.ops, groups, strict=True)}

@@ -67,7 +67,7 @@ class StaticPlanner:
         first = self._order[0]
         placements = {"": Placement("", first, self._why(first)), **self._homes}
         for op in graph.ops:
-            backend = place(op, tuple(placements.values())).backend
+            backend = place([op], tuple(placements.values()))[0].backend
             if op.scope not in placements and not self._backends[backend].supports(op):
                 backend = self._first_for(op, [o for o in graph.ops if in_scope(o.scope, op.scope)])
                 placements[op.scope] = Placement(op.scope, backend, f"{first} has no {op.kind} for this")
@@ -94,11 +94,10 @@ class StaticPlanner:
                     what = p.scope or "everything"
                     raise OptionError(f"the plan places {what} on {p.backend}, which cannot work here")
             divided, each = share_out(graph, placements)
-            for op in divided.ops:
-                backend = place(op, each).backend
-                if not self._backends[backend].supports(op):
+            for op, placed in zip(divided.ops, place(divided.ops, each), strict=True):
+                if not self._backends[placed.backend].supports(op):
                     raise OptionError(
-                        f"the plan places {op.scope} on {backend}, which has no {op.kind} for it"
+                        f"the plan places {op.scope} on {placed.backend}, which has no {op.kind} for it"
                     )
 
     def _ubatch(self, graph: Graph, threads: int, wishes: Wishes) -> tuple[int, str]:

@@ -372,12 +372,12 @@ def hindsight(made: Machine, graph: Graph) -> float:
     mixed = [u.scope for u in units(graph)]
     plans = [dict.fromkeys(mixed, name) for name in made.names]
     plans += [{u: (a if ".ffn" in u else b) for u in mixed} for a, b in permutations(made.names, 2)]
-    found = []
-    for threads in (1, 2):
-        few, _ = _best(plans, lambda p, most: fixed(made, graph, p, plans[0], threads, most))
-        _, seconds = _best(plans, lambda p, most: fixed(made, graph, few, p, threads, most))
-        found.append(seconds)
-    return min(found)
+    return min(_with_threads(made, graph, plans, n) for n in (1, 2))
+
+
+def _with_threads(made: Machine, graph: Graph, plans: Sequence[Placed], n: int) -> float:
+    few, _ = _best(plans, lambda p, most: fixed(made, graph, p, plans[0], n, most))
+    return _best(plans, lambda p, most: fixed(made, graph, few, p, n, most))[1]
 
 
 def _best(plans: Sequence[Placed], time: Callable[[Placed, float], float]) -> tuple[Placed, float]:

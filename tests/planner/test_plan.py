@@ -86,8 +86,8 @@ def test_what_crosses_is_read_and_written_and_nothing_else() -> None:
 def test_later_placements_overrule_earlier_ones() -> None:
     op = next(op for op in GRAPH.ops if op.scope == "blk.0.ffn.gate")
     first, second = Placement("blk.0", "a", "first"), Placement("blk.0.ffn", "b", "second")
-    assert place(op, [first, second]) is second
-    assert place(op, [second, first]) is first
+    assert place([op], [first, second])[0] is second
+    assert place([op], [second, first])[0] is first
 
 
 def test_an_op_that_is_placed_nowhere() -> None:
@@ -164,7 +164,7 @@ def test_any_cut_can_be_run_stage_by_stage(placed: dict[str, str], alone: set[st
             inside = set(segment.reads)
             for op in segment.ops:
                 assert set(op.inputs) <= inside
-                assert place(op, placements(placed)).backend == segment.backend
+                assert place([op], placements(placed))[0].backend == segment.backend
                 inside.add(op.out)
             assert {op.out for op in segment.ops} >= set(segment.writes)
             made |= set(segment.writes)
@@ -185,7 +185,7 @@ def test_as_few_stages_as_the_changes_of_backend_ask_for(placed: dict[str, str])
     depth: dict[str, int] = {}
     backend: dict[str, str] = {}
     for op in GRAPH.ops:
-        mine = place(op, placements(placed)).backend
+        mine = place([op], placements(placed))[0].backend
         depth[op.out.name] = max((depth[v.name] + (backend[v.name] != mine) for v in op.inputs), default=0)
         backend[op.out.name] = mine
     for alone in ([], ["b", "c"]):

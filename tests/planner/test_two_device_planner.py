@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from hetrun.backend import Backend, Precision, WeightUse
 from hetrun.executor.autotune.setup import Setup, planner_for
-from hetrun.graph import Op
+from hetrun.graph import Graph, Op
 from hetrun.graph.signature import units
 from hetrun.planner.costmodel import Forecast, Work
 from hetrun.planner.online import WORTH, Now, OnlinePlanner, Proposal
-from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
+from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, Stages, cut, make_plans
 from hetrun.planner.plan_file import load_plan
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.trials import LINK, TOKENS, alone
@@ -286,6 +286,24 @@ def test_products_are_shared_out_where_two_devices_hold_all_weights() -> None:
     # Attention by heads and every other product in half the time; what is outside of layers by the host.
     assert took == pytest.approx(LAYERS * 7 / 2 + 2 * OUTSIDE, rel=0.02)
     assert "operations divided between them" in proposal.reason
+
+
+def test_what_was_judged_before_is_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts: list[Sequence[Placement]] = []
+
+    def counted(graph: Graph, placements: Sequence[Placement], alone: Collection[str]) -> Stages:
+        cuts.append(placements)
+        return cut(graph, placements, alone)
+
+    monkeypatch.setattr("hetrun.planner.two_device.planner.cut", counted)
+    decide = planner(measured(same(1.0), same(1.0)), streamed=False)
+    first, before = decide.propose(on_the_host(), now()), len(cuts)
+    second = decide.propose(on_the_host(), now())
+    assert first
+    assert second
+    assert first.plans.plans == second.plans.plans
+    assert before
+    assert len(cuts) == before == len({*map(tuple, cuts)})
 
 
 def test_attention_is_shared_by_heads_where_each_crossing_costs() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 from hetrun.backend import Backend, Precision, Segment
@@ -38,7 +39,7 @@ from hetrun.planner.online import (
     passes_of,
     weight_of,
 )
-from hetrun.planner.plan import BUCKETS, Expected, Plan, PlanSet, make_plans
+from hetrun.planner.plan import BUCKETS, Expected, Placement, Plan, PlanSet, Stages, cut, make_plans
 from hetrun.planner.precision import PRICE
 from hetrun.planner.residency import Copies, Copy
 from hetrun.planner.trials import LINK, Trial
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 
 MOVED_S = 2.0  # within this time keys and values that change sides must have paid for it
 MOST_WRONG = 16.0  # times as long as predicted: no plan is that bad
+CUTS_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,13 @@ class ConcurrentPlanner(OnlinePlanner):
         self._uses: dict[Copy, Parts] = {}
         self._held = PartsHeld(backends, self._alone, forecast)
         self.hot = HotExperts(self.sides, backends)
+
+        # Most candidates were judged before, and cutting costs more than judging.
+        @lru_cache(CUTS_KEPT)
+        def cut_once(placements: tuple[Placement, ...]) -> Stages:
+            return cut(graph, placements, self._alone)
+
+        self._cut = cut_once
 
     def propose(self, current: PlanSet, now: Now) -> Proposal | None:
         self.sides.fresh()
@@ -219,11 +228,11 @@ class ConcurrentPlanner(OnlinePlanner):
 
     def _made(self, bucket: str, threads: int, candidate: Candidate) -> Plan | None:
         try:
-            made = make_plans(self._graph, {bucket: (threads, candidate.placements)}, self._alone)
+            stages = self._cut(candidate.placements)
         except OptionError as e:  # a border where weights cannot be cut
             log.debug("not shared out: %s", e)
             return None
-        return made[bucket]
+        return Plan(bucket, threads, candidate.placements, stages)
 
     def _candidates(self, at: At, mine: Plan, in_turn: Plan, now: Now, steps: float) -> Iterator[Candidate]:
         hosts = [b for b in self.candidates if b not in self._alone]
