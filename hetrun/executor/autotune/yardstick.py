@@ -27,9 +27,14 @@ class Yardstick:
     def seconds(self, bucket: str, tokens: int, depth: float, several: bool) -> tuple[float, bool]:
         """What a pass is predicted to take, and whether that is a prediction: where nothing was measured, it
         is something that grows as passes do."""
+        if (bucket, tokens, int(depth) >> DEPTHS, several) not in self._found:
+            self._planner.costs.fresh()
+        return self._as_known(bucket, tokens, depth, several)
+
+    def _as_known(self, bucket: str, tokens: int, depth: float, several: bool) -> tuple[float, bool]:
+        """The same by what the planner last asked the forecast; asking again for each size takes long."""
         key = bucket, tokens, int(depth) >> DEPTHS, several
         if key not in self._found:
-            self._planner.costs.fresh()
             found = self._planner.pass_seconds(self._fixed[bucket], tokens, depth, several)
             self._found[key] = (found or UNKNOWN_S * (tokens + UNKNOWN_TOKENS), bool(found))
         return self._found[key]
@@ -40,9 +45,9 @@ class Yardstick:
         return self.seconds(bucket, tokens, depth, several)[0]
 
     def prior(self, plan: Plan, plans: PlanSet) -> float:
-        """A plan by this yardstick, as predicted for a quiet machine: a logarithm."""
+        """A plan by this yardstick, as predicted for a quiet machine: a logarithm. Call `renew` before."""
         tokens, depth, several = self._sizes.get(plan.bucket) or (*typical(plan.bucket, plans), False)
-        yard, known = self.seconds(plan.bucket, tokens, depth, several)
+        yard, known = self._as_known(plan.bucket, tokens, depth, several)
         seconds = self._planner.believed_seconds(plan, tokens, depth, several)
         return log(seconds / yard) if seconds and known else 0.0
 
@@ -63,7 +68,7 @@ class Yardstick:
         self._found.clear()
         self._planner.costs.fresh()
         for bucket, old in before.items():
-            new, _ = self.seconds(bucket, *self._sizes[bucket])
+            new, _ = self._as_known(bucket, *self._sizes[bucket])
             if old != new:
                 yield bucket, log(old / new)
 
