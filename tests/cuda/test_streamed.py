@@ -11,6 +11,7 @@ import pytest
 
 from hetrun.backend import Available, Backend, Descriptor, registry
 from hetrun.backends.cuda import backend as device
+from hetrun.backends.cuda import weight_ring
 from hetrun.backends.cuda.backend import CudaBackend, StreamedBackend
 from hetrun.backends.cuda.driver import Stream
 from hetrun.backends.cuda.memory import Memory
@@ -245,6 +246,34 @@ def test_what_follows_is_brought_ahead() -> None:
     assert ring.crossed <= (12 + 2) * (16 << 10), "nothing twice"
     for block in blocks:
         ring.forget(block)
+    memory.close()
+    driver.close()
+
+
+def test_large_weights_cross_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them what others send gets its turn."""
+    monkeypatch.setattr(weight_ring, "PIECE", 4096)
+    driver = EmulatedDriver()
+    memory = Memory(driver, 8 << 20)
+    ring = Ring(memory, 40 << 10)
+    weight, sizes, copy = on_host(driver, 9000), list[int](), driver.copy
+    weight.memory[:] = np.arange(9000) % 251
+
+    def copied(target: int, source: int, nbytes: int, stream: Stream) -> None:
+        sizes.append(nbytes)
+        copy(target, source, nbytes, stream)
+
+    monkeypatch.setattr(driver, "copy", copied)
+    block = ring.block([weight])
+    ring.need(block)
+    found = driver.pinned(9000)
+    copied(int(found.ctypes.data), block.parts[0][0], 9000, memory.computing)
+    ring.done(block)
+    driver.synchronize(block.left)
+    assert sizes == [4096, 4096, 808, 9000]
+    assert (found == weight.memory).all()
+    assert ring.crossed == 9000
+    ring.forget(block)
     memory.close()
     driver.close()
 
