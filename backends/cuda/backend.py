@@ -42,7 +42,9 @@ EIGHT_BITS = 6e-3  # of an input that was rounded to bytes
 # The window through which weights cross: so many times what a layer needs at once, so that one part of it is
 # filled while another is read; and at most so much of what weights could have.
 WINDOWS, WINDOW_SHARE = 2, 0.5
-PASSES = 2048, 1024, 512  # tokens of a long prompt that are computed at once
+# Tokens of a long prompt that are computed at once. Where weights cross for every pass more are worth it, and
+# so much of the device's memory.
+PASSES, LONG_PASSES, LONG_PASSES_SHARE = (2048, 1024, 512), (4096, 2048, 1024, 512), 1 / 16
 SMALL = 64 << 10  # bytes: what is smaller stays on the device in any case
 
 
@@ -79,7 +81,7 @@ class CudaBackend(Backend):
             return None
         streamed = StreamedBackend(f"{self.name}-streamed", self.gpu)
         streamed.exact = self.exact
-        return streamed, self.gpu.keep_window(window)
+        return streamed, self.gpu.keep_window(window, int(LONG_PASSES_SHARE * (own.room - window)))
 
     def most_needed_at_once(self, ops: Sequence[Op]) -> int:
         items = fusion.fuse(ops, ())
@@ -138,7 +140,8 @@ class CudaBackend(Backend):
         usual = next(op.out.width for op in ops if op.kind == "embed")
         # Two wide values, as floats and rounded, and some of the usual width; a place is twice that at most.
         token = 2 * FLOAT_BYTES * (3 * widest + 6 * usual)
-        return next((n for n in PASSES if n * token <= own.rows), 0)
+        sizes = LONG_PASSES if self.gpu.long_passes else PASSES
+        return next((n for n in sizes if n * token <= own.rows + self.gpu.long_passes), 0)
 
     # --- weights
 

@@ -9,8 +9,9 @@ Copies run on a stream of their own. One begins when the work that read what lay
 begins when its copy is done; nobody on the host waits. What came next the last time (the first time: what was
 compiled next) is brought ahead, as far as the ring has room, around the end of a pass to the beginning of the
 next: so the link is busy while others compute. Large weights cross in pieces, between which the device's
-engine takes what others have to send: values of long passes would wait for all of a layer. Nothing is gained by asking again when work is over: a copy
-waits on the device for what lies in its place, so the ring is full of what comes next by then.
+engine takes what others have to send: values of long passes would wait for all of a layer. Nothing is gained
+by asking again when work is over: a copy waits on the device for what lies in its place, so the ring is full
+of what comes next by then.
 """
 
 from __future__ import annotations

@@ -456,6 +456,7 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
         () if wishes.threads else machine.wide,
         prepared.own,
         partial(_rows_of, prepared, options.ctx or min(prepared.context, USUAL_CONTEXT)),
+        prepared.plans.host_ubatch,
     )
 
 

@@ -59,13 +59,17 @@ def trials_of(
     context: int,
     ubatch: int,
     wide: Sequence[int] = (),
+    device: bool = False,
 ) -> list[Trial]:
     """What to measure of a backend, the most telling first; `home` is where every weight lies already.
 
-    Of the numbers of threads, `wide` are those with which large passes are measured, besides the most.
+    Of the numbers of threads, `wide` are those with which large passes are measured, besides the most. A
+    `device` takes passes of as many tokens as there are: what they take is no multiple of what fewer take,
+    where weights have to cross first.
     """
     most = threads[-1]
     sizes = [n for n in (*TOKENS[:-1], min(TOKENS[-1], ubatch)) if n <= min(ubatch, context)]
+    largest = [n for n in (min(ubatch, context),) if device and n > TOKENS[-1]]
     by_form: dict[str, list[Unit]] = {}
     for unit in units:
         by_form.setdefault(unit.form, []).append(unit)
@@ -87,7 +91,7 @@ def trials_of(
 
     # From the middle outwards: with two sizes the others follow roughly. What only wanted rows go through has
     # no middle, takes no time, and nothing is planned without it.
-    for tokens in sorted(sizes, key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):
+    for tokens in sorted([*sizes, *largest], key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):
         add(tokens, most)
     found.sort(key=lambda t: t.sequences < FEW)
     seen = min(DEEP, context - max(sizes)) // 32 * 32

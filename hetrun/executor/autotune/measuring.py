@@ -130,14 +130,18 @@ class Measuring:
 
     def _trials(self, name: str, threads: Sequence[int] = ()) -> list[Trial]:
         """What can be measured of a backend."""
-        s, ubatch = self._setup, self._executor.plans.ubatch
+        s, plans, device = self._setup, self._executor.plans, self._backends[name].asynchronous
         home, units = name in s.home.values(), self._planner.units
-        trials = trials_of(self._graph, units, name, home, threads or s.threads, s.context, ubatch, s.wide)
+        at_once = plans.host_ubatch or plans.ubatch
+        ubatch = plans.ubatch if device else at_once
+        trials = trials_of(
+            *(self._graph, units, name, home, threads or s.threads, s.context, ubatch, s.wide, device)
+        )
         able = self._planner.costs.able
         forms = {u.form for i, u in enumerate(units) if name in able[i]}
         whole = all(name in some for some in able)
         mine = [t for t in trials if t.form in forms or (t.name == "whole" and whole)]
-        return mine + self._planner.more_trials(name, s.context, ubatch)
+        return mine + self._planner.more_trials(name, s.context, at_once)
 
     def _known(self, trial: Trial) -> bool:
         """Whether something was measured, or was to be and took too long."""

@@ -34,6 +34,7 @@ from hetrun.executor.loading.memory_estimates import (
     LIBRARIES,
     MAX_SEQUENCES,
     besides,
+    crossing_bytes,
     in_parts,
     kv_of_all,
     mixture_bytes,
@@ -378,14 +379,19 @@ class Deciding:
     def _in_memory(self, plans: PlanSet, wanted: Wanted) -> Prepared:
         options, parts = self._options, self._parts()  # measured once: the bill must add up
         held = sum(parts.values())
-        all_weights, work = self._weights(wanted), work_bytes(self._graph, plans.ubatch)
+        all_weights = self._weights(wanted)
+        plans = self._as_devices_take(plans, held + all_weights)
+        work = self._work(plans)
         tight = held + all_weights + work + self._least_kv(plans) > self._granted.nbytes
         context = choose_context(
             self._source, options, held + all_weights + (0 if tight else work), self._kv_bytes(plans)
         )
         context = self._within_devices(context, plans, wanted)
         if self._build_for(context.tokens):
-            plans, wanted = self._planned(self._backends)
+            again, wanted = self._planned(self._backends)
+            plans = replace(
+                again, ubatch=plans.ubatch, ubatch_why=plans.ubatch_why, host_ubatch=plans.host_ubatch
+            )
         weights, one = self._weights(wanted), self._kv_bytes(plans)(context.tokens)
         free = self._granted.nbytes - held
         of_all = kv_of_all(one, free - weights - (0 if tight else work))
@@ -397,6 +403,30 @@ class Deciding:
         there, room = Residence(weights, weights, weights), max(weights, free - of_all)
         plans = replace(plans, memory=paid, weights=there)
         return self._prepared(plans, wanted, context, weights, of_all, room)
+
+    def _work(self, plans: PlanSet) -> int:
+        """What passes work in on the host: of as many tokens as it computes at once, or as devices do."""
+        own = work_bytes(self._graph, plans.host_ubatch or plans.ubatch)
+        return max(own, crossing_bytes(self._graph, plans.ubatch)) if plans.host_ubatch else own
+
+    def _as_devices_take(self, plans: PlanSet, held: int) -> PlanSet:
+        """Passes of as many tokens as a device takes, where plans may come to run prompts there alone:
+        weights that do not stay there cross for each pass, however many tokens it has. The host's passes stay
+        as long as they are."""
+        options = self._options
+        fixed = options.wishes.ubatch or options.wishes.plan or options.wishes.deterministic or options.rule
+        if fixed or not options.measures or self._homes:
+            return plans
+        devices = {n: b.most_at_once(self._graph.ops) for n, b in self._backends.items() if b.asynchronous}
+        most = max(devices.values(), default=0)
+        while most > plans.ubatch:
+            why = f"as many as {max(devices, key=lambda n: devices[n])} has room for; {plans.ubatch} at once "
+            why += "where the host computes"
+            longer = replace(plans, ubatch=most, ubatch_why=why, host_ubatch=plans.ubatch)
+            if held + self._work(longer) + self._usual_kv(longer) <= self._granted.nbytes:
+                return longer
+            most //= 2
+        return plans
 
     def _from_disk(self, found: Pieces) -> Prepared | None:
         """Weights in pieces."""
