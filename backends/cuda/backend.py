@@ -234,6 +234,10 @@ class StreamedBackend(CudaBackend):
     def streams(self, wanted: WeightUse) -> bool:
         return weights.device_bytes(wanted) > SMALL
 
+    def evict_streamed(self) -> None:
+        if self.started:
+            self.gpu.ring.evict()
+
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
         if not self.streams(wanted):
             return super().upload(wanted, read)

@@ -125,6 +125,14 @@ class Ring:
         block.there = True
         self._there.append(block)
 
+    def evict(self) -> None:
+        """Between two runs: nothing is there any more, and nothing that would be brought ahead."""
+        self._memory.wait_for_work()  # what comes next may lie where they are read
+        for block in self._there:
+            block.there, block.next = False, None
+        self._there.clear()
+        self._last = None
+
     # --- ends
 
     def forget(self, block: Block) -> None:

@@ -16,6 +16,8 @@ SAMPLES, HOME_SAMPLES = 3, 8  # layers that take turns where weights come from m
 MIDDLE = 64
 SMALL = 16  # up to here a pass reads every weight and does little else: the whole model is run
 DEEP = 4096  # tokens in the past of the deepest probe
+# The fact: how many times as long a host's work and weights that cross take while both read the same memory.
+BESIDE = "beside_link"
 LINK = "link_bytes_s"  # the fact: how fast values cross to a backend that works by itself, and back
 
 

@@ -9,24 +9,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun.backend import Available, Backend, Descriptor, registry
+from hetrun.backend import Available, Backend, Descriptor, Done, Pass, registry
 from hetrun.backends.cuda import backend as device
 from hetrun.backends.cuda import weight_ring
 from hetrun.backends.cuda.backend import CudaBackend, StreamedBackend
 from hetrun.backends.cuda.driver import Stream
 from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.weight_ring import Ring
 from hetrun.backends.cuda.weights import OnHost
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
+from hetrun.executor.autotune.prober import Prober
 from hetrun.executor.loading.device_memory import with_streaming
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
-from hetrun.graph import in_scope
+from hetrun.executor.weight_store import WeightStore
+from hetrun.graph import in_scope, kv_shapes
 from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
+from hetrun.memory.kv.cache import KvCache
+from hetrun.planner.costmodel import Forecast
 from hetrun.planner.options import Options, Wishes
 from hetrun.planner.plan import BUCKETS
+from hetrun.planner.trials import Trial
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
@@ -277,6 +283,33 @@ def test_large_weights_cross_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     ring.forget(block)
     memory.close()
     driver.close()
+
+
+@needs_compiler
+@pytest.mark.usefixtures("all_cross")
+def test_what_is_measured_crosses_in_every_run() -> None:
+    """As in a pass, where other layers come in between, however few weights there are."""
+    driver, graph, times = EmulatedDriver(), graph_of(DENSE), list[float]()
+    stays, crosses = both_ways(driver)
+    backends: dict[str, Backend] = {"cuda": stays, "cuda-streamed": crosses}
+    kv = KvCache(kv_shapes(graph), by_name("F16"), 256, 4, 64)
+    prober = Prober(graph, backends, WeightStore(backends), kv, Forecast(), 256)
+    ops = tuple(op for op in graph.ops if in_scope(op.scope, "blk.0.ffn.gate"))
+    submit, runs = CudaRunner.submit, list[int]()
+
+    def counted(self: CudaRunner, work: Pass) -> Done:
+        found = submit(self, work)
+        runs.append(crosses.crossed)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CudaRunner, "submit", counted)
+        prober.measure(Trial("a test", "a form", (ops,), "cuda-streamed", 1, 1), times.append)
+    size = crosses.resident_bytes(crosses.wants(ops))
+    assert len(runs) > 2
+    assert runs == [size * (i + 1) for i in range(len(runs))]
+    stays.close()
+    crosses.close()
 
 
 def test_what_is_forgotten_is_brought_by_nobody() -> None:
