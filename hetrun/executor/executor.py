@@ -419,10 +419,14 @@ class Executor:
             for value, part in zip(table.values, parts, strict=True):
                 work.values[value.name] = np.ascontiguousarray(part)
 
-    def close(self) -> None:
-        """Give the compiled graphs back."""
-        for _, rows_of in self._tables:
-            rows_of.close()
+    def forget_compiled(self) -> None:
+        """Give the compiled graphs back: their backends are closed next."""
         for cache in (self._small, self._large):
             while cache:
                 cache.popitem()[1].close()
+
+    def close(self) -> None:
+        """Give everything back."""
+        for _, rows_of in self._tables:
+            rows_of.close()
+        self.forget_compiled()
