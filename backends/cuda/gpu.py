@@ -116,6 +116,11 @@ class Gpu:
         assert self._opened
         return self._granted(self._opened[0])
 
+    @property
+    def window(self) -> int:
+        """Bytes through which weights cross."""
+        return self._window
+
     def has_window(self, uses: Sequence[WeightUse]) -> bool:
         """Whether these may cross at once."""
         return sum(in_arena(device_bytes(use)) for use in uses) <= self._window
