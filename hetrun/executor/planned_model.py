@@ -334,8 +334,10 @@ class PlannedModel:
             self.pilot = self.pace = None
             self._executor.hear, self._executor.ask = Ran.learn, lambda work: None
         self._executor.forget_compiled()
-        for reading in filter(None, (self._disk, self._experts)):
-            reading.close()
+        if self._disk:
+            self._disk.close()
+        if self._experts:
+            self._experts.close()
         self._close_backends()
         self._backends.clear()
         self.books.forget_weights()

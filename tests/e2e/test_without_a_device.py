@@ -27,14 +27,16 @@ from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.backends.reference.ops import TABLE
 from hetrun.errors import BackendError
-from hetrun.executor.loading.load_plan import prepare
+from hetrun.executor.loading.load_plan import Prepared, prepare
 from hetrun.executor.loading.memory_estimates import SOON
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
+from hetrun.graph.signature import coarse
 from hetrun.loader.open_model import open_model
 from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.options import Options, Wishes
 from hetrun.prefetch import ring_buffer
+from hetrun.prefetch.pass_times import PassTimes, learn
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.streamed import made_small
 
@@ -194,3 +196,43 @@ def test_where_nothing_else_can_run_it_the_request_fails(path: Path) -> None:
         Fragile.made[-1].broken = True
         with pytest.raises(BackendError, match="its driver says no"):
             run(model, model.alloc(), 40)
+
+
+def homes(path: Path, wanted: Options) -> tuple[int, Prepared]:
+    """How many units lie on the device."""
+    found = prepare(open_model(path), wanted, SOON)
+    for backend in found.backends.values():
+        backend.close()
+    assert found.streamed
+    there = {coarse(op.scope) for s in found.plans.plan(1).segments if s.backend == "fragile" for op in s.ops}
+    return len(there), found
+
+
+def test_as_much_lies_on_a_device_as_passes_have_shown_to_pay(path: Path) -> None:
+    """All there is room for, until it has turned out to be slower than the disk; then what was the best."""
+    wanted = replace(options(path, 0.5), planner="measured")
+    most, found = homes(path, wanted)
+    assert most > 1
+    assert found.streamed
+    rate = found.streamed.disk.rate
+    fast, slow = PassTimes(1e-4, 1e-5, 1.0, 0.0, rate), PassTimes(0.5, 1e-3, 1.0, 0.0, rate)
+
+    def ran(found: Prepared, times: PassTimes) -> int:
+        """Passes took so long; what lies there the next time."""
+        assert found.streamed
+        for tenth in range(11):
+            learn(found.streamed.key, tenth / 10, times)
+        return homes(path, wanted)[0]
+
+    assert ran(found, fast) == most
+    # A device that is slower than anything: less of it is tried, and what was faster stays.
+    fewer = ran(found, slow)
+    assert fewer < most
+    seen = {most: found}
+    while fewer not in seen:
+        now, seen[fewer] = homes(path, wanted)
+        assert now == fewer
+        fewer = ran(seen[now], slow if now else fast)
+    assert (fewer, min(seen)) == (0, 0), "none of its passes was faster than those without"
+    assert ran(seen[0], PassTimes(5.0, 1e-3, 1.0, 0.0, rate)) > 0, "the host has become slower still"
+    assert homes(path, replace(wanted, planner="static"))[0] == most

@@ -7,6 +7,7 @@ pieces, and those that do not fit come from disk for every pass (`hetrun.prefetc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,7 @@ MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, 
 AS_MANY = "each pass reads the {}, so it takes as many tokens as fit and are worthwhile"
 WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
 OF_BYTES = 5e-3  # the error of a product whose activations are rounded to 8 bits, in parts of its size
+WORTH = 1.1  # times as fast passes must be with less on a device
 BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
 
 
@@ -207,6 +209,7 @@ class Deciding:
             self._homes = self._places.homes()
             plans, wanted = self._planned(self._backends)
             if self._options.streaming != "off" and not self._fits(plans, wanted):
+                self._homes = self._fastest(self._homes)
                 if found := self._not_in_memory():
                     return found
         return self._in_memory(plans, wanted)
@@ -437,6 +440,37 @@ class Deciding:
             found = again
         return self._in_pieces(found, context)
 
+    def _fastest(self, homes: tuple[Placement, ...]) -> tuple[Placement, ...]:
+        """How much of what devices have room for is to lie there, where the others come from disk: all, the
+        last half, or nothing. Each byte there is one less to read, so all of it unless passes have taken
+        longer than they would with less on the device, by what disk and host are known to give. Passes of
+        that are measured in turn, and the next start knows better."""
+        if not self._options.measures or not homes:
+            return homes
+        found: list[tuple[float, tuple[Placement, ...]]] = []
+        off = 1.0
+        for some in dict.fromkeys((homes, homes[: len(homes) // 2], ())):
+            self._homes = some
+            pieces = next((p for name in self._backends if (p := self._cut(name))), None)
+            if pieces is None:
+                return homes
+            seconds, seen = self._token_seconds(pieces, off)
+            off = max(off, seen.off) if seen else off
+            found.append((seconds if not found else seconds * WORTH, some))
+        return min(found, key=lambda each: each[0])[1]
+
+    def _token_seconds(self, found: Pieces, off: float) -> tuple[float, PassTimes | None]:
+        """A token of an answer in a short text, as runs saw it; else what disk and host would take, `off` by
+        as much as other passes here."""
+        context = self._options.ctx or usual(self._source, self._options)
+        room = max(0, self._granted.nbytes - found.fixed - self._short_kv(found.plans, context))
+        kept = choose_pieces(found.cut, room, policy_of(self._options.streaming))
+        total = sum(piece.kept_bytes for piece in found.cut.pieces)
+        seen = found.passes.at(kept.locked_bytes / total)
+        if seen:
+            return seen.seconds(1, kept.streamed_bytes, found.disk.rate), seen
+        return off * max(total / BYTES_S, kept.streamed_bytes / found.disk.rate), None
+
     def _cut(self, name: str) -> Pieces | None:
         """What has no home on a device on one backend, as one segment, in pieces."""
         backend = self._backends[name]
@@ -461,7 +495,9 @@ class Deciding:
     def _passes(self, backend: str, plans: PlanSet) -> Passes:
         """Those of this model, by a name for all that take equally long."""
         file = f"{Path(self._source.path).name[-80:]} of {self._source.nbytes} bytes"
-        return Passes(f"{file} on {backend} with {plans.plan(1).threads} threads")
+        there = Counter(home.backend for home in self._homes)
+        beside = "".join(f", {n} units on {device}" for device, n in sorted(there.items()))
+        return Passes(f"{file} on {backend} with {plans.plan(1).threads} threads{beside}")
 
     def _at_once(self, plans: PlanSet, others: int) -> PlanSet:
         """Each pass reads the same, however many tokens it has: as many as their memory is worth, which is
