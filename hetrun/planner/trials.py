@@ -52,6 +52,12 @@ def alone(backend: str) -> str:
     return f"{backend}:alone"
 
 
+def largest_of(ubatch: int, context: int) -> list[int]:
+    """Tokens of the longest passes of a device: what they take is no multiple of what fewer tokens take,
+    where weights have to cross first."""
+    return [n for n in (min(ubatch, context),) if n > TOKENS[-1]]
+
+
 def trials_of(
     graph: Graph,
     units: Sequence[Unit],
@@ -65,13 +71,10 @@ def trials_of(
 ) -> list[Trial]:
     """What to measure of a backend, the most telling first; `home` is where every weight lies already.
 
-    Of the numbers of threads, `wide` are those with which large passes are measured, besides the most. A
-    `device` takes passes of as many tokens as there are: what they take is no multiple of what fewer take,
-    where weights have to cross first.
+    Of the numbers of threads, `wide` are those with which large passes are measured, besides the most.
     """
     most = threads[-1]
     sizes = [n for n in (*TOKENS[:-1], min(TOKENS[-1], ubatch)) if n <= min(ubatch, context)]
-    largest = [n for n in (min(ubatch, context),) if device and n > TOKENS[-1]]
     by_form: dict[str, list[Unit]] = {}
     for unit in units:
         by_form.setdefault(unit.form, []).append(unit)
@@ -93,6 +96,7 @@ def trials_of(
 
     # From the middle outwards: with two sizes the others follow roughly. What only wanted rows go through has
     # no middle, takes no time, and nothing is planned without it.
+    largest = largest_of(ubatch, context) if device else []
     for tokens in sorted([*sizes, *largest], key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):
         add(tokens, most)
     found.sort(key=lambda t: t.sequences < FEW)
