@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hetrun.backend import (
     FLOAT_BYTES,
@@ -32,8 +33,9 @@ from hetrun.backends.cuda.stages import laid_out
 from hetrun.backends.cuda.states.launch import MOST_COLUMNS, MOST_TAPS
 from hetrun.backends.cuda.weights import Held, OnHost
 from hetrun.errors import Cancelled
-from hetrun.graph import Op
+from hetrun.graph import Op, Weight
 from hetrun.graph.ops import Attention, CausalConv, DeltaNet, Moe, PerHead, Rope, Stateful
+from hetrun.graph.sharding import in_groups, of_router
 from hetrun.memory.kv.cache import KvCache
 
 # The error of a product in parts of its size: of a rounded input, and of weights that are rounded as well.
@@ -42,7 +44,9 @@ EIGHT_BITS = 6e-3  # of an input that was rounded to bytes
 # The window through which weights cross: so many times what a layer needs at once, so that one part of it is
 # filled while another is read; and at most so much of what weights could have.
 WINDOWS, WINDOW_SHARE = 2, 0.5
-PASSES = 2048, 1024, 512  # tokens of a long prompt that are computed at once
+# Tokens of a long prompt that are computed at once. Where weights cross for every pass more are worth it, and
+# so much of the device's memory.
+PASSES, LONG_PASSES, LONG_PASSES_SHARE = (2048, 1024, 512), (4096, 2048, 1024, 512), 1 / 16
 SMALL = 64 << 10  # bytes: what is smaller stays on the device in any case
 
 
@@ -79,11 +83,18 @@ class CudaBackend(Backend):
             return None
         streamed = StreamedBackend(f"{self.name}-streamed", self.gpu)
         streamed.exact = self.exact
-        return streamed, self.gpu.keep_window(window)
+        return streamed, self.gpu.keep_window(window, int(LONG_PASSES_SHARE * (own.room - window)))
 
     def most_needed_at_once(self, ops: Sequence[Op]) -> int:
-        items = fusion.fuse(ops, ())
-        return max(self.device_bytes(self.wants(fusion.members(item))) for item in items)
+        return max(self._needed_by(fusion.members(item)) for item in fusion.fuse(ops, ()))
+
+    def _needed_by(self, ops: Sequence[Op]) -> int:
+        """The weights of one call. A mixture is several ones where it has to be, each with some experts."""
+        whole, own = self.device_bytes(self.wants(ops)), self.gpu.granted
+        if own and len(ops) == 1 and isinstance(ops[0].attrs, Moe):
+            most = int(WINDOW_SHARE * own.room) // WINDOWS
+            return min(whole, max(most, weights.expert_bytes(ops[0])))
+        return whole
 
     # --- what it can do
 
@@ -138,7 +149,8 @@ class CudaBackend(Backend):
         usual = next(op.out.width for op in ops if op.kind == "embed")
         # Two wide values, as floats and rounded, and some of the usual width; a place is twice that at most.
         token = 2 * FLOAT_BYTES * (3 * widest + 6 * usual)
-        return next((n for n in PASSES if n * token <= own.rows), 0)
+        sizes = LONG_PASSES if self.gpu.long_passes else PASSES
+        return next((n for n in sizes if n * token <= own.rows + self.gpu.long_passes), 0)
 
     # --- weights
 
@@ -204,6 +216,11 @@ def parts_of(segment: Segment, kv: KvCache) -> tuple[Parts, Parts]:
 class StreamedBackend(CudaBackend):
     """The same GPU, with weights on the host that cross the link when they are needed."""
 
+    def __init__(self, name: str, gpu: Gpu) -> None:
+        super().__init__(name, gpu)
+        self._routers: set[Weight] = set()  # of mixtures that cross in parts: every part reads its router
+        self._groups: dict[int, tuple[Op, tuple[Op, ...]]] = {}  # by identity: what mixtures become
+
     @property
     def crossed(self) -> int:  # type: ignore[override]  # the ring counts
         return self.gpu.ring.crossed if self.started else 0
@@ -220,7 +237,35 @@ class StreamedBackend(CudaBackend):
 
     def supports(self, op: Op) -> bool:
         # Of a table a pass reads a few rows; an output matrix may be larger than the window.
-        return not looks_up(op) and super().supports(op) and self.gpu.has_window(self.wants([op]))
+        if looks_up(op) or not super().supports(op):
+            return False
+        return all(
+            self.gpu.has_window([u for u in super(StreamedBackend, self).wants([o]) if self.streams(u)])
+            for o in self._in_groups([op])
+        )
+
+    def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
+        return super().wants(self._in_groups(ops))
+
+    def _in_groups(self, ops: Sequence[Op]) -> tuple[Op, ...]:
+        """The same ops; mixtures that are too large for a part of the window as several, one after the
+        other, each with some of the experts."""
+        return tuple(part for op in ops for part in (self._parts(op) if isinstance(op.attrs, Moe) else (op,)))
+
+    def _parts(self, op: Op) -> tuple[Op, ...]:
+        found = self._groups.get(id(op))
+        if found is None:
+            part = self.gpu.window // WINDOWS
+            made: tuple[Op, ...] = (op,)
+            if sum(in_arena(weights.device_bytes(use)) for use in fusion.uses(op)) > part:
+                made = in_groups(op, max(1, part // weights.expert_bytes(op)))
+            if len(made) > 1:
+                self._routers.update(of_router(op))
+            found = self._groups[id(op)] = op, made
+        return found[1]
+
+    def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
+        return super().compile(replace(segment, ops=self._in_groups(segment.ops)), shape, buffers, kv)
 
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
         return sum(weights.device_bytes(use) for use in wanted if self.streams(use))
@@ -229,7 +274,11 @@ class StreamedBackend(CudaBackend):
         return 0
 
     def streams(self, wanted: WeightUse) -> bool:
-        return weights.device_bytes(wanted) > SMALL
+        return weights.device_bytes(wanted) > SMALL and wanted.weight not in self._routers
+
+    def evict_streamed(self) -> None:
+        if self.started:
+            self.gpu.ring.evict()
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
         if not self.streams(wanted):

@@ -58,6 +58,7 @@ class Gpu:
         self._grows = False  # as memory is needed: nobody said how much may be taken
         self._left = 0  # of these what is ours
         self._window = 0  # bytes through which weights cross
+        self.long_passes = 0  # bytes for values of long passes, where weights cross
         self._slabs: dict[Key, Slabs] = {}
         self._states: dict[StatesKey, StateMirror] = {}
         self._users = 0
@@ -103,15 +104,22 @@ class Gpu:
         assert self._limit
         left = self._left
         passes = max(int(left * PASSES_SHARE), LEAST_FOR_PASSES)
-        besides = driver.workspace + _scratch_of(left) + passes + self._window
+        besides = driver.workspace + _scratch_of(left) + passes + self._window + self.long_passes
         besides += left // GAPS_SHARE if self._grows else 0
         return OwnMemory(self._limit, self._limit - left + besides, passes // 2)
 
-    def keep_window(self, nbytes: int) -> OwnMemory:
-        """Weights will cross, through so many bytes; before it starts, and behind a grant."""
+    def keep_window(self, nbytes: int, long_passes: int) -> OwnMemory:
+        """Weights will cross, through so many bytes, and so many are for values of long passes; before it
+        starts, and behind a grant."""
         self._window = max(self._window, nbytes)
+        self.long_passes = max(self.long_passes, long_passes)
         assert self._opened
         return self._granted(self._opened[0])
+
+    @property
+    def window(self) -> int:
+        """Bytes through which weights cross."""
+        return self._window
 
     def has_window(self, uses: Sequence[WeightUse]) -> bool:
         """Whether these may cross at once."""

@@ -8,8 +8,10 @@ passes of another shape may well lie there: it comes again when it is needed.
 Copies run on a stream of their own. One begins when the work that read what lay there is done, and work
 begins when its copy is done; nobody on the host waits. What came next the last time (the first time: what was
 compiled next) is brought ahead, as far as the ring has room, around the end of a pass to the beginning of the
-next: so the link is busy while others compute. Nothing is gained by asking again when work is over: a copy
-waits on the device for what lies in its place, so the ring is full of what comes next by then.
+next: so the link is busy while others compute. Large weights cross in pieces, between which the device's
+engine takes what others have to send: values of long passes would wait for all of a layer. Nothing is gained
+by asking again when work is over: a copy waits on the device for what lies in its place, so the ring is full
+of what comes next by then.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from hetrun.backends.cuda.driver import Address, Event
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.weights import OnHost
 from hetrun.errors import BackendError, DeviceLost
+
+PIECE = 8 << 20  # bytes of a weight that cross at once: a third of a millisecond of a fast link
 
 
 @dataclass(eq=False, slots=True)
@@ -113,11 +117,21 @@ class Ring:
             other.there = False
             self._there.remove(other)
         for address, weight in block.parts:
-            driver.copy(address, int(weight.memory.ctypes.data), weight.nbytes, stream)
+            source = int(weight.memory.ctypes.data)
+            for at in range(0, weight.nbytes, PIECE):
+                driver.copy(address + at, source + at, min(PIECE, weight.nbytes - at), stream)
             self.crossed += weight.nbytes
         driver.record(block.arrived, stream)
         block.there = True
         self._there.append(block)
+
+    def evict(self) -> None:
+        """Between two runs: nothing is there any more, and nothing that would be brought ahead."""
+        self._memory.wait_for_work()  # what comes next may lie where they are read
+        for block in self._there:
+            block.there, block.next = False, None
+        self._there.clear()
+        self._last = None
 
     # --- ends
 

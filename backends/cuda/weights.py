@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend import Buffers, ReadInto, WeightUse
+from hetrun.backend import Buffers, ReadInto, WeightUse, fusion
 from hetrun.backends.cuda import matmul_launch
+from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Driver, Event, Stream
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.programs import Source
 from hetrun.errors import BackendError
-from hetrun.graph import Weight
+from hetrun.graph import Op, Weight
+from hetrun.graph.ops import Moe
 from hetrun.graph.quant import QuantType, by_name
+from hetrun.graph.sharding import of_router
 
 # The types that kernels read; weights of any other are unpacked to floats when they are brought in.
 READ = frozenset(
@@ -82,6 +85,17 @@ def device_bytes(use: WeightUse) -> int:
     """What a weight takes there."""
     rows, cols = use.weight.shape
     return rows * held_as(use).row_bytes(cols)
+
+
+def expert_bytes(op: Op) -> int:
+    """What one expert of a mixture takes there, with the gaps between its matrices."""
+    assert isinstance(op.attrs, Moe)
+    routers = of_router(op)
+    return sum(
+        in_arena(-(-device_bytes(use) // op.attrs.matrices))
+        for use in fusion.uses(op)
+        if use.weight not in routers
+    )
 
 
 def fits(use: WeightUse) -> bool:

@@ -289,6 +289,10 @@ class Backend(ABC):
         """Whether a weight does not stay in the device's own memory, and crosses a link for every pass."""
         return False
 
+    def evict_streamed(self) -> None:  # noqa: B027 - where nothing crosses
+        """Between two runs: weights that have crossed are to cross again, as in a pass, in which those of
+        other layers come in between. A part of a model that is measured would find its own."""
+
     @abstractmethod
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
         """Bring a weight in; `read` fills a buffer with the stored bytes of a weight, or of rows of it."""

@@ -88,7 +88,8 @@ class Executor:
         # There is one numeric path, whatever else is in the step, if no row can tell who is beside it.
         self.most_alike = plans.most_alike(backends) if deterministic else 1
         self._most_tokens = min(self.most_alike, plans.ubatch) if deterministic else plans.ubatch
-        self._most_wanted = self._most_tokens if deterministic else max(SMALL, plans.ubatch // 4)
+        at_once = plans.host_ubatch or plans.ubatch
+        self._most_wanted = self._most_tokens if deterministic else max(SMALL, at_once // 4)
         self._small: OrderedDict[Shape, Compiled] = OrderedDict()
         self._large: OrderedDict[Shape, Compiled] = OrderedDict()
         self._plan: Plan | None = None  # whose threads are set
@@ -153,7 +154,8 @@ class Executor:
             for c in step.chunks:
                 if c.seq in slots:
                     self._kv.mark(c.seq, c.marks)
-            passes = cut(step, self._most_tokens, self._most_wanted)
+            plan, most_tokens = self._plan_of(step.tokens)
+            passes = cut(step, most_tokens, self._most_wanted)
             if len(passes) == 1:
                 start, inside = perf_counter(), self._inside + self._away
                 trip = prepare(passes[0], before, slots, self._kv, self._graph)
@@ -169,7 +171,8 @@ class Executor:
             trips = []
             for pieces in passes:
                 trips.append(trip := prepare(pieces, before, slots, self._kv, self._graph))
-                rows = self._run_pass(trip, step.hidden, between)
+                mine = plan if len(trip.work.tokens) == most_tokens else None
+                rows = self._run_pass(trip, step.hidden, between, mine)
                 assert not isinstance(rows, Greatest)  # nobody asked for that
                 out[at : at + len(rows)] = rows
                 at += len(rows)
@@ -180,10 +183,21 @@ class Executor:
                 self._kv.truncate(seq, length if self._kv.keepable(seq, length) else 0)
             raise
 
-    def _run_pass(self, trip: Trip, hidden: bool, between: Between | None = None) -> Rows:
+    def _plan_of(self, tokens: int) -> tuple[Plan | None, int]:
+        """The plan for as many of these as a pass may have, where the host makes more passes of them than a
+        device would; and the most tokens of a pass."""
+        plan = self.plans.plan(min(tokens, self._most_tokens))
+        most = self.plans.most_of(plan)
+        return (plan, most) if most < min(tokens, self._most_tokens) else (None, self._most_tokens)
+
+    def _run_pass(
+        self, trip: Trip, hidden: bool, between: Between | None = None, plan: Plan | None = None
+    ) -> Rows:
+        """`plan`: what it runs by, if not by the one for as many tokens."""
         self._look_up(trip.work)
         work, last = trip.work, trip.work
-        plan, n = self.plans.plan(len(work.tokens)), len(work.tokens)
+        n = len(work.tokens)
+        plan = plan or self.plans.plan(n)
         self.recent[plan.bucket].add(work.depth)
         ran = Ran(plan.bucket, plan.threads, n, work.depth, len(work.parts) > 1, 0.0, True, [])
         if between:
@@ -309,6 +323,7 @@ class Executor:
         key = (*mine, [b[:3] for b in self._busy].count(mine))
         found = cache.get(key)
         if found is None:
+            self._make_room_for(shape)
             while len(cache) >= most and (key_of_old := self._oldest(cache)):
                 cache.pop(key_of_old).close()
             start = perf_counter()
@@ -317,6 +332,13 @@ class Executor:
         else:
             cache.move_to_end(key)
         return key, found
+
+    def _make_room_for(self, shape: PassShape) -> None:
+        """Of passes that only devices take one is kept: their values are large, and page-locked."""
+        at_once = self.plans.host_ubatch
+        if at_once and shape.tokens > at_once:
+            for key in [key for key in self._large if key[2].tokens > at_once and key not in self._busy]:
+                self._large.pop(key).close()
 
     def _oldest(self, cache: Mapping[Shape, Compiled]) -> Shape | None:
         """What was not run for longest, and does not stand still in the middle of a run."""
@@ -397,10 +419,14 @@ class Executor:
             for value, part in zip(table.values, parts, strict=True):
                 work.values[value.name] = np.ascontiguousarray(part)
 
-    def close(self) -> None:
-        """Give the compiled graphs back."""
-        for _, rows_of in self._tables:
-            rows_of.close()
+    def forget_compiled(self) -> None:
+        """Give the compiled graphs back: their backends are closed next."""
         for cache in (self._small, self._large):
             while cache:
                 cache.popitem()[1].close()
+
+    def close(self) -> None:
+        """Give everything back."""
+        for _, rows_of in self._tables:
+            rows_of.close()
+        self.forget_compiled()

@@ -13,10 +13,12 @@ from typing import TypeVar
 from hetrun.backend import Backend, Descriptor, Floats, Rows, registry
 from hetrun.client.events import Streaming
 from hetrun.client.queries import LayerPlace
+from hetrun.errors import Cancelled, UserError
 from hetrun.executor.autotune.answer_pace import Gaps, Pace, pace_of
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.core_choice import recall_seats
 from hetrun.executor.autotune.setup import Setup, planned, planner_for
+from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.executor import KEPT_FEW, Executor
 from hetrun.executor.interface import Limits, Model
 from hetrun.executor.library.model import WholeModel
@@ -76,8 +78,12 @@ class PlannedModel:
     ) -> None:
         """`look` may still say no when all is decided and no weight is read."""
         self.stats = Stats()
+        self._source, self._options = source, options
         with ExitStack() as undo:
             prepared = prepare(source, options, SOON)
+            self._process = {
+                name: n for name, n in prepared.plans.memory.items() if name in bill.OF_THE_PROCESS
+            }
             self.graph, self.context = prepared.graph, prepared.context
             self._backends = prepared.backends
             undo.callback(self._close_backends)
@@ -96,13 +102,11 @@ class PlannedModel:
             self.books = Books(prepared.granted)
             self.books.opened()
             self._accepted = 0  # guesses that were right, when the last pass began
-            self._streamed, self._within = prepared.streamed, _within(prepared)
-            # Weights come from disk in the order of a pass: one in the middle of it would take its pieces.
-            self.stands_aside = not prepared.streamed and not prepared.mapped and not prepared.experts
+            self._follow(prepared)
             self.max_sequences = max(1, min(MAX_SEQUENCES, self._kv.max_sequences - 1))
             self._store = store = WeightStore(self._backends)
             setup = _setup(prepared, options)
-            self._begin_reading(prepared, undo)
+            undo.enter_context(self._begin_reading(prepared))
             self._vet(prepared.plans)
             end = 0.1 if self._disk else LOADING if setup else 1
             self._load(prepared, stretch(progress, 0, end))
@@ -115,7 +119,6 @@ class PlannedModel:
             self.pilot: Pilot | None = None
             self.pace: Pace | None = None
             self._gaps = Gaps()
-            self._budget = self._disk or self._experts or self._in_memory(prepared)
             if setup:
                 self._measure(setup, forecast, stretch(progress, LOADING, 1, Measuring))
             self._open_disk(progress)
@@ -125,8 +128,15 @@ class PlannedModel:
             self.checkpoint_every = self._kv.checkpoint_every
             undo.pop_all()
 
-    def _begin_reading(self, prepared: Prepared, undo: ExitStack) -> None:
-        """What passes read weights through, where not all are in memory."""
+    def _follow(self, prepared: Prepared) -> None:
+        """What was decided about where weights are."""
+        self._streamed, self._within = prepared.streamed, _within(prepared)
+        # Weights come from disk in the order of a pass: one in the middle of it would take its pieces.
+        self.stands_aside = not prepared.streamed and not prepared.mapped and not prepared.experts
+
+    def _begin_reading(self, prepared: Prepared) -> ExitStack:
+        """What passes read weights through, where not all are in memory; what closes it."""
+        undo = ExitStack()
         self._disk: FromDisk | None = None
         self._experts: FromExperts | None = None
         self._maps = FromMaps(prepared.mapped) if prepared.mapped else None
@@ -136,6 +146,8 @@ class PlannedModel:
         if part := prepared.experts:
             self._experts = FromExperts(part, self._backends[part.backend], self._kv, self.books)
             undo.callback(self._experts.close)
+        self._budget = self._disk or self._experts or self._in_memory(prepared)
+        return undo
 
     def _open_disk(self, progress: Progress | None) -> None:
         """Have the weights that stay in memory read, where others come from disk for every pass."""
@@ -151,8 +163,9 @@ class PlannedModel:
         for name in plans.backends:
             vet(name, self._backends[name], self.graph)
 
-    def _load(self, prepared: Prepared, progress: Progress) -> None:
+    def _load(self, prepared: Prepared, progress: Progress | None) -> None:
         """The weights that are there as a whole: booked before they are read."""
+        self._wanted = prepared.wanted
         load = partial(self._store.load, prepared.wanted, progress)
         self.books.take(bill.WEIGHTS, "anonymous", prepared.weights, load)
         self._store.settle()
@@ -227,7 +240,9 @@ class PlannedModel:
         if self._experts:
             self._experts.expect(min(step.tokens, self.plans.ubatch))
         start = perf_counter()
-        rows = self._executor.run(step)
+        rows = self._run(lambda: self._executor.run(step), step)
+        if (reading := self._reading) is None:
+            return rows
         end, certain = perf_counter(), step.tokens - step.drafted
         accepted, self._accepted = self.stats.accepted - self._accepted, self.stats.accepted
         # What became of the guesses shows only behind a pass: here those of the last one count.
@@ -266,8 +281,66 @@ class PlannedModel:
             except Exception as e:  # a plugin's backend may raise anything
                 # With windows a sequence may have lost what it saw; then the step is another one.
                 is_whole = before == [self._kv.length(c.seq) for c in step.chunks]
-                if not (is_whole and self.pilot and self.pilot.goes_on_without(self._executor.failed, e)):
+                if not (is_whole and self._goes_on_without(self._executor.failed, e)):
                     raise
+
+    def _goes_on_without(self, name: str, error: Exception) -> bool:
+        """A backend failed in the middle of a step: whether the others can take the same step."""
+        if self.pilot and self.pilot.goes_on_without(name, error):
+            return True
+        device = self._backends.get(name)
+        if (
+            isinstance(error, Cancelled)
+            or device is None
+            or not device.device_bytes(self._wanted.get(name, ()))
+        ):
+            return False
+        return self._reopen_without(name, error)
+
+    def _reopen_without(self, name: str, error: Exception) -> bool:
+        """A device had its part of weights for which RAM has no room. What it had comes from disk from now
+        on: all is decided and read again, as without the device. Keys and values stay as they are."""
+        others = tuple(n for n in self._backends if n != name)
+        if self.predictor or not others:  # a block that guesses has its weights there, too
+            return False
+        wishes = replace(self._options.wishes, ubatch=self.plans.ubatch, plan=None)
+        options = replace(self._options, backends=others, ctx=self.context, ram=self.books.granted.nbytes)
+        options = replace(options, wishes=wishes, besides=self._process, mtp="off")
+        try:
+            prepared = prepare(self._source, options, SOON)
+        except UserError as e:
+            log.debug("nothing goes on without %s: %s", name, e)
+            return False
+        log.warning("the backend %s is left out, and weights are read again without it: %s", name, error)
+        why = f"{name} failed: what it had of the weights comes from disk"
+        prepared = replace(prepared, plans=replace(prepared.plans, reason=why))
+        self._give_weights_back()
+        self._backends.update(prepared.backends)
+        self._store.forget()
+        self._follow(prepared)
+        self._vet(prepared.plans)
+        with self._begin_reading(prepared) as undo:
+            self._load(prepared, None)
+            undo.pop_all()
+        self._executor.adopt(prepared.plans)
+        self._kv.limit_bytes = prepared.kv_bytes
+        self._open_disk(None)
+        return True
+
+    def _give_weights_back(self) -> None:
+        """All of them, with the backends that had them."""
+        if self.pilot:
+            self.pilot.close()
+            self.pilot = self.pace = None
+            self._executor.hear, self._executor.ask = Ran.learn, lambda work: None
+        self._executor.forget_compiled()
+        if self._disk:
+            self._disk.close()
+        if self._experts:
+            self._experts.close()
+        self._close_backends()
+        self._backends.clear()
+        self.books.forget_weights()
 
     def expect(self, tokens: int, between: Between | None = None) -> None:
         """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
@@ -393,7 +466,7 @@ class PlannedModel:
 
     def cancel(self) -> None:
         """End the step that is running; from any thread."""
-        for backend in self._backends.values():
+        for backend in list(self._backends.values()):
             backend.cancel()
 
     def rearm(self) -> None:
@@ -456,6 +529,7 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
         () if wishes.threads else machine.wide,
         prepared.own,
         partial(_rows_of, prepared, options.ctx or min(prepared.context, USUAL_CONTEXT)),
+        prepared.plans.host_ubatch,
     )
 
 

@@ -41,6 +41,11 @@ class WeightStore:
             found[name] = sum(buffer.nbytes for use, buffer in held.items() if use not in first)
         return found
 
+    def forget(self) -> None:
+        """The backends were closed, and others have their places: none of them has anything."""
+        self._buffers = {name: {} for name in self._backends}
+        self._first = {}
+
     def buffers(self, backend: str) -> Buffers:
         """What one backend holds."""
         return self._buffers[backend]

@@ -286,6 +286,18 @@ def _experts(ops: _Ops, scope: str, parts: Sequence[Share]) -> Pieces:
     return {op.out: [*_joined(op, [_experts_of(op, scope, s) for s in parts], "add")] for op in mine}
 
 
+def in_groups(op: Op, most: int) -> tuple[Op, ...]:
+    """A mixture as several ones that have at most so many of its experts each, and the sums of their results;
+    itself, where it has no more, or where its experts are some that were chosen."""
+    a = op.attrs
+    assert isinstance(a, Moe)
+    n = a.matrices
+    if n <= most or a.without or a.numbers:
+        return (op,)
+    shares = [Share("experts", at, min(at + most, n), n) for at in range(0, n, most)]
+    return tuple(_joined(op, [_experts_of(op, op.scope, share) for share in shares], "add"))
+
+
 def _experts_of(op: Op, scope: str, share: Share) -> Op:
     a = op.attrs
     assert isinstance(a, Moe)
@@ -315,6 +327,12 @@ def _experts_of(op: Op, scope: str, share: Share) -> Op:
     )
     part = _part(op, scope, share, op.out.width, weights)
     return replace(part, attrs=replace(a, held=len(mine), numbers=mine))
+
+
+def of_router(op: Op) -> tuple[Weight, ...]:
+    """The weights of a mixture that belong to no expert."""
+    assert isinstance(op.attrs, Moe)
+    return tuple(op.weights[i] for i in sorted(_of_all(op.attrs)))
 
 
 def _of_all(a: Moe) -> set[int]:

@@ -39,6 +39,8 @@ ORDER = (
     WORK,
 )  # others come behind these
 LAST = (HELPERS, RESERVE)
+OF_WEIGHTS = (WEIGHTS, WINDOW, MAPPED, EXPERTS)
+OF_THE_PROCESS = (INTERPRETER, LIBRARIES, HELPERS, RESERVE)
 
 _KIND_OF: Mapping[str, Kind] = {
     **dict.fromkeys((LIBRARIES, MAPPED), "file-backed"),

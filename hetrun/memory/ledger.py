@@ -208,6 +208,15 @@ class Books:
         """An account has exactly so much, whether there was room or not."""
         self.found(account, kind, nbytes - self.booked(account, kind))
 
+    def forget_weights(self) -> None:
+        """All that weights took was given back."""
+        for account, kind in self._booked:
+            if account in bill.OF_WEIGHTS:
+                self._booked[account, kind] = 0
+        self._promised = {
+            account: n for account, n in self._promised.items() if account not in bill.OF_WEIGHTS
+        }
+
     def grows(self, account: str, kind: Kind, nbytes: int, most: int) -> None:
         """An account has so much, and was promised that it may come to so much in all."""
         self.holds(account, kind, nbytes)

@@ -11,18 +11,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hetrun.backend import Backend, Floats, Precision, Segment, WeightUse
+from hetrun.backend import FLOAT_BYTES, Backend, Floats, Precision, Segment, WeightUse
 from hetrun.errors import BudgetError
 from hetrun.graph import Graph
 from hetrun.graph.signature import units
 from hetrun.planner.costmodel import Forecast, Work
-from hetrun.planner.plan import BUCKETS, Expected, Placement, Plan, PlanSet, make_plans
+from hetrun.planner.plan import (
+    BUCKETS,
+    Expected,
+    Placement,
+    Plan,
+    PlanSet,
+    bucket_of,
+    crossing_width,
+    make_plans,
+    most_on_host,
+)
 from hetrun.planner.precision import closer
 from hetrun.planner.residency import Copies, Copy, Demand, Placed, complete, cost, place_all, used_by
 from hetrun.planner.segment_cost import Costs, longest
 from hetrun.planner.shortest_path import Chain
 from hetrun.planner.switch_cost import turn
-from hetrun.planner.trials import SMALL, Trial
+from hetrun.planner.trials import LINK, SMALL, TOKENS, Trial
 from hetrun.planner.weight_sizes import sizes_of
 from hetrun.system.units import counted
 
@@ -44,9 +54,10 @@ USUAL = {
     "17-32": 2.0,
     "33-64": 2.0,
     "65-256": 2.0,
-    "257+": 4.0,
+    "257-512": 4.0,
+    "513+": 1.0,
 }
-MIDDLE = {"1": 1, "2-4": 3, "5-8": 8, "9-16": 16, "17-32": 24, "33-64": 48, "65-256": 192}
+MIDDLE = {"1": 1, "2-4": 3, "5-8": 8, "9-16": 16, "17-32": 24, "33-64": 48, "65-256": 192, "257-512": 512}
 SHALLOW = 512.0
 
 Likely = Callable[[str], Floats | None]  # by router: how likely a token chooses each expert
@@ -114,6 +125,11 @@ class OnlinePlanner:
         )
         self._precision = precision
         self._alone = [name for name, backend in backends.items() if backend.asynchronous]
+        self.host_ubatch = 0  # the most tokens of passes in which the host computes, if devices take more
+        # Units that do no more on a host in passes of many tokens than a plan `on_devices` may.
+        self._looks_up = tuple(
+            all(op.out.rows != "tokens" or op.kind == "embed" for op in unit.ops) for unit in self.units
+        )
 
     @property
     def nbytes(self) -> Mapping[Copy, int]:
@@ -151,27 +167,34 @@ class OnlinePlanner:
         times = {}
         for bucket, plan in plans.plans.items():
             tokens, depth = self.point(bucket, plans.ubatch, now)
+            n, passes = self.cut_by(plan, tokens)
             found = {}
             for s in plan.segments:
-                predicted = self.costs.predicted(s, plan.threads, tokens, depth)
+                predicted = self.costs.predicted(s, plan.threads, n, depth)
                 if predicted is not None:
-                    found[s.name] = predicted, self.costs.measured(s, plan.threads, tokens, depth)
+                    measured = self.costs.measured(s, plan.threads, n, depth)
+                    found[s.name] = passes * predicted, measured and passes * measured
             times[bucket] = Expected(tokens, depth, found)
         return replace(plans, expected=times)
 
     # --- what the pilot asks; a planner for two devices knows more
 
+    def cut_by(self, plan: Plan, tokens: int) -> tuple[int, float]:
+        """What becomes of so many tokens that might be one pass: tokens of each, and how many they are."""
+        most = most_on_host(plan, self.host_ubatch)
+        return (most, tokens / most) if 0 < most < tokens else (tokens, 1.0)
+
     def pass_seconds(self, plan: Plan, tokens: int, depth: float, several: bool = False) -> float | None:
-        """What the segments of a pass take."""
-        found = [self.costs.predicted(s, plan.threads, tokens, depth, several) for s in plan.segments]
-        return None if None in found else sum(seconds for seconds in found if seconds)
+        """What the segments of a pass take, or of the passes that the host makes of it."""
+        n, times = self.cut_by(plan, tokens)
+        found = [self.costs.predicted(s, plan.threads, n, depth, several) for s in plan.segments]
+        return None if None in found else times * sum(seconds for seconds in found if seconds)
 
     def believed_seconds(self, plan: Plan, tokens: int, depth: float, several: bool) -> float | None:
         """The same of a plan that does not run: what runs of its segments took may be long ago."""
-        found = [
-            self.costs.predicted(s, plan.threads, tokens, depth, several, REMEMBERED) for s in plan.segments
-        ]
-        return None if None in found else sum(seconds for seconds in found if seconds)
+        n, times = self.cut_by(plan, tokens)
+        found = [self.costs.predicted(s, plan.threads, n, depth, several, REMEMBERED) for s in plan.segments]
+        return None if None in found else times * sum(seconds for seconds in found if seconds)
 
     def more_trials(self, backend: str, context: int, ubatch: int) -> list[Trial]:
         """What to measure besides units."""
@@ -228,19 +251,42 @@ class OnlinePlanner:
         demands = []
         for bucket in BUCKETS:
             tokens, depth = self.point(bucket, current.ubatch, now)
-            ways = {}
-            # Fewer threads win where memory is the limit: larger passes are not measured with them.
-            counts = self.threads if tokens <= SMALL else self.wide
-            known = [n for n in counts if self.costs.knows(n)] or [
-                n for n in self.threads if self.costs.knows(n)
-            ]
-            for threads in known or counts:
-                chain = self.costs.chain(self.candidates, threads, tokens, depth)
-                if all(chain.times):
-                    chain = self.costs.scaled(chain, factors[bucket])
-                    ways[threads] = chain.taking_turns(self._turn(chain, tokens))
-            demands.append(Demand(weight_of(bucket, now), ways or {self.threads[-1]: chain}))
+            ways = self._ways(tokens, depth, factors[bucket])
+            # A bucket that no pass falls into has no say.
+            weight = weight_of(bucket, now) if _is_reached(bucket, current.ubatch) else 0.0
+            demands.append(Demand(weight, ways))
         return demands
+
+    def _ways(self, tokens: int, depth: float, factors: Mapping[str, float]) -> dict[int, Chain]:
+        """How units run in passes of so many tokens. Where the host computes at most some of them at once, a
+        part of each weight crosses for each of its passes; devices alone take all tokens at once."""
+        most = self.host_ubatch or tokens
+        n, times = min(tokens, most), max(1.0, tokens / most)
+        ways = {}
+        # Fewer threads win where memory is the limit: larger passes are not measured with them.
+        counts = self.threads if tokens <= SMALL else self.wide
+        known = [n for n in counts if self.costs.knows(n)] or [n for n in self.threads if self.costs.knows(n)]
+        for threads in known or counts:
+            chain = self.costs.chain(self.candidates, threads, n, depth)
+            if all(chain.times):
+                chain = self.costs.scaled(chain, {b: times * factors.get(b, 1.0) for b in self.candidates})
+                ways[threads] = chain.taking_turns(self._turn(chain, n))
+        if times > 1 and (alone := self._by_devices(tokens, depth, factors)):
+            ways[-self.threads[-1]] = alone
+        return ways or {self.threads[-1]: chain}
+
+    def _by_devices(self, tokens: int, depth: float, factors: Mapping[str, float]) -> Chain | None:
+        """All that grows with the tokens of a pass on backends that work by themselves; None where that
+        cannot be. What one of them leaves to another comes to the host, so few changes are worth it."""
+        chain = self.costs.chain(self.candidates, self.threads[-1], tokens, depth)
+        devices, every = frozenset(self._alone), frozenset(self.candidates)
+        chain = chain.only([every if looks_up else devices for looks_up in self._looks_up])
+        if not all(chain.times):
+            return None
+        chain = self.costs.scaled(chain, factors)
+        rates = [rate for b in self._alone if (rate := self._forecast.fact(LINK, b))]
+        crossing = FLOAT_BYTES * tokens * crossing_width(self._graph) / min(rates) if rates else 0.0
+        return chain.taking_turns(max(self._turn(chain, tokens), crossing))
 
     def _turn(self, chain: Chain, tokens: int) -> float:
         """What it costs that backends take turns once."""
@@ -285,9 +331,10 @@ class OnlinePlanner:
         for s in plan.segments:
             for i in self.costs.members(s):
                 backends[i] = s.backend
-        chain = demand.ways.get(plan.threads) or next(iter(demand.ways.values()))
+        way = -self.threads[-1] if plan.on_devices and -self.threads[-1] in demand.ways else plan.threads
+        chain = demand.ways.get(way) or next(iter(demand.ways.values()))
         known = all(b in times for b, times in zip(backends, chain.times, strict=True))
-        return Placed(plan.threads, tuple(backends), chain.seconds(backends) if known else float("inf"))
+        return Placed(way, tuple(backends), chain.seconds(backends) if known else float("inf"))
 
     def _pays(
         self,
@@ -307,7 +354,8 @@ class OnlinePlanner:
         if now.ran:
             return self._has_lost(price, kept, wanted, ubatch, now)
         # A long prompt runs in passes of the largest bucket.
-        return now.waiting / ubatch * (kept[-1].seconds - wanted[-1].seconds) > price
+        largest = BUCKETS.index(bucket_of(ubatch))
+        return now.waiting / ubatch * (kept[largest].seconds - wanted[largest].seconds) > price
 
     def _has_lost(
         self, price: float, kept: Sequence[Placed], wanted: Sequence[Placed], ubatch: int, now: Now
@@ -370,7 +418,7 @@ class OnlinePlanner:
 
     def _placements(self, demand: Demand, placed: Placed) -> tuple[Placement, ...]:
         """One for everything, and one for each unit that runs elsewhere."""
-        chain = demand.ways[placed.threads]
+        chain = demand.ways[placed.way]
         main = Counter(placed.backends).most_common(1)[0][0]
         found = [Placement("", main, self._why_all(chain.times, placed, main))]
         for i, (unit, backend) in enumerate(zip(self.units, placed.backends, strict=True)):
@@ -396,7 +444,7 @@ class OnlinePlanner:
         """What changes most, and what it brings."""
         changes = []
         for bucket, a, b, d in zip(BUCKETS, before, after, demands, strict=True):
-            if (a.threads, a.backends) != (b.threads, b.backends):
+            if d.weight and (a.threads, a.backends) != (b.threads, b.backends):
                 changes.append((d.weight * (a.seconds - b.seconds), bucket, a, b))
         if not changes:
             return "memory"
@@ -411,6 +459,11 @@ class OnlinePlanner:
                 f"{n} of {len(b.backends)} units to {name}" for name, n in moved.most_common()
             )
         return f"{passes_of(bucket, more)}: {what} ({gain(a.seconds, b.seconds)})"
+
+
+def _is_reached(bucket: str, ubatch: int) -> bool:
+    """Whether a pass may have as many tokens."""
+    return bucket != BUCKETS[-1] or ubatch > TOKENS[-1]
 
 
 def weight_of(bucket: str, now: Now) -> float:

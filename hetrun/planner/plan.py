@@ -16,9 +16,14 @@ from hetrun.graph.sharding import Share, divide
 from hetrun.memory.breakdown import settled, table
 from hetrun.planner.rates import Rates, Residence
 
-BUCKETS: tuple[str, ...] = ("1", "2-4", "5-8", "9-16", "17-32", "33-64", "65-256", "257+")
-_ENDS = (1, 4, 8, 16, 32, 64, 256)
+# The last are passes of prompts: as many tokens as a host computes at once, and more, as devices take them.
+BUCKETS: tuple[str, ...] = (
+    *("1", "2-4", "5-8", "9-16", "17-32", "33-64", "65-256"),
+    *("257-512", "513+"),
+)
+_ENDS = (1, 4, 8, 16, 32, 64, 256, 512)
 FORMAT = 1
+CROSSINGS = 4  # values of the usual width that plans of long passes leave on the host
 BY_ORDER = "first in the fixed order"
 MEASURED = "nothing else that was measured is faster"
 
@@ -53,6 +58,7 @@ class Plan:
     threads: int
     placements: tuple[Placement, ...]
     stages: Stages
+    on_devices: bool = False  # devices do all that grows with the tokens of a pass
 
     @property
     def segments(self) -> list[Segment]:
@@ -104,6 +110,11 @@ class PlanSet:
     context_why: str = ""  # by which rule
     weights: Residence | None = None
     rates: Rates | None = None  # of a plan that does not run yet
+    host_ubatch: int = 0  # the most tokens of passes in which the host computes; 0: as many as in others
+
+    def most_of(self, plan: Plan) -> int:
+        """The most tokens of a pass by this plan."""
+        return min(self.ubatch, most_on_host(plan, self.host_ubatch) or self.ubatch)
 
     def plan(self, tokens: int) -> Plan:
         """The plan for a pass of so many tokens."""
@@ -137,6 +148,7 @@ class PlanSet:
             "format": FORMAT,
             "ubatch": self.ubatch,
             "ubatch_why": self.ubatch_why,
+            **({"host_ubatch": self.host_ubatch} if self.host_ubatch else {}),
             "context": self.context,
             "context_why": self.context_why,
             "weights": self.weights and asdict(self.weights),
@@ -250,7 +262,7 @@ def _alike(segments: Sequence[Segment]) -> list[tuple[str, str, str]]:
 
 
 def _range(buckets: Sequence[str]) -> str:
-    """5-8 and 9-16 are 5-16; 65-256 and 257+ are 65+."""
+    """5-8 and 9-16 are 5-16; 257-512 and 513+ are 257+."""
     first, last = buckets[0].split("-")[0], buckets[-1].split("-")[-1]
     if first == last:
         return first
@@ -266,7 +278,28 @@ def make_plans(graph: Graph, buckets: Buckets, alone: Collection[str] = ()) -> d
     for _, placements in buckets.values():
         if placements not in cuts:
             cuts[placements] = cut(graph, placements, alone)
-    return {b: Plan(b, threads, placed, cuts[placed]) for b, (threads, placed) in buckets.items()}
+    there = {placed: on_devices(graph, stages, alone) for placed, stages in cuts.items()}
+    return {b: Plan(b, n, placed, cuts[placed], there[placed]) for b, (n, placed) in buckets.items()}
+
+
+def most_on_host(plan: Plan, host_ubatch: int) -> int:
+    """The most tokens of a pass by a plan, because the host computes; 0: nothing says so."""
+    return 0 if plan.on_devices else host_ubatch
+
+
+def on_devices(graph: Graph, stages: Stages, alone: Collection[str]) -> bool:
+    """Whether the host does no more in a pass of many tokens than to look rows up and to judge the last ones,
+    and few values cross."""
+    segments = [s for stage in stages for s in stage]
+    mine = (op for s in segments if s.backend not in alone for op in s.ops)
+    if not alone or any(op.out.rows == "tokens" and op.kind != "embed" for op in mine):
+        return False
+    return sum(v.width for s in segments for v in s.writes if v.rows == "tokens") <= crossing_width(graph)
+
+
+def crossing_width(graph: Graph) -> int:
+    """Of each token, how many numbers that one segment makes and another reads lie on the host at once."""
+    return CROSSINGS * next(op.out.width for op in graph.ops if op.kind == "embed")
 
 
 def share_out(graph: Graph, placements: Sequence[Placement]) -> tuple[Graph, tuple[Placement, ...]]:

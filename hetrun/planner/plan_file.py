@@ -15,6 +15,7 @@ from hetrun.planner.plan import BUCKETS, FORMAT, Buckets, Placement, share_out
 from hetrun.system.files import read_text
 
 MOST_BYTES = 16 << 20  # of a file with a plan
+BEFORE, LATER = "257+", BUCKETS[-2:]
 MOST_THREADS, MOST_TOKENS = 1 << 12, 1 << 20  # in it, as for --threads and --ubatch
 
 
@@ -24,6 +25,7 @@ class SavedPlan:
 
     ubatch: int
     buckets: Buckets
+    host_ubatch: int = 0
 
 
 def load_plan(path: Path, graph: Graph) -> SavedPlan:
@@ -37,8 +39,13 @@ def load_plan(path: Path, graph: Graph) -> SavedPlan:
         buckets = {
             str(p["bucket"]): (_count(p, "threads", MOST_THREADS), _placements(p)) for p in data["plans"]
         }
+        for bucket in LATER if BEFORE in buckets else ():  # written when this was the last bucket
+            buckets.setdefault(bucket, buckets[BEFORE])
+        buckets.pop(BEFORE, None)
+        at_once = _count(data, "host_ubatch", MOST_TOKENS) if data.get("host_ubatch") else 0
         saved = SavedPlan(
-            _count(data, "ubatch", MOST_TOKENS), {b: buckets[b] for b in BUCKETS if b in buckets}
+            *(_count(data, "ubatch", MOST_TOKENS), {b: buckets[b] for b in BUCKETS if b in buckets}),
+            at_once,
         )
     except KeyError as e:
         raise OptionError(f"{path} is not a plan as `hetrun plan --json` writes it: it lacks {e}") from e

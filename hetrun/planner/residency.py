@@ -30,17 +30,23 @@ class Demand:
     """One bucket: how its units run with so many threads, and how much it counts."""
 
     weight: float  # passes of this bucket among all
-    ways: Mapping[int, Chain]  # by number of threads
+    # By number of threads; -1 times that where devices alone compute, in passes of more tokens than a host's.
+    ways: Mapping[int, Chain]
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """What was decided for one bucket."""
 
-    threads: int
+    way: int
     backends: tuple[str, ...]
     seconds: float
     given: float = 0.0  # seconds of them for results that are closer to the model's
+
+    @property
+    def threads(self) -> int:
+        """Of the host, what it computes with."""
+        return abs(self.way)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ def place_all(demands: Sequence[Demand], copies: Copies) -> list[Placed]:
     else:
         found = _solve(demands, copies, candidates)
     if found is None:
-        least = sum(min(copies.nbytes[i, b] for b in t) for i, t in enumerate(_units(demands)))
+        least = sum(min((copies.nbytes[i, b] for b in t), default=0) for i, t in enumerate(_units(demands)))
         raise BudgetError(
             f"the weights need at least {least / 2**20:.0f} MiB, and there is room for "
             f"{copies.room / 2**20:.0f} MiB: allow more with --ram, or use a smaller model"
@@ -101,13 +107,13 @@ def cost(demands: Sequence[Demand], placed: Sequence[Placed]) -> float:
 def best_of(demand: Demand, held: frozenset[Copy] | None = None) -> Placed:
     """The best number of threads and placement of one bucket, on some copies or on all that could be."""
     found = []
-    for threads, chain in demand.ways.items():
+    for way, chain in demand.ways.items():
         if held is not None:
             units = range(len(chain.times))
             chain = chain.only([frozenset(b for b in chain.times[i] if (i, b) in held) for i in units])
         if all(chain.times):
             backends = chain.best()
-            found.append(Placed(threads, backends, chain.seconds(backends)))
+            found.append(Placed(way, backends, chain.seconds(backends)))
     return min(found, key=lambda p: p.seconds)
 
 

@@ -46,12 +46,14 @@ class StaticPlanner:
         threads = wishes.threads or machine.cores
         alone = [name for name, backend in self._backends.items() if backend.asynchronous]
         ubatch, why = self._ubatch(graph, threads, wishes)
+        at_once = 0
         if wishes.plan:
             saved = load_plan(wishes.plan, graph)
             self._check(graph, saved.buckets)
             buckets = {b: (wishes.threads or n, placements) for b, (n, placements) in saved.buckets.items()}
             if not wishes.ubatch:
                 ubatch, why = saved.ubatch, f"as saved in {wishes.plan.name}"
+                at_once = saved.host_ubatch
         elif self._rule:
             buckets = dict(buckets_by(self._rule, Task(graph, self._backends, self._order, threads)))
             try:
@@ -60,7 +62,7 @@ class StaticPlanner:
                 raise OptionError(f"the planner {self._rule}: {e}") from e
         else:
             buckets = dict.fromkeys(BUCKETS, (threads, tuple(self._placements(graph))))
-        return PlanSet(make_plans(graph, buckets, alone), ubatch, why)
+        return PlanSet(make_plans(graph, buckets, alone), ubatch, why, host_ubatch=at_once)
 
     def _placements(self, graph: Graph) -> list[Placement]:
         """The first backend of the order for everything; another for scopes with something it cannot do."""

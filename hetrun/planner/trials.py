@@ -16,6 +16,8 @@ SAMPLES, HOME_SAMPLES = 3, 8  # layers that take turns where weights come from m
 MIDDLE = 64
 SMALL = 16  # up to here a pass reads every weight and does little else: the whole model is run
 DEEP = 4096  # tokens in the past of the deepest probe
+# The fact: how many times as long a host's work and weights that cross take while both read the same memory.
+BESIDE = "beside_link"
 LINK = "link_bytes_s"  # the fact: how fast values cross to a backend that works by itself, and back
 
 
@@ -50,6 +52,12 @@ def alone(backend: str) -> str:
     return f"{backend}:alone"
 
 
+def largest_of(ubatch: int, context: int) -> list[int]:
+    """Tokens of the longest passes of a device: what they take is no multiple of what fewer tokens take,
+    where weights have to cross first."""
+    return [n for n in (min(ubatch, context),) if n > TOKENS[-1]]
+
+
 def trials_of(
     graph: Graph,
     units: Sequence[Unit],
@@ -59,6 +67,7 @@ def trials_of(
     context: int,
     ubatch: int,
     wide: Sequence[int] = (),
+    device: bool = False,
 ) -> list[Trial]:
     """What to measure of a backend, the most telling first; `home` is where every weight lies already.
 
@@ -87,7 +96,8 @@ def trials_of(
 
     # From the middle outwards: with two sizes the others follow roughly. What only wanted rows go through has
     # no middle, takes no time, and nothing is planned without it.
-    for tokens in sorted(sizes, key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):
+    largest = largest_of(ubatch, context) if device else []
+    for tokens in sorted([*sizes, *largest], key=lambda n: abs(n.bit_length() - MIDDLE.bit_length())):
         add(tokens, most)
     found.sort(key=lambda t: t.sequences < FEW)
     seen = min(DEEP, context - max(sizes)) // 32 * 32

@@ -9,27 +9,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun.backend import Available, Backend, Descriptor, registry
+from hetrun.backend import Available, Backend, Descriptor, Done, Pass, registry
 from hetrun.backends.cuda import backend as device
+from hetrun.backends.cuda import weight_ring
 from hetrun.backends.cuda.backend import CudaBackend, StreamedBackend
 from hetrun.backends.cuda.driver import Stream
 from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.weight_ring import Ring
-from hetrun.backends.cuda.weights import OnHost
+from hetrun.backends.cuda.weights import OnHost, expert_bytes
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
+from hetrun.executor.autotune.prober import Prober
 from hetrun.executor.loading.device_memory import with_streaming
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
-from hetrun.graph import in_scope
+from hetrun.executor.weight_store import WeightStore
+from hetrun.graph import in_scope, kv_shapes
+from hetrun.graph.ops import Moe
 from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
+from hetrun.memory.kv.cache import KvCache
+from hetrun.planner.costmodel import Forecast
 from hetrun.planner.options import Options, Wishes
 from hetrun.planner.plan import BUCKETS
+from hetrun.planner.trials import Trial
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.cuda.test_backend import close, tokens
+from tests.models import cases_hf
 from tests.models.tiny import TinyLlama
 from tests.support.rig import Rig, graph_of, model_file, rig
 from tests.support.tiers import first
@@ -148,7 +157,8 @@ def test_the_window_is_no_room_for_weights() -> None:
     streaming = stays.streaming(1 << 20)
     assert streaming
     crosses, left = streaming
-    assert left.room == before - (2 << 20)
+    assert stays.gpu.long_passes == (before - (2 << 20)) // 16
+    assert left.room == before - (2 << 20) - stays.gpu.long_passes
     assert crosses.grant(None) is None
     crosses.close()
     stays.close()
@@ -249,6 +259,61 @@ def test_what_follows_is_brought_ahead() -> None:
     driver.close()
 
 
+def test_large_weights_cross_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between them what others send gets its turn."""
+    monkeypatch.setattr(weight_ring, "PIECE", 4096)
+    driver = EmulatedDriver()
+    memory = Memory(driver, 8 << 20)
+    ring = Ring(memory, 40 << 10)
+    weight, sizes, copy = on_host(driver, 9000), list[int](), driver.copy
+    weight.memory[:] = np.arange(9000) % 251
+
+    def copied(target: int, source: int, nbytes: int, stream: Stream) -> None:
+        sizes.append(nbytes)
+        copy(target, source, nbytes, stream)
+
+    monkeypatch.setattr(driver, "copy", copied)
+    block = ring.block([weight])
+    ring.need(block)
+    found = driver.pinned(9000)
+    copied(int(found.ctypes.data), block.parts[0][0], 9000, memory.computing)
+    ring.done(block)
+    driver.synchronize(block.left)
+    assert sizes == [4096, 4096, 808, 9000]
+    assert (found == weight.memory).all()
+    assert ring.crossed == 9000
+    ring.forget(block)
+    memory.close()
+    driver.close()
+
+
+@needs_compiler
+@pytest.mark.usefixtures("all_cross")
+def test_what_is_measured_crosses_in_every_run() -> None:
+    """As in a pass, where other layers come in between, however few weights there are."""
+    driver, graph, times = EmulatedDriver(), graph_of(DENSE), list[float]()
+    stays, crosses = both_ways(driver)
+    backends: dict[str, Backend] = {"cuda": stays, "cuda-streamed": crosses}
+    kv = KvCache(kv_shapes(graph), by_name("F16"), 256, 4, 64)
+    prober = Prober(graph, backends, WeightStore(backends), kv, Forecast(), 256)
+    ops = tuple(op for op in graph.ops if in_scope(op.scope, "blk.0.ffn.gate"))
+    submit, runs = CudaRunner.submit, list[int]()
+
+    def counted(self: CudaRunner, work: Pass) -> Done:
+        found = submit(self, work)
+        runs.append(crosses.crossed)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CudaRunner, "submit", counted)
+        prober.measure(Trial("a test", "a form", (ops,), "cuda-streamed", 1, 1), times.append)
+    size = crosses.resident_bytes(crosses.wants(ops))
+    assert len(runs) > 2
+    assert runs == [size * (i + 1) for i in range(len(runs))]
+    stays.close()
+    crosses.close()
+
+
 def test_what_is_forgotten_is_brought_by_nobody() -> None:
     """Also where a block that made room since was followed by it."""
     driver = EmulatedDriver()
@@ -322,8 +387,63 @@ def test_layers_that_are_too_large_together_cross_call_by_call() -> None:
     assert own
     backends: dict[str, Backend] = {"cuda": made}
     after = with_streaming(graph, backends, {"cuda": own}, lambda ops: 0)
-    assert own.room - after["cuda"].room == 2 * least
+    assert own.room - after["cuda"].room == 2 * least + made.gpu.long_passes
     crosses = backends["cuda-streamed"]
     assert all(crosses.supports(op) for op in ffn)
+    made.close()
+    crosses.close()
+
+
+MIXTRAL = cases_hf.MIXTRAL[0]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.usefixtures("all_cross")
+@pytest.mark.parametrize("experts", first([2, 1, 4]))
+def test_a_mixture_that_is_too_large_crosses_some_experts_at_a_time(experts: int) -> None:
+    """In passes of few tokens and of many; the window has room for so many of six, twice."""
+    graph, driver = graph_of(MIXTRAL), EmulatedDriver()
+    ops = [op for op in graph.ops if isinstance(op.attrs, Moe)]
+    each = expert_bytes(ops[0])
+    stays, crosses = both_ways(driver, experts * each)
+    assert all(map(crosses.supports, ops))
+    parts = crosses._in_groups(ops[:1])
+    assert sum(op.attrs.held for op in parts if isinstance(op.attrs, Moe)) == 6
+    assert len([op for op in parts if op.kind == "moe"]) == -(-6 // experts)
+    whole = sum(w.nbytes for op in ops for w in op.weights[1:4])
+    wanted = crosses.wants(ops)
+    assert len(set(wanted)) == len(wanted)
+    assert crosses.resident_bytes(wanted) == whole, "each expert once, and routers stay"
+    backends: dict[str, Backend] = {"cuda": stays, "cuda-streamed": crosses, "reference": descriptor.create()}
+    placed = {"": "reference"} | {op.scope: "cuda-streamed" for op in ops}
+    mine = rig(MIXTRAL, backends, placed, context=256, ubatch=64)
+    right = rig(MIXTRAL, {"reference": descriptor.create()}, context=256, ubatch=64)
+    a, b = mine.kv.alloc(), right.kv.alloc()
+    crossed = []
+    for i, n in enumerate((3, 1, 40, 1, 2)):
+        close(mine.logits(a, tokens(n, i)), right.logits(b, tokens(n, i)))
+        crossed.append(crosses.crossed)
+    assert crossed[-1] - crossed[-2] <= whole + crosses.gpu.window
+    mine.close()
+    right.close()
+    assert driver.closed
+
+
+def test_a_mixture_of_any_size_may_cross_if_an_expert_has_room() -> None:
+    graph, made = graph_of(MIXTRAL), emulated(name="cuda", driver=EmulatedDriver())
+    op = next(op for op in graph.ops if isinstance(op.attrs, Moe))
+    whole, each = made.device_bytes(made.wants([op])), expert_bytes(op)
+    others = max(made.most_needed_at_once([o]) for o in graph.ops[1:] if not isinstance(o.attrs, Moe))
+    assert max(2 * each, others) < whole
+    own = made.grant(made.gpu.least + 4 * max(2 * each, others) + (64 << 10))
+    assert own
+    backends: dict[str, Backend] = {"cuda": made}
+    after = with_streaming(graph, backends, {"cuda": own}, lambda ops: 0)
+    crosses = backends["cuda-streamed"]
+    assert isinstance(crosses, StreamedBackend)
+    assert crosses.supports(op)
+    assert own.room // 4 - 1024 <= crosses.gpu.window // 2 < whole
+    assert after["cuda"].room < own.room
     made.close()
     crosses.close()

@@ -183,3 +183,25 @@ def test_rows_of_keys_and_values_have_room_on_the_device(path: Path) -> None:
             assert found.plans.devices["cuda"]["weights"] > 0
         with decided(path, many) as found:
             assert "weights" not in found.plans.devices["cuda"], "no room for so many rows"
+
+
+def test_a_device_that_is_lost_leaves_its_layers_to_the_disk(path: Path) -> None:
+    """In the middle of a text, which goes on."""
+    driver = EmulatedDriver()
+    with gpus(driver):
+        need, weights = needed(path)
+        vram = room_for(path, weights // 4)
+        right, model = logits(path, options(names=("llamacpp",)))
+        model.close()
+        model = PlannedModel(open_model(path), options(need - weights // 2, vram))
+        seq = model.alloc()
+        first = model.step(Step((Chunk(seq, IDS, np.arange(len(IDS))),))).copy()
+        model.kv.settle()
+        driver.breaks_at = driver.calls + 5
+        more = [model.step(Step((Chunk(seq, np.array([i]), np.array([0])),))).copy() for i in (3, 4)]
+        assert driver.loss
+        assert model.plans.backends == ["llamacpp"]
+        assert model.streaming()
+        model.close()
+    close(np.concatenate([first, *more]), right)
+    assert driver.closed

@@ -80,7 +80,7 @@ def test_one_bucket_that_takes_turns_is_enough_to_rest_longer(watcher: Watcher) 
     for i in range(20):
         some = {
             "1": replace(plans.plans["1"], threads=1 + i % 2),
-            "257+": replace(plans.plans["257+"], threads=i),
+            "257-512": replace(plans.plans["257-512"], threads=i),
         }
         watcher.changed(replace(plans, plans={**plans.plans, **some}), 100.0)
         rests.append(watcher.ready_at - 100.0)

@@ -46,7 +46,8 @@ def shown(stages: tuple[tuple[Segment, ...], ...]) -> list[list[tuple[str, str]]
     ("tokens", "bucket"),
     [(1, "1"), (2, "2-4"), (4, "2-4"), (5, "5-8"), (9, "9-16"), (16, "9-16"), (17, "17-32"), (32, "17-32"),
      (33, "33-64"), (64, "33-64"),
-     (65, "65-256"), (256, "65-256"), (257, "257+"), (100_000, "257+")],
+     (65, "65-256"), (256, "65-256"), (257, "257-512"), (512, "257-512"), (513, "513+"),
+     (100_000, "513+")],
 )  # fmt: skip
 def test_buckets(tokens: int, bucket: str) -> None:
     assert bucket_of(tokens) == bucket
@@ -116,9 +117,9 @@ def test_pieces_of_one_scope_have_names_of_their_own() -> None:
 def test_neighbouring_buckets_are_one_range() -> None:
     one, other = placements({"": "a"}), placements({"": "b"})
     for ends, expected in (
-        (("1", "5-8", "257+"), ["1", "2-8", "9+"]),
-        (("2-4", "65-256", "257+"), ["1-4", "5-256", "257+"]),
-        (("257+",), ["all"]),
+        (("1", "5-8", "513+"), ["1", "2-8", "9+"]),
+        (("2-4", "65-256", "513+"), ["1-4", "5-256", "257+"]),
+        (("513+",), ["all"]),
     ):
         turns = [sum(BUCKETS.index(b) > BUCKETS.index(end) for end in ends) for b in BUCKETS]
         buckets = {b: (1, other if turn % 2 else one) for b, turn in zip(BUCKETS, turns, strict=True)}
@@ -197,9 +198,9 @@ def test_as_few_stages_as_the_changes_of_backend_ask_for(placed: dict[str, str])
 
 def test_buckets_with_the_same_placements_share_their_stages() -> None:
     everywhere, split = placements({"": "a"}), placements({"": "a", "output": "b"})
-    buckets = {b: (2 if b == "1" else 4, split if b in ("1", "257+") else everywhere) for b in BUCKETS}
+    buckets = {b: (2 if b == "1" else 4, split if b in ("1", "513+") else everywhere) for b in BUCKETS}
     plans = make_plans(GRAPH, buckets)
-    assert plans["1"].stages is plans["257+"].stages
+    assert plans["1"].stages is plans["513+"].stages
     assert plans["2-4"].stages is plans["17-32"].stages
     assert plans["1"].stages is not plans["2-4"].stages
     assert [(p.bucket, p.threads) for p in plans.values()] == [(b, buckets[b][0]) for b in BUCKETS]
@@ -209,7 +210,7 @@ def test_a_plan_set_knows_its_backends_and_finds_the_bucket() -> None:
     plans = plan_set(GRAPH, {"": "a", "output": "b", "blk.1": "c"})
     assert plans.backends == ["a", "c", "b"]
     assert plans.plan(3) is plans.plans["2-4"]
-    assert plans.plan(1000) is plans.plans["257+"]
+    assert plans.plan(1000) is plans.plans["513+"]
     assert [s.backend for s in plans.plan(1).segments] == ["a", "c", "b"]
 
 

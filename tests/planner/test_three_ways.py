@@ -175,7 +175,7 @@ def test_many_tokens_cross_what_does_not_stay() -> None:
     """Where computing takes far longer than crossing, nothing is left on the host."""
     room = TOTAL // 2
     plans, _ = planned(Machine(3e5, 5e4, 4e6), room)
-    found = where(plans.plans["257+"])
+    found = where(plans.plans["257-512"])
     assert found[HOST] == 0
     assert found[GPU] > room - max(size(UNITS[i]) for i in INSIDE)
     assert found[CROSSING] == TOTAL - found[GPU]

@@ -40,7 +40,7 @@ UNITS = units(GRAPH)
 OPERATIONS = [operations(GRAPH, i) for i in range(LAYERS)]
 NAMES = [o.name for o in OPERATIONS[0]]
 OUTSIDE = 0.5  # of each unit that is in no layer
-BUCKET = "257+"
+BUCKET = "257-512"
 HOST, FAR = "host", "far"
 
 

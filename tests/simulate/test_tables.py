@@ -42,7 +42,7 @@ def test_the_command_says_first_that_it_is_a_prediction(capsys: pytest.CaptureFi
     assert "not measured" in out.splitlines()[0]
     for word in (
         "prefill",
-        "257+",
+        "513+",
         "TwinPilots",
         "LIA",
         "layer split",

@@ -35,7 +35,8 @@ def plans(others_from: str = "") -> PlanSet:
 
 @pytest.mark.parametrize("most", [1, 7, 1 << 40])
 @pytest.mark.parametrize(
-    ("others_from", "ends"), [("", 1 << 40), ("2-4", 1), ("5-8", 4), ("65-256", 64), ("257+", 256)]
+    ("others_from", "ends"),
+    [("", 1 << 40), ("2-4", 1), ("5-8", 4), ("65-256", 64), ("257-512", 256), ("513+", 512)],
 )
 def test_rows_are_alike_where_the_plan_is_that_of_one(most: int, others_from: str, ends: int) -> None:
     backends = {"one": Alike("one", most), "two": Alike("two", 1 << 40)}

@@ -29,7 +29,7 @@ from hetrun.planner.costmodel import Forecast
 from hetrun.planner.online import OnlinePlanner
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.switch_cost import SIZES, turn
-from hetrun.planner.trials import Trial, trials_of
+from hetrun.planner.trials import BESIDE, Trial, trials_of
 from hetrun.system.progress import Progress, stretch
 
 PROBE_S = 8.0  # that a first use may take to measure
@@ -130,14 +130,18 @@ class Measuring:
 
     def _trials(self, name: str, threads: Sequence[int] = ()) -> list[Trial]:
         """What can be measured of a backend."""
-        s, ubatch = self._setup, self._executor.plans.ubatch
+        s, plans, device = self._setup, self._executor.plans, self._backends[name].asynchronous
         home, units = name in s.home.values(), self._planner.units
-        trials = trials_of(self._graph, units, name, home, threads or s.threads, s.context, ubatch, s.wide)
+        at_once = plans.host_ubatch or plans.ubatch
+        ubatch = plans.ubatch if device else at_once
+        trials = trials_of(
+            *(self._graph, units, name, home, threads or s.threads, s.context, ubatch, s.wide, device)
+        )
         able = self._planner.costs.able
         forms = {u.form for i, u in enumerate(units) if name in able[i]}
         whole = all(name in some for some in able)
         mine = [t for t in trials if t.form in forms or (t.name == "whole" and whole)]
-        return mine + self._planner.more_trials(name, s.context, ubatch)
+        return mine + self._planner.more_trials(name, s.context, at_once)
 
     def _known(self, trial: Trial) -> bool:
         """Whether something was measured, or was to be and took too long."""
@@ -155,6 +159,7 @@ class Measuring:
             if self._prober.run(trials, start + seconds, tell):
                 self._complete(trials)
                 self._learn_turns(name, seconds)
+                self._learn_beside(name)
                 for trial in trials:
                     self._forecast.learn_fact(_asked(trial), name, 1.0)
         except Cancelled:
@@ -259,6 +264,23 @@ class Measuring:
             price = price_of_a_turn(self._prober, units, able, self._home, name, threads, tokens)
             if price is not None:
                 self._forecast.learn_fact(turn(tokens), name, price)
+
+    def _learn_beside(self, name: str) -> None:
+        """What the host and weights that cross for a device cost each other."""
+        backend, costs = self._backends[name], self._planner.costs
+        known = self._forecast.fact(BESIDE, name) is not None
+        if known or not backend.asynchronous or self._disturbed():
+            return
+        able = [name in some and self._home in some for some in costs.able]
+        for unit in heaviest(self._planner.units, self._planner.nbytes, self._home):
+            crosses = any(backend.streams(use) for use in backend.wants(unit.ops))
+            if able[self._planner.units.index(unit)] and crosses:
+                threads = self._setup.threads[-1]
+                here, there = (
+                    Trial("beside", unit.form, (unit.ops,), b, threads, 1) for b in (self._home, name)
+                )
+                self._forecast.learn_fact(BESIDE, name, self._prober.beside(here, there))
+                return
 
 
 def _asked(trial: Trial) -> str:

@@ -48,6 +48,7 @@ MOST_RUNS = 12
 LONG_SLICES = 3  # a run that takes longer is a measurement by itself
 LARGEST_PART = 0.15  # of the time left, for one run
 NOISE = 0.5  # of the values that go in: any will do that stay finite
+MOST_BESIDE, LEAST_RUN_S = 64, 1e-7  # runs of the host while a device has one, and what none is below
 LINK_TOKENS = 512  # whose values are sent to measure it
 
 Slices = Generator[list[list[float]], None, None]  # of trials, the seconds of a run in each slice so far
@@ -185,6 +186,7 @@ class Prober:
                         backend.set_threads(trial.threads)
                     runs, start = 0, perf_counter()
                     while not runs or (at and perf_counter() < start + slice_s):
+                        self._backends[trial.backend].evict_streamed()
                         runner.submit(work).wait()
                         runs += 1
                     took = perf_counter() - start
@@ -220,12 +222,14 @@ class Prober:
     ) -> None:
         for value in dict.fromkeys(v for s in segments for v in s.reads):
             work.values[value.name] = self._noise(work.rows(value), value.width)
-        by_itself = self._backends[segments[0].backend].asynchronous
+        backend = self._backends[segments[0].backend]
+        by_itself = backend.asynchronous
         first = self._once(runners[0], work)  # memory is touched, pools of threads begin
         end, times = perf_counter(), list[float]()
         while len(times) < MOST_RUNS and (len(times) < RUNS or sum(times) < LEAST_S):
             if times and (once or first > LONG_S):
                 break
+            backend.evict_streamed()
             seconds = self._once(runners[(len(times) + 1) % len(runners)], work)
             # A backend that works by itself may have begun to load weights when the run before was over.
             now = perf_counter()
@@ -238,6 +242,32 @@ class Prober:
         start = perf_counter()
         runner.submit(work).wait()
         return perf_counter() - start
+
+    def beside(self, here: Trial, there: Trial) -> float:
+        """How many times as long work of the host takes while weights cross for a device, and these as well:
+        both read the host's memory. 1: neither knows of the other; 2: one after the other would be as fast.
+
+        The host's work is repeated until it takes as long as what crosses."""
+        device = self._backends[there.backend]
+        with self._ready(there) as (far, far_work), self._ready(here) as (near, near_work):
+
+            def both(runs: int, crosses: bool = True) -> float:
+                device.evict_streamed()
+                start = perf_counter()
+                done = far.submit(far_work) if crosses else None
+                for _ in range(runs):
+                    near.submit(near_work).wait()
+                if done:
+                    done.wait()
+                return perf_counter() - start
+
+            both(1)  # memory is touched
+            crossing = min(both(0) for _ in range(RUNS))
+            one = min(both(1, crosses=False) for _ in range(RUNS))
+            runs = min(MOST_BESIDE, max(1, round(crossing / max(one, LEAST_RUN_S))))
+            together = min(both(runs) for _ in range(RUNS))
+        shorter, longer = sorted((crossing, runs * one))
+        return min(max(1 + (together - longer) / max(shorter, LEAST_RUN_S), 1.0), 2.0)
 
     def _noise(self, rows: int, width: int) -> Floats:
         return self._random.normal(0, NOISE, (rows, width)).astype(np.float32)

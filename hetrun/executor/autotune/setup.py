@@ -31,6 +31,7 @@ class Setup:
     wide: tuple[int, ...] = ()  # of the threads those that keep all cores busy; empty: only the most do
     own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
     rows: RowBytes = lambda ops: 0  # of the keys and values of a text of the usual length
+    host_ubatch: int = 0  # the most tokens of passes in which the host computes, if devices take more
 
 
 def planner_for(
@@ -42,6 +43,7 @@ def planner_for(
         from hetrun.planner.two_device.planner import ConcurrentPlanner as kind  # nobody else needs it
     planner = kind(graph, backends, forecast, setup.threads, setup.candidates, setup.precision)
     planner.wide = setup.wide or planner.wide
+    planner.host_ubatch = setup.host_ubatch
     rows = rows_of(planner.units, planner.sizes.own, setup.own, setup.rows)
     planner.sizes = replace(planner.sizes, rows=rows)
     return planner

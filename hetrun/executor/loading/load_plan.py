@@ -7,6 +7,7 @@ pieces, and those that do not fit come from disk for every pass (`hetrun.prefetc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ from hetrun.executor.loading.memory_estimates import (
     LIBRARIES,
     MAX_SEQUENCES,
     besides,
+    crossing_bytes,
     in_parts,
     kv_of_all,
     mixture_bytes,
@@ -72,6 +74,7 @@ MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, 
 AS_MANY = "each pass reads the {}, so it takes as many tokens as fit and are worthwhile"
 WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
 OF_BYTES = 5e-3  # the error of a product whose activations are rounded to 8 bits, in parts of its size
+WORTH = 1.1  # times as fast passes must be with less on a device
 BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
 
 
@@ -206,6 +209,7 @@ class Deciding:
             self._homes = self._places.homes()
             plans, wanted = self._planned(self._backends)
             if self._options.streaming != "off" and not self._fits(plans, wanted):
+                self._homes = self._fastest(self._homes)
                 if found := self._not_in_memory():
                     return found
         return self._in_memory(plans, wanted)
@@ -378,14 +382,19 @@ class Deciding:
     def _in_memory(self, plans: PlanSet, wanted: Wanted) -> Prepared:
         options, parts = self._options, self._parts()  # measured once: the bill must add up
         held = sum(parts.values())
-        all_weights, work = self._weights(wanted), work_bytes(self._graph, plans.ubatch)
+        all_weights = self._weights(wanted)
+        plans = self._as_devices_take(plans, held + all_weights)
+        work = self._work(plans)
         tight = held + all_weights + work + self._least_kv(plans) > self._granted.nbytes
         context = choose_context(
             self._source, options, held + all_weights + (0 if tight else work), self._kv_bytes(plans)
         )
         context = self._within_devices(context, plans, wanted)
         if self._build_for(context.tokens):
-            plans, wanted = self._planned(self._backends)
+            again, wanted = self._planned(self._backends)
+            plans = replace(
+                again, ubatch=plans.ubatch, ubatch_why=plans.ubatch_why, host_ubatch=plans.host_ubatch
+            )
         weights, one = self._weights(wanted), self._kv_bytes(plans)(context.tokens)
         free = self._granted.nbytes - held
         of_all = kv_of_all(one, free - weights - (0 if tight else work))
@@ -398,6 +407,30 @@ class Deciding:
         plans = replace(plans, memory=paid, weights=there)
         return self._prepared(plans, wanted, context, weights, of_all, room)
 
+    def _work(self, plans: PlanSet) -> int:
+        """What passes work in on the host: of as many tokens as it computes at once, or as devices do."""
+        own = work_bytes(self._graph, plans.host_ubatch or plans.ubatch)
+        return max(own, crossing_bytes(self._graph, plans.ubatch)) if plans.host_ubatch else own
+
+    def _as_devices_take(self, plans: PlanSet, held: int) -> PlanSet:
+        """Passes of as many tokens as a device takes, where plans may come to run prompts there alone:
+        weights that do not stay there cross for each pass, however many tokens it has. The host's passes stay
+        as long as they are."""
+        options = self._options
+        fixed = options.wishes.ubatch or options.wishes.plan or options.wishes.deterministic or options.rule
+        if fixed or not options.measures or self._homes:
+            return plans
+        devices = {n: b.most_at_once(self._graph.ops) for n, b in self._backends.items() if b.asynchronous}
+        most = max(devices.values(), default=0)
+        while most > plans.ubatch:
+            why = f"as many as {max(devices, key=lambda n: devices[n])} has room for; {plans.ubatch} at once "
+            why += "where the host computes"
+            longer = replace(plans, ubatch=most, ubatch_why=why, host_ubatch=plans.ubatch)
+            if held + self._work(longer) + self._usual_kv(longer) <= self._granted.nbytes:
+                return longer
+            most //= 2
+        return plans
+
     def _from_disk(self, found: Pieces) -> Prepared | None:
         """Weights in pieces."""
         kv_bytes = self._kv_bytes(found.plans)
@@ -406,6 +439,37 @@ class Deciding:
         if self._build_for(context.tokens) and (again := self._cut(found.backend)):
             found = again
         return self._in_pieces(found, context)
+
+    def _fastest(self, homes: tuple[Placement, ...]) -> tuple[Placement, ...]:
+        """How much of what devices have room for is to lie there, where the others come from disk: all, the
+        last half, or nothing. Each byte there is one less to read, so all of it unless passes have taken
+        longer than they would with less on the device, by what disk and host are known to give. Passes of
+        that are measured in turn, and the next start knows better."""
+        if not self._options.measures or not homes:
+            return homes
+        found: list[tuple[float, tuple[Placement, ...]]] = []
+        off = 1.0
+        for some in dict.fromkeys((homes, homes[: len(homes) // 2], ())):
+            self._homes = some
+            pieces = next((p for name in self._backends if (p := self._cut(name))), None)
+            if pieces is None:
+                return homes
+            seconds, seen = self._token_seconds(pieces, off)
+            off = max(off, seen.off) if seen else off
+            found.append((seconds if not found else seconds * WORTH, some))
+        return min(found, key=lambda each: each[0])[1]
+
+    def _token_seconds(self, found: Pieces, off: float) -> tuple[float, PassTimes | None]:
+        """A token of an answer in a short text, as runs saw it; else what disk and host would take, `off` by
+        as much as other passes here."""
+        context = self._options.ctx or usual(self._source, self._options)
+        room = max(0, self._granted.nbytes - found.fixed - self._short_kv(found.plans, context))
+        kept = choose_pieces(found.cut, room, policy_of(self._options.streaming))
+        total = sum(piece.kept_bytes for piece in found.cut.pieces)
+        seen = found.passes.at(kept.locked_bytes / total)
+        if seen:
+            return seen.seconds(1, kept.streamed_bytes, found.disk.rate), seen
+        return off * max(total / BYTES_S, kept.streamed_bytes / found.disk.rate), None
 
     def _cut(self, name: str) -> Pieces | None:
         """What has no home on a device on one backend, as one segment, in pieces."""
@@ -431,7 +495,9 @@ class Deciding:
     def _passes(self, backend: str, plans: PlanSet) -> Passes:
         """Those of this model, by a name for all that take equally long."""
         file = f"{Path(self._source.path).name[-80:]} of {self._source.nbytes} bytes"
-        return Passes(f"{file} on {backend} with {plans.plan(1).threads} threads")
+        there = Counter(home.backend for home in self._homes)
+        beside = "".join(f", {n} units on {device}" for device, n in sorted(there.items()))
+        return Passes(f"{file} on {backend} with {plans.plan(1).threads} threads{beside}")
 
     def _at_once(self, plans: PlanSet, others: int) -> PlanSet:
         """Each pass reads the same, however many tokens it has: as many as their memory is worth, which is

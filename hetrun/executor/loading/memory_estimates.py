@@ -9,6 +9,7 @@ from hetrun.backend.weight_streaming import Mixture
 from hetrun.graph import Graph
 from hetrun.memory import breakdown
 from hetrun.memory.ledger import RESERVE, kernel_figures
+from hetrun.planner.plan import crossing_width
 
 MAX_SEQUENCES = 64
 LIBRARIES = 24 << 20  # of a process that has neither vocabulary nor native library yet: both of them
@@ -42,6 +43,11 @@ def work_bytes(graph: Graph, tokens: int) -> int:
     widths = [op.out.width for op in graph.ops if op.kind != "head"]
     usual = next(op.out.width for op in graph.ops if op.kind == "embed")
     return WORK + tokens * (FLOAT_BYTES * (max(widths) + 3 * usual) + 3 * max(widths) // 2)
+
+
+def crossing_bytes(graph: Graph, tokens: int) -> int:
+    """What passes of so many tokens work in on the host, where devices compute."""
+    return WORK + tokens * FLOAT_BYTES * crossing_width(graph)
 
 
 def mixture_bytes(mixtures: Sequence[Mixture], tokens: int) -> int:

@@ -20,7 +20,7 @@ from hetrun.planner.costmodel import Forecast, Work
 from hetrun.planner.online import Likely
 from hetrun.planner.plan import Plan
 from hetrun.planner.segment_cost import MOST_SAVED, NEAR, Costs, distance, size_of
-from hetrun.planner.trials import DEEP, LINK, SAMPLES, SMALL, TOKENS, Trial, alone
+from hetrun.planner.trials import BESIDE, DEEP, LINK, SAMPLES, SMALL, TOKENS, Trial, alone
 from hetrun.planner.two_device.balance import PARTS, Operation, operations
 from hetrun.planner.two_device.expert_cost import (
     Cost,
@@ -211,11 +211,19 @@ class Sides:
                 found.append((s, c.seconds, c.load, longest))
         slowest = max(loads, key=lambda b: loads[b], default="")
         wait = max(0.0, loads.get(slowest, 0.0) - chain)
+        busy = sum(seconds for s, seconds, _, _ in found if not self._backends[s.backend].asynchronous)
+        longer = self._beside(slowest, at) * min(busy, loads.get(slowest, 0.0))
         spans = {}
         for s, seconds, load, longest in found:
             waits = wait > 0 and load > 0 and s.backend == slowest
             spans[s.name] = longest + wait * load / loads[slowest] if waits else seconds
-        return Clocked(chain + wait, spans)
+        slower = 1 + longer / (chain + wait) if longer else 1.0
+        return Clocked(chain + wait + longer, {name: slower * seconds for name, seconds in spans.items()})
+
+    def _beside(self, backend: str, at: At) -> float:
+        """How much longer, relative, the host's work and what crosses take at once, as both read the same
+        memory: in passes so small that the host waits for that and not for its cores."""
+        return (self._forecast.fact(BESIDE, backend) or 1.0) - 1 if at.tokens <= SMALL and backend else 0.0
 
     def _segment(self, s: Segment, at: At) -> Cost | None:
         """A segment as the sum of its operations, or parts of them, which share one call."""

@@ -39,7 +39,17 @@ from hetrun.planner.online import (
     passes_of,
     weight_of,
 )
-from hetrun.planner.plan import BUCKETS, Expected, Placement, Plan, PlanSet, Stages, cut, make_plans
+from hetrun.planner.plan import (
+    BUCKETS,
+    Expected,
+    Placement,
+    Plan,
+    PlanSet,
+    Stages,
+    bucket_of,
+    cut,
+    make_plans,
+)
 from hetrun.planner.precision import PRICE
 from hetrun.planner.residency import Copies, Copy
 from hetrun.planner.trials import LINK, Trial
@@ -63,6 +73,10 @@ class Choice:
     plan: Plan
     seconds: float
     otherwise: float
+
+
+def _times(n: float, seconds: float | None) -> float | None:
+    return None if seconds is None else n * seconds
 
 
 def is_concurrent(plan: Plan) -> bool:
@@ -182,9 +196,11 @@ class ConcurrentPlanner(OnlinePlanner):
         limit = (1 - WORTH) * min(stay, in_turn)
         best: Choice | None = None
         steps = max(1.0, MOVED_S / max(in_turn, 1e-9))
-        at = At(tokens, depth, self.threads[-1])
+        # The host has its part in each of them.
+        n = min(tokens, self.host_ubatch or tokens)
+        at = At(n, depth, self.threads[-1])
         for candidate in self._candidates(at, mine, after.plans[bucket], now, steps):
-            if self._wrong.get(bucket, 1.0) * candidate.seconds >= limit:
+            if self._wrong.get(bucket, 1.0) * candidate.seconds * tokens / n >= limit:
                 continue
             plan = self._made(bucket, at.threads, candidate)
             if plan is None or not self._held.fit(self._held.needed(plan) - room.whole, room):
@@ -211,16 +227,18 @@ class ConcurrentPlanner(OnlinePlanner):
 
     def _seconds_in_turn(self, plan: Plan, tokens: int, depth: float) -> float | None:
         """As real passes showed; before there are any, not less than by the clock that judges the others."""
-        at = At(tokens, depth, plan.threads)
+        n, times = self.cut_by(plan, tokens)
+        at = At(n, depth, plan.threads)
         predicted = self.pass_seconds(plan, tokens, depth, at.several)
         if predicted is None or None not in [self.sides.measured(s, at) for s in plan.segments]:
             return predicted
         clocked = self.sides.clock(plan, replace(at, threads=self.threads[-1]))
-        return max(predicted, clocked.seconds) if clocked else predicted
+        return max(predicted, times * clocked.seconds) if clocked else predicted
 
     def _clocked(self, bucket: str, plan: Plan, tokens: int, depth: float) -> float | None:
-        found = self.sides.clock(plan, At(tokens, depth, plan.threads))
-        return self._wrong.get(bucket, 1.0) * found.seconds if found else None
+        n, times = self.cut_by(plan, tokens)
+        found = self.sides.clock(plan, At(n, depth, plan.threads))
+        return self._wrong.get(bucket, 1.0) * times * found.seconds if found else None
 
     def saw(self, bucket: str, factor: float) -> None:
         wrong = factor * self._wrong.get(bucket, 1.0)
@@ -341,7 +359,8 @@ class ConcurrentPlanner(OnlinePlanner):
             price += 0.0 if b in now.started else self._forecast.fact(START, b) or 0.0
             rate = self._forecast.fact(RATE, b)
             price += self._held.moved(missing, b) / rate if rate else 0.0
-        gain = choice.otherwise - choice.seconds if choice.plan.bucket == BUCKETS[-1] else 0.0
+        of_prompts = choice.plan.bucket == bucket_of(after.ubatch)
+        gain = choice.otherwise - choice.seconds if of_prompts else 0.0
         return now.waiting / after.ubatch * gain > price
 
     def _uses_of(self, held: frozenset[Copy]) -> Parts:
@@ -362,10 +381,11 @@ class ConcurrentPlanner(OnlinePlanner):
             if not is_concurrent(plan):
                 continue
             tokens, depth = self.point(bucket, plans.ubatch, now)
-            at = At(tokens, depth, plan.threads)
-            clocked, wrong = self.sides.clock(plan, at), self._wrong.get(bucket, 1.0)
+            n, passes = self.cut_by(plan, tokens)
+            at = At(n, depth, plan.threads)
+            clocked, wrong = self.sides.clock(plan, at), passes * self._wrong.get(bucket, 1.0)
             times = {
-                s.name: (wrong * clocked.segments[s.name], self.sides.measured(s, at))
+                s.name: (wrong * clocked.segments[s.name], _times(passes, self.sides.measured(s, at)))
                 for s in plan.segments
                 if clocked
             }
