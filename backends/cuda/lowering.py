@@ -238,7 +238,8 @@ class Emitter:
         n = self.rows(x)
         if n <= FEW:
             return x if self.takes_bytes(weight) else None
-        return x if op.kind != "moe" and long_int8.takes(self, weight, n) else None
+        many = moe.experts_in_bytes(self, op) if op.kind == "moe" else long_int8.takes(self, weight, n)
+        return x if many else None
 
     def takes_bytes(self, weight: Held) -> bool:
         """Whether few rows are multiplied by a weight as bytes."""

@@ -12,12 +12,9 @@
 // the expert, through the second cache. Warps take fragments of 16 rows in turns, and skip those behind the
 // tile's pairs: a tile of 32 rows takes a quarter of the products.
 
-#include <mma.h>
-
-#include "quants.cuh"
+#include "matrix.cuh"
+#include "tensor.cuh"
 #include "tile.cuh"
-
-using namespace nvcuda;
 
 #define MANY_THREADS 256
 #define OUTPUTS 128     // of a block: so many of one matrix, or half of them of two
@@ -39,8 +36,6 @@ template <> struct Runs<Q6_K> {
 __device__ __forceinline__ int first_column(int slab) {
     return Runs<QUANT>::APART == 32 ? SLAB * slab : 128 * (slab / 2) + 32 * (slab % 2);
 }
-
-__device__ __forceinline__ int64 row_bytes(int cols) { return (int64)(cols / QUANT::WEIGHTS) * QUANT::BYTES; }
 
 __device__ __forceinline__ uint4 eight(const float *x) {
     return make_uint4(two_bf16(x[0], x[1]), two_bf16(x[2], x[3]), two_bf16(x[4], x[5]), two_bf16(x[6], x[7]));
@@ -107,35 +102,42 @@ __device__ __forceinline__ void put(const Brought &b, int from, int2 place, Slab
     }
 }
 
-typedef wmma::fragment<wmma::accumulator, 16, 16, 16, float> Sums;
-
 #define HALVES 2     // of the warps: they take fragments of rows in turns
-#define FRAGMENTS 4  // of rows, of a warp
-#define QUARTERS 4   // of the warps: each has 16 columns of either half of the outputs
+#define FRAGMENTS 4  // of 16 rows, of a warp
+#define COLUMNS 4    // of eight outputs each, of a warp: 16 of either half of the outputs
 
-// What a warp makes: sums[f][0] of the block's first 64 outputs, sums[f][1] of the others.
+// What a warp makes: sums[f][0] and [1] of the block's first 64 outputs, [2] and [3] of the others. Lanes have
+// numbers of it as tensor.cuh says.
 struct Part {
-    Sums sums[FRAGMENTS][2];
+    float sums[FRAGMENTS][COLUMNS][4];
     int half, quarter, count;
     __device__ __forceinline__ Part(int pairs) {
         int warp = threadIdx.x / WARP;
         half = warp % HALVES, quarter = warp / HALVES, count = pairs;
+#pragma unroll
         for (int f = 0; f < FRAGMENTS; f++)
-            for (int i = 0; i < 2; i++) wmma::fill_fragment(sums[f][i], 0.0f);
+            for (int n = 0; n < COLUMNS; n++)
+                for (int j = 0; j < 4; j++) sums[f][n][j] = 0.0f;
     }
     __device__ __forceinline__ int row(int f) const { return 16 * (HALVES * f + half); }
-    __device__ __forceinline__ int output(int i) const { return OUTPUTS / 2 * i + 16 * quarter; }
+    __device__ __forceinline__ int output(int n) const { return OUTPUTS / 2 * (n / 2) + 16 * quarter + n % 2 * 8; }
     __device__ __forceinline__ void multiply(Slabs s, int from, int to) {
+        int lane = threadIdx.x % WARP;
+        const __nv_bfloat16 *x = s.x + lane % 16 * SLAB_LD + lane / 16 * 8;
+        const __nv_bfloat16 *w = s.w + (lane / 16 * 8 + lane % 8) * SLAB_LD + lane / 8 % 2 * 8;
 #pragma unroll
         for (int k = from; k < to; k += 16) {
-            wmma::fragment<wmma::matrix_b, 16, 16, 16, __nv_bfloat16, wmma::col_major> w[2];
-            for (int i = 0; i < 2; i++) wmma::load_matrix_sync(w[i], s.w + output(i) * SLAB_LD + k, SLAB_LD);
+            uint_t b[2][4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) load_blocks(b[i], w + output(2 * i) * SLAB_LD + k);
 #pragma unroll
             for (int f = 0; f < FRAGMENTS; f++) {
-                if (row(f) >= count) continue;  // the same for all lanes
-                wmma::fragment<wmma::matrix_a, 16, 16, 16, __nv_bfloat16, wmma::row_major> x;
-                wmma::load_matrix_sync(x, s.x + row(f) * SLAB_LD + k, SLAB_LD);
-                for (int i = 0; i < 2; i++) wmma::mma_sync(sums[f][i], x, w[i], sums[f][i]);
+                if (row(f) >= count) break;  // the same for all lanes
+                uint_t a[4];
+                load_blocks(a, x + row(f) * SLAB_LD + k);
+#pragma unroll
+                for (int n = 0; n < COLUMNS; n++)
+                    multiply_bf16(sums[f][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
             }
         }
     }
@@ -164,14 +166,16 @@ __device__ __forceinline__ void multiply(const Rows &rows, int cols, Part &part)
     }
 }
 
-// The sums to shared memory as [TILE][OUT_LD], so that rows can be written whole: those of one half of the
-// outputs, or of both.
-__device__ __forceinline__ void show(const Part &part, int halves) {
+// The sums to shared memory as [TILE][OUT_LD], so that rows can be written whole.
+__device__ __forceinline__ void show(const Part &part) {
+    int group = threadIdx.x % WARP / 4, place = threadIdx.x % 4;
 #pragma unroll
     for (int f = 0; f < FRAGMENTS; f++)
-        for (int i = 0; i < halves; i++)
-            wmma::store_matrix_sync((float *)shared_memory + part.row(f) * OUT_LD + part.output(i),
-                                    part.sums[f][i], OUT_LD, wmma::mem_row_major);
+        for (int n = 0; n < COLUMNS; n++)
+            for (int i = 0; i < 2; i++) {
+                float *to = (float *)shared_memory + (part.row(f) + group + 8 * i) * OUT_LD + part.output(n);
+                *(float2 *)(to + 2 * place) = make_float2(part.sums[f][n][2 * i], part.sums[f][n][2 * i + 1]);
+            }
     __syncthreads();
 }
 
@@ -193,7 +197,7 @@ experts_gated_many(const byte *gate, const byte *up, const float *gate_bias, con
     }
     Part part(tile.count);
     multiply(rows, cols, part);
-    show(part, 2);  // only there a number's column is known, and so its bias
+    show(part);  // only there a number's column is known, and so its bias
     int n = min(OUTPUTS / 2, n_ff - begin) / 8;  // eight at a time
     for (int i = threadIdx.x; i < tile.count * n; i += MANY_THREADS) {
         float *y = (float *)shared_memory + i / n * OUT_LD + 8 * (i % n);
@@ -225,7 +229,7 @@ experts_down_many(const byte *down, const float *bias, const int *order, const T
         }
         Part part(tile.count);
         multiply(rows, n_ff, part);
-        show(part, 2);
+        show(part);
     }
     int n = min(OUTPUTS, width - begin) / 4;
     for (int i = threadIdx.x; i < tile.count * n; i += MANY_THREADS) {
