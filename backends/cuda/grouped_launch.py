@@ -15,7 +15,7 @@ from hetrun.backends.cuda.programs import Source
 GROUPING = Source("grouping")
 THREADS = 256
 TILE = 128  # pairs of a tile at most
-SHARED = 2 * 2 * (TILE + 128) * (64 + 8)  # of the products in bf16: two slabs
+SHARED = 2 * (2 * TILE + 128) * 64  # of the products in bf16: two slabs of the input, one of weights
 GATED_INT8, DOWN_INT8 = int8.shared(TILE) + 4 * TILE, int8.shared(TILE)  # two slabs, and where rows lie
 TILE_DTYPE = np.dtype([(name, np.int32) for name in ("expert", "begin", "count", "unused")])
 Kernel = tuple[Source, str]

@@ -53,7 +53,9 @@ class Experts:
             *(stored(quant, self.n_ff, self.width, seed) for seed in (0, 1)),
             stored(other, self.width, self.n_ff, 2),
         ]
-        self.biases = [rng.standard_normal((HELD, n), dtype=np.float32) for n in (self.n_ff, self.n_ff, self.width)]
+        self.biases = [
+            rng.standard_normal((HELD, n), dtype=np.float32) for n in (self.n_ff, self.n_ff, self.width)
+        ]
         self.x = rng.standard_normal((self.tokens, self.width), dtype=np.float32)
         self.shares = rng.random((self.tokens, self.used), dtype=np.float32)
         self.chosen = choices(self.tokens, self.used, seed=4)

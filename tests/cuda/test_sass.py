@@ -197,7 +197,8 @@ def test_experts_of_a_prompt_read_fragments_from_shared_memory(architecture: str
         assert len(of_kind(hot, "HMMA")) == 64 * 32 * 64 // (16 * 8 * 16)
         # Of a product of 16 columns: four fragments of pairs, and two of weights.
         assert len(of_kind(hot, "LDSM")) == 6 * 64 // 16
-        assert len(hot) <= 720, name
+        assert {i.nbytes for i in of_kind(hot, "LDGSTS")} == {16}  # the input's next slab comes meanwhile
+        assert len(hot) <= 800, name
         assert not list(generic(kernel.code)), name
-        shared = blocks_at_once(registers[name], grouped_launch.THREADS, grouped_launch.SHARED)
-        assert shared >= TWO_BLOCKS - 1, name
+        blocks = blocks_at_once(registers[name], grouped_launch.THREADS, grouped_launch.SHARED)
+        assert blocks >= TWO_BLOCKS, name

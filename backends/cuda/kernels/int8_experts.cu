@@ -88,26 +88,5 @@ experts_down_int8(const byte *down, const float *bias, const int *order, const T
         const byte *x = inner + (int64)tiles->begin * int8_row(n_ff);
         multiply(Following{x, n_ff, 0, count}, down + row_bytes(n_ff) * row, part);
     }
-    Tile tile = *tiles;  // again: it would take registers
-    int lane = threadIdx.x % WARP;
-#pragma unroll
-    for (int f = 0; f < Part<TILE>::FRAGMENTS; f++)
-        for (int i = 0; i < 2; i++) {
-            int row = part.row(f) + lane / 4 + 8 * i;
-            if (row >= tile.count) continue;
-            int pair = order[tile.begin + row];
-            float share = shares[pair];
-#pragma unroll
-            for (int n = 0; n < COLUMNS_OF_WARP; n++) {
-                int output = begin + part.output(n) + lane % 4 * 2;
-                if (output >= width) continue;
-                float2 made = {part.sums[f][n][2 * i], part.sums[f][n][2 * i + 1]};
-                if (bias && tile.expert < held) {
-                    float2 b = *(const float2 *)(bias + (int64)tile.expert * width + output);
-                    made = {made.x + b.x, made.y + b.y};
-                }
-                if (tile.expert < held) made = {share * made.x, share * made.y};  // else zeros
-                *(float2 *)(y + (int64)pair * width + output) = made;
-            }
-        }
+    write_pairs(part, *tiles, held, order, shares, bias, y, begin, width);  // it reads the tile again
 }
