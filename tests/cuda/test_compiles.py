@@ -39,8 +39,8 @@ QUICK = (
 REGISTERS = 65536  # of a multiprocessor: a block that wants more does not start
 THREADS = {"rms_norm": 1024, "layer_norm": 1024}  # at most; 256 otherwise
 # Bytes of a thread in memory instead of registers. Angles: for the cosines of large ones.
-# Tiles of 128 rows in bytes, with Q6_K on sm_90 and Q3_K on sm_120: two blocks at once are worth more than the
-# last few numbers.
+# Tiles of 128 rows in bytes, with Q6_K and Q3_K on some: two blocks at once are worth more than the last few
+# numbers.
 STACK = {"angles": 32, "products_128": 8, "experts_down_int8": 8, "experts_gated_int8": 8}
 
 ENTRY = re.compile(

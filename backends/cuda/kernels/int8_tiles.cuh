@@ -143,27 +143,38 @@ template <int T> struct Part {
                 load_blocks(b, w + output(n) * RUN_LD + 32 * run);
                 float4 left = *(const float4 *)&s.w_scales[run][output(n) + 2 * place];  // of two rows
                 float4 right = *(const float4 *)&s.w_scales[run][output(n + 1) + 2 * place];
+                uint_t leasts[2] = {0, 0};
+                if (Weights::SCALES == LEASTS)
+                    for (int i = 0; i < 2; i++)
+                        leasts[i] = *(const ushort_t *)(s.w + (output(n + i) + group) * RUN_LD + 64 + 2 * run);
 #pragma unroll
                 for (int f = 0; f < FRAGMENTS; f++) {
                     if (f >= fragments) break;  // the same for all threads
                     uint_t a[4];
                     load_blocks(a, x + row(f) * RUN_LD + 32 * run);
                     float2 low = s.x_scales[row(f) + group][run], high = s.x_scales[row(f) + group + 8][run];
-                    add_run(sums[f][n], a, b[0], b[1], left, low, high, start);
-                    add_run(sums[f][n + 1], a, b[2], b[3], right, low, high, start);
+                    add_run(sums[f][n], a, b[0], b[1], leasts[0], left, low, high, start);
+                    add_run(sums[f][n + 1], a, b[2], b[3], leasts[1], right, low, high, start);
                 }
             }
         }
     }
 
+    // Two products where a run has two scales, or one of its bytes and one of its minima.
     static __device__ __forceinline__ void add_run(float (&sums)[4], const uint_t (&a)[4], uint_t b0,
-                                                   uint_t b1, float4 w, float2 low, float2 high,
-                                                   const Start &start) {
+                                                   uint_t b1, uint_t leasts, float4 w, float2 low,
+                                                   float2 high, const Start &start) {
+        const bool TWO = Weights::SCALES == SIXTEENS || Weights::SCALES == LEASTS;
         float made[4];
-        if (Weights::SIXTEENS) {
+        if (TWO) {
             float first[4], second[4];
-            multiply_16(first, a[0], a[1], b0, start);
-            multiply_16(second, a[2], a[3], b1, start);
+            if (Weights::SCALES == SIXTEENS) {
+                multiply_16(first, a[0], a[1], b0, start);
+                multiply_16(second, a[2], a[3], b1, start);
+            } else {
+                multiply_32(first, a, b0, b1, start);
+                multiply_32(second, a, __byte_perm(leasts, 0, 0x0000), __byte_perm(leasts, 0, 0x1111), start);
+            }
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 made[j] = fmaf(second[j], j % 2 ? w.w : w.y, first[j] * (j % 2 ? w.z : w.x));
@@ -173,9 +184,9 @@ template <int T> struct Part {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float2 x = j < 2 ? low : high;
-            float scale = Weights::SIXTEENS ? x.x : x.x * (j % 2 ? w.z : w.x);
+            float scale = TWO ? x.x : x.x * (j % 2 ? w.z : w.x);
             sums[j] = fmaf(made[j], scale, sums[j]);
-            if (Weights::LEAST) sums[j] = fmaf(x.y, j % 2 ? w.w : w.y, sums[j]);
+            if (Weights::SCALES == LEAST) sums[j] = fmaf(x.y, j % 2 ? w.w : w.y, sums[j]);
         }
     }
 };
