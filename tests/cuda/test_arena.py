@@ -19,7 +19,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(1, 20 * ALIGNMENT)), max_s
 def taken(
     arena: Arena | GrowingArena, held: dict[int, int], steps: Steps
 ) -> Iterator[tuple[int | None, int]]:
-    """Gives parts of what is held back, or takes new ones: their addresses, or None where there is no room."""
+    """Gives parts of what is held back, or takes new ones: their addresses, or None where none fits."""
     for give, nbytes in steps:
         if give and held:
             address = sorted(held)[nbytes % len(held)]
