@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hetrun.backend import FLOAT_BYTES, Buffers, PassShape, Segment
 from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
-from hetrun.backends.cuda.attention import attend, looks
+from hetrun.backends.cuda.attention import attend, counts, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
 from hetrun.backends.cuda.fusion import Gated, Item, Products, Turned
 from hetrun.backends.cuda.int8 import lowering as long_int8
@@ -86,7 +86,9 @@ class Emitter:
         self._in_bytes: dict[Value, Address] = {}  # of inputs that have been rounded, as long as they live
         kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
         self.seeing = [Seeing(shape, kind) for kind in kinds]
-        self.given = Given(shape, self.seeing, list(place.slabs), place.states is not None)
+        self.given = Given(
+            shape, self.seeing, list(place.slabs), place.states is not None, self._most_counts(segment)
+        )
         self.given_at = self.arena.take(self.given.nbytes, "what a pass tells")
         self.at: dict[Value, Address] = {}
         self.inputs = {value: self.make(value) for value in segment.reads}
@@ -102,6 +104,12 @@ class Emitter:
                 for made in (self.at, self._in_bytes):
                     if value in made:
                         self.arena.give(made.pop(value))
+
+    def _most_counts(self, segment: Segment) -> int:
+        """Of blocks that have ended: what the attention with most of them needs."""
+        rows = {seeing.looking: seeing.rows for seeing in self.seeing}
+        each = [(op.attrs, rows[looks(self.place.kv, op)]) for op in segment.ops if op.kind == "attention"]
+        return max((counts(a, n, self.place.processors) for a, n in each if n), default=0)
 
     @property
     def nbytes(self) -> int:
