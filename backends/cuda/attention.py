@@ -98,8 +98,10 @@ def at_once(a: Attention, rows: int, processors: int) -> tuple[int, int]:
     return max(1, min(rows, AT_ONCE, fit)), splits
 
 
-def counts(a: Attention, rows: int, processors: int) -> int:
+def counts(op: Op, rows: int, processors: int) -> int:
     """Of blocks that have ended: by row, KV head, and group of its query heads."""
+    a = op.attrs
+    assert isinstance(a, Attention)
     groups = attention_launch.groups_of(a.n_heads, a.n_kv_heads, a.head_dim)
     return at_once(a, rows, processors)[0] * a.n_kv_heads * groups
 

@@ -58,6 +58,7 @@ class CudaBackend(Backend):
         self.name, self.gpu = name, gpu
         self.started = False
         self._cancelled = threading.Event()
+        self._fusions = fusion.Fusions()
         self._leave: Callable[[], None] | None = gpu.leave
         gpu.enter()
 
@@ -158,13 +159,14 @@ class CudaBackend(Backend):
         own, others = parts_of(segment, kv)
         slabs = {group: gpu.slabs_of(kv, group, some) for group, some in own.items()}
         borrowed = {group: gpu.slabs_of(kv, group, some) for group, some in others.items()}
-        weights, blocks = laid_out(gpu.ring, segment, buffers)
+        fused = self._fusions.of(segment)
+        weights, blocks = laid_out(gpu.ring, fused, buffers)
         kept = [(op.attrs.layer, op.kind) for op in segment.ops if isinstance(op.attrs, Stateful)]
         states = gpu.states_of(kv, tuple(sorted(kept)))
         scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
         chip = device.processors, 0 if self.exact else int8.most_rows(device)
         place = Place(
-            *(gpu.library, weights, blocks, kv, slabs, borrowed, states, self.exact),
+            *(gpu.library, fused, weights, blocks, kv, slabs, borrowed, states, self.exact),
             *(gpu.rotations, *scratch, *chip),
         )
         return CudaRunner(self, segment, shape, place)

@@ -11,7 +11,7 @@ from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, counts, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
-from hetrun.backends.cuda.fusion import Gated, Item, Products, Turned
+from hetrun.backends.cuda.fusion import Fused, Gated, Item, Products, Turned
 from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
@@ -51,6 +51,7 @@ class Place:
     """What a segment is compiled with."""
 
     library: Library
+    fused: Fused
     buffers: Buffers
     blocks: Mapping[int, Sequence[Block]]  # of weights that cross, by the number of the item that needs them
     kv: KvCache
@@ -78,6 +79,7 @@ class Emitter:
         self, place: Place, segment: Segment, shape: PassShape, base: Address, results: Address
     ) -> None:
         self.place, self.shape = place, shape
+        self._tokens, self._wanted = shape.tokens, shape.wanted  # each is a sum
         self.arena, self._results = Arena(base, ENDLESS), Arena(results, ENDLESS)
         self._kept = frozenset(segment.writes)
         self._run = place.library.launch
@@ -92,9 +94,8 @@ class Emitter:
         self.given_at = self.arena.take(self.given.nbytes, "what a pass tells")
         self.at: dict[Value, Address] = {}
         self.inputs = {value: self.make(value) for value in segment.reads}
-        items = fusion.fuse(segment.ops, segment.writes)
+        items, last = place.fused.items, place.fused.ends
         self._wanted_in_bytes = {value for item in items if (value := self._read_in_bytes(item))}
-        last = _last_readers(items, segment.writes)
         for i, item in enumerate(items):
             if i in place.blocks:
                 self.portions.append(Portion(place.blocks[i]))
@@ -108,8 +109,8 @@ class Emitter:
     def _most_counts(self, segment: Segment) -> int:
         """Of blocks that have ended: what the attention with most of them needs."""
         rows = {seeing.looking: seeing.rows for seeing in self.seeing}
-        each = [(op.attrs, rows[looks(self.place.kv, op)]) for op in segment.ops if op.kind == "attention"]
-        return max((counts(a, n, self.place.processors) for a, n in each if n), default=0)
+        each = [(op, rows[looks(self.place.kv, op)]) for op in segment.ops if op.kind == "attention"]
+        return max((counts(op, n, self.place.processors) for op, n in each if n), default=0)
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +124,7 @@ class Emitter:
 
     def rows(self, value: Value) -> int:
         """Rows that a value has in passes of this shape."""
-        return rows_of(value, self.shape)
+        return self._tokens if value.rows == "tokens" else self._wanted
 
     # --- addresses
 
@@ -528,16 +529,3 @@ def activation_of(op: Op) -> int:
 def _norm_threads(width: int) -> int:
     """Threads of a block that works on so many numbers: eight for each, in whole warps."""
     return min(1024, max(32, -(-width // 256) * 32))
-
-
-def _last_readers(items: Sequence[Item], kept: Sequence[Value]) -> dict[int, list[Value]]:
-    """By item the values that nobody reads behind it."""
-    last: dict[Value, int] = {}
-    for i, item in enumerate(items):
-        for op in fusion.members(item):
-            last.update(dict.fromkeys((*op.inputs, op.out), i))
-    found: dict[int, list[Value]] = {}
-    for value, i in last.items():
-        if value not in kept:
-            found.setdefault(i, []).append(value)
-    return found
