@@ -11,6 +11,7 @@ from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, counts, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
+from hetrun.backends.cuda.few_rows import MOST, FewRows
 from hetrun.backends.cuda.fusion import Fused, Gated, Item, Products, Turned
 from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
@@ -64,6 +65,7 @@ class Place:
     scratch_bytes: int
     processors: int
     int8_rows: int  # of a pass, up to which products may round their input to bytes; 0: none may
+    few_rows: FewRows
 
     def slabs_of(self, group: int, part: Part) -> Slabs:
         """Where some heads of a layer have their rows."""
@@ -179,11 +181,18 @@ class Emitter:
             self._few(x, weight, self._outputs(item))
         elif long_int8.takes(self, weight, self.rows(x)):
             long_int8.products(self, x, weight, self._outputs(item))
+        elif self._as_it_lies(weight, self.rows(x)):
+            self.few(weight.source, x, self._outputs(item))
         else:
             with_bf16 = self.rounded(x)
             for i, op in enumerate(item.ops):
                 self._summed(op, x, with_bf16, item.outs[i], item.addend(i))
             self.arena.give(with_bf16)
+
+    def _as_it_lies(self, weight: Held, rows: int) -> bool:
+        """Whether so many rows, which are not few, are multiplied without unpacking a weight."""
+        place = self.place
+        return rows <= MOST and rows <= place.few_rows.of(weight, place.scratch, place.scratch_bytes)
 
     def _summed(self, op: Op, x: Value, x_bf16: Address, out: Value, addend: Value | None) -> None:
         """A product of many tokens, and what it is added to: into that itself where nobody reads it later."""
@@ -325,10 +334,12 @@ class Emitter:
     def _gated(self, item: Gated) -> None:
         x, n = item.gate.inputs[0], self.rows(item.act.out)
         target, width = self.make(item.act.out), item.act.out.width
-        if n <= FEW:
+        gate = self.held(item.gate)[0]
+        in_bytes = n > FEW and long_int8.takes(self, gate, n)
+        if n <= FEW or (not in_bytes and self._as_it_lies(gate, n)):
             (gate, *gate_bias), (up, *up_bias) = self.held(item.gate), self.held(item.up)
             biases = [at(b[0].address if b else 0) for b in (gate_bias, up_bias)]
-            small = self.takes_bytes(gate)
+            small = n <= FEW and self.takes_bytes(gate)
             begin, cols, stride, _ = self.in_bytes(x) if small else (self.at[x], x.width, x.width, n)
             source = matmul_launch.source(gate.quant.name, small)
             name, grid = f"gated_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, width, int8=small),)
@@ -336,7 +347,7 @@ class Emitter:
             facts = at(begin), number(cols), number(stride), number(n), number(activation_of(item.act))
             self.do(source, name, grid, matmul_launch.THREADS, *given, at(target), number(width), *facts)
             return
-        if long_int8.takes(self, self.held(item.gate)[0], n):
+        if in_bytes:
             long_int8.gated(self, item, target, activation_of(item.act))
             return
         with_bf16, other = self.rounded(x), self.arena.take(FLOAT_BYTES * n * width, "up")
