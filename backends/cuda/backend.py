@@ -108,15 +108,18 @@ class CudaBackend(Backend):
         return True
 
     def rounding(self, op: Op) -> float:
-        if op.kind not in ("linear", "head"):
+        if op.kind not in ("linear", "head", "moe"):
             return 0.0
         if not self.exact and self._in_bytes(op):
             return EIGHT_BITS
+        if op.kind == "moe":
+            return ROUNDED_BOTH
         return ROUNDED_INPUT if op.weights[0].quant.name == "BF16" else ROUNDED_BOTH
 
     def _in_bytes(self, op: Op) -> bool:
         """Whether a pass of some length rounds the input of a product to bytes."""
-        quant, cols = weights.held_as(fusion.uses(op)[0]).name, op.weights[0].shape[1]
+        which = 1 if op.kind == "moe" else 0  # behind the router
+        quant, cols = weights.held_as(fusion.uses(op)[which]).name, op.weights[which].shape[1]
         return takes_int8(quant, cols) or int8.takes(quant, 1, cols)
 
     def alike(self, ops: Sequence[Op]) -> int:

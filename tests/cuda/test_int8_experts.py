@@ -12,6 +12,7 @@ from hetrun.backend.conformance.cases import CASES
 from hetrun.backend.conformance.random_weights import packed
 from hetrun.backend.conformance.runner import allowed, build, compared, outcome, reference
 from hetrun.backends.cuda import grouped_launch
+from hetrun.backends.cuda.backend import EIGHT_BITS, ROUNDED_BOTH
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.matmul_launch import ROUNDED, int8_row
 from hetrun.backends.reference.moe import gated
@@ -151,4 +152,5 @@ def test_a_mixture_of_many_tokens(exact: bool) -> None:
     in_bytes = {"round_int8", "experts_gated_int8", "experts_down_int8"}
     others = {"round_bf16", "experts_gated_many", "experts_down_many"}
     assert set(driver.launches) & (in_bytes | others) == (others if exact else in_bytes)
+    assert backend.rounding(build(case)) == (ROUNDED_BOTH if exact else EIGHT_BITS)
     backend.close()
