@@ -85,12 +85,14 @@ def _expert_uses(op: Op) -> list[WeightUse]:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The items of a segment, and after which of them nobody reads a value any more that the segment keeps to
-    itself."""
+    """The items of a segment, what their ops read, and after which of them nobody reads a value any more that
+    the segment keeps to itself."""
 
     segment: Segment
     items: Sequence[Item]
     ends: Mapping[int, Sequence[Value]]  # by the number of the last item that reads them
+    uses: Mapping[int, Sequence[WeightUse]]  # the weights of an op, by its id
+    turning: Mapping[int, int]  # which ropes turn alike: a number, by the id of the op
 
 
 class Fusions:
@@ -104,10 +106,21 @@ class Fusions:
         found = self._found.get(id(segment))
         if found is None or found.segment is not segment:
             items = fuse(segment.ops, segment.writes)
-            self._found[id(segment)] = found = Fused(segment, items, _ends(items, segment.writes))
+            ends, weights = _ends(items, segment.writes), {id(op): uses(op) for op in segment.ops}
+            found = Fused(segment, items, ends, weights, _turning(segment.ops))
+            self._found[id(segment)] = found
             while len(self._found) > MOST_FUSED:
                 del self._found[next(iter(self._found))]
         return found
+
+
+def _turning(ops: Sequence[Op]) -> Mapping[int, int]:
+    numbers, found = dict[Op, int](), dict[int, int]()
+    for op in ops:
+        if isinstance(a := op.attrs, Rope):
+            alike = replace(op, inputs=(), out=Value("", 0, "tokens"), attrs=replace(a, n_heads=1), scope="")
+            found[id(op)] = numbers.setdefault(alike, len(numbers))
+    return found
 
 
 def _ends(items: Sequence[Item], kept: Sequence[Value]) -> Mapping[int, Sequence[Value]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_void_p
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hetrun.backend import FLOAT_BYTES, Buffers, PassShape, Segment
 from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
@@ -86,7 +86,7 @@ class Emitter:
         self._kept = frozenset(segment.writes)
         self._run = place.library.launch
         self.portions = [Portion()]
-        self._angles: dict[Op, Address] = {}
+        self._angles: dict[int, Address] = {}  # by what turns alike
         self._in_bytes: dict[Value, Address] = {}  # of inputs that have been rounded, as long as they live
         kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
         self.seeing = [Seeing(shape, kind) for kind in kinds]
@@ -142,7 +142,7 @@ class Emitter:
 
     def held(self, op: Op) -> list[Held]:
         """The weights of an op."""
-        return [weights.held(self.place.buffers, use) for use in fusion.uses(op)]
+        return [weights.held(self.place.buffers, use) for use in self.place.fused.uses[id(op)]]
 
     # --- launches
 
@@ -416,7 +416,7 @@ class Emitter:
         """How each token turns; the same for all ropes of a segment that turn alike."""
         a = op.attrs
         assert isinstance(a, Rope)
-        key = replace(op, inputs=(), out=Value("", 0, "tokens"), attrs=replace(a, n_heads=1), scope="")
+        key = self.place.fused.turning[id(op)]
         if key not in self._angles:
             turning = self.place.rotations.of(a, self.held(op)[0] if op.weights else None)
             pairs, n = a.n_rot // 2, self.shape.tokens

@@ -66,13 +66,13 @@ def laid_out(ring: Ring, fused: Fused, buffers: Buffers) -> Laid:
     """Places in the ring for a segment's weights that are on the host; by the number of an item, the blocks
     that it needs. The other weights stay what they are."""
     segment = fused.segment
-    wanted = {use for op in segment.ops for use in fusion.uses(op)}
+    wanted = {use for op in segment.ops for use in fused.uses[id(op)]}
     if not any(isinstance(buffers[use], OnHost) for use in wanted):
         return buffers, {}
     found, whose = {use: buffers[use] for use in wanted}, dict[WeightUse, Block]()
     blocks: dict[int, Sequence[Block]] = {}
     for i, item in enumerate(fused.items):
-        mine = dict.fromkeys(use for op in fusion.members(item) for use in fusion.uses(op))
+        mine = dict.fromkeys(use for op in fusion.members(item) for use in fused.uses[id(op)])
         new = {use: b for use in mine if isinstance(b := found[use], OnHost)}
         if new:
             block = ring.block(list(new.values()))
