@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hetrun.backend import FLOAT_BYTES
 from hetrun.backends.cuda import attention_launch
-from hetrun.backends.cuda.attention_launch import Table, Turning
+from hetrun.backends.cuda.attention_launch import Joined, Table, Turning
 from hetrun.backends.cuda.driver import Address, Argument
 from hetrun.backends.cuda.fusion import Turned
 from hetrun.backends.cuda.kernel_cache import at, number, real
@@ -61,9 +61,9 @@ def attend(e: Emitter, op: Op, turned: Turned | None = None) -> None:
     facts = real(a.scale), real(a.softcap), number(a.n_heads), number(a.n_kv_heads)
     if seeing.rows:
         begin = e.given_at + e.given.offset(f"rows {i}")
-        with_bytes = at(e.room_in_bytes(op.out) if a.head_dim % ROUNDED == 0 and not seeing.tiles else 0)
-        where = at(e.at[q]), table, at(target), with_bytes
-        _one_by_one(e, a, source, (begin, seeing.rows), where, sinks, facts)
+        in_bytes = e.room_in_bytes(op.out) if a.head_dim % ROUNDED == 0 and not seeing.tiles else 0
+        joined = Joined(target, sinks.value, in_bytes, e.given_at + e.given.offset("ended"))
+        _one_by_one(e, a, source, (begin, seeing.rows), (at(e.at[q]), table), joined, facts)
     if seeing.tiles:
         grid, shared = (seeing.tiles, a.n_kv_heads), attention_launch.many_shared(a.head_dim)
         given = at(e.at[q]), e.told(f"tiles {i}"), table, at(target), sinks, *facts
@@ -91,28 +91,41 @@ def _turn_and_write(e: Emitter, turned: Turned, source: Source, table: Table, sl
     )
 
 
+def at_once(a: Attention, rows: int, processors: int) -> tuple[int, int]:
+    """Of rows that are not in tiles, how many are computed at once, and the parts of what each sees."""
+    splits = attention_launch.splits(processors, a.n_heads, a.n_kv_heads, a.head_dim)
+    fit = PARTS_BYTES // attention_launch.partial_bytes(1, a.n_heads, a.head_dim, splits)
+    return max(1, min(rows, AT_ONCE, fit)), splits
+
+
+def counts(op: Op, rows: int, processors: int) -> int:
+    """Of blocks that have ended: by row, KV head, and group of its query heads."""
+    a = op.attrs
+    assert isinstance(a, Attention)
+    groups = attention_launch.groups_of(a.n_heads, a.n_kv_heads, a.head_dim)
+    return at_once(a, rows, processors)[0] * a.n_kv_heads * groups
+
+
 def _one_by_one(
     e: Emitter,
     a: Attention,
     source: Source,
     rows: tuple[Address, int],
-    where: tuple[Argument, Argument, Argument, Argument],
-    sinks: Argument,
+    where: tuple[Argument, Argument],
+    joined: Joined,
     facts: tuple[Argument, ...],
 ) -> None:
-    """Rows that are not in tiles, some at a time: each leaves many parts."""
-    (begin, total), (q, table, target, in_bytes), of_kv = rows, where, a.n_heads // a.n_kv_heads
-    shared, threads = attention_launch.few_shared(of_kv, a.head_dim), min(256, -(-a.head_dim // 32) * 32)
-    fit = PARTS_BYTES // attention_launch.partial_bytes(1, a.n_heads, a.head_dim)
-    step = max(1, min(AT_ONCE, fit))
+    """Rows that are not in tiles, some at a time: each leaves many parts, and what ends last joins them."""
+    (begin, total), (q, table) = rows, where
+    step, splits = at_once(a, total, e.place.processors)
+    shared = attention_launch.few_shared(a.n_heads // a.n_kv_heads, a.head_dim, splits)
+    groups = attention_launch.groups_of(a.n_heads, a.n_kv_heads, a.head_dim)
     for first in range(0, total, step):
         n = min(step, total - first)
         mine = at(begin + attention_launch.ROW.itemsize * first)
-        parts = e.arena.take(attention_launch.partial_bytes(n, a.n_heads, a.head_dim), "parts of attention")
-        groups = -(-of_kv // attention_launch.heads_at_once(a.head_dim))
-        grid = n * attention_launch.SPLITS, a.n_kv_heads, groups
-        given = q, mine, table, at(parts), *facts
+        size = attention_launch.partial_bytes(n, a.n_heads, a.head_dim, splits)
+        parts = e.arena.take(size, "parts of attention")
+        given = q, mine, table, at(parts), *facts, number(splits), joined
+        grid = n * splits, a.n_kv_heads, groups
         e.do(source, "attend_few", grid, attention_launch.THREADS, *given, shared=shared)
-        joined = at(parts), mine, target, number(a.n_heads), sinks, in_bytes
-        e.do(source, "join", (n * a.n_heads,), threads, *joined)
         e.arena.give(parts)

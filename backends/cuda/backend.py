@@ -62,6 +62,7 @@ class CudaBackend(Backend):
         self.name, self.gpu = name, gpu
         self.started = False
         self._cancelled = threading.Event()
+        self._fusions = fusion.Fusions()
         self._leave: Callable[[], None] | None = gpu.leave
         gpu.enter()
 
@@ -118,15 +119,18 @@ class CudaBackend(Backend):
         return True
 
     def rounding(self, op: Op) -> float:
-        if op.kind not in ("linear", "head"):
+        if op.kind not in ("linear", "head", "moe"):
             return 0.0
         if not self.exact and self._in_bytes(op):
             return EIGHT_BITS
+        if op.kind == "moe":
+            return ROUNDED_BOTH
         return ROUNDED_INPUT if op.weights[0].quant.name == "BF16" else ROUNDED_BOTH
 
     def _in_bytes(self, op: Op) -> bool:
         """Whether a pass of some length rounds the input of a product to bytes."""
-        quant, cols = weights.held_as(fusion.uses(op)[0]).name, op.weights[0].shape[1]
+        which = 1 if op.kind == "moe" else 0  # behind the router
+        quant, cols = weights.held_as(fusion.uses(op)[which]).name, op.weights[which].shape[1]
         return takes_int8(quant, cols) or int8.takes(quant, 1, cols)
 
     def alike(self, ops: Sequence[Op]) -> int:
@@ -170,14 +174,15 @@ class CudaBackend(Backend):
         own, others = parts_of(segment, kv)
         slabs = {group: gpu.slabs_of(kv, group, some) for group, some in own.items()}
         borrowed = {group: gpu.slabs_of(kv, group, some) for group, some in others.items()}
-        weights, blocks = laid_out(gpu.ring, segment, buffers)
+        fused = self._fusions.of(segment)
+        weights, blocks = laid_out(gpu.ring, fused, buffers)
         kept = [(op.attrs.layer, op.kind) for op in segment.ops if isinstance(op.attrs, Stateful)]
         states = gpu.states_of(kv, tuple(sorted(kept)))
         scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
         chip = device.processors, 0 if self.exact else int8.most_rows(device)
         place = Place(
-            *(gpu.library, weights, blocks, kv, slabs, borrowed, states, self.exact),
-            *(gpu.rotations, *scratch, *chip),
+            *(gpu.library, fused, weights, blocks, kv, slabs, borrowed, states, self.exact),
+            *(gpu.rotations, *scratch, *chip, gpu.few_rows),
         )
         return CudaRunner(self, segment, shape, place)
 

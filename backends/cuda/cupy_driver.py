@@ -235,6 +235,23 @@ class CupyDriver:
         with self._here("multiplying"):
             self._cublas[stream].multiply(product)
 
+    def seconds(self, work: Callable[[], None], stream: Stream) -> float:
+        events = list[Event]()
+        try:
+            for _ in range(2):
+                with self._here("making an event"):
+                    events.append(int(rt.eventCreateWithFlags(0)))
+                self._events.add(events[-1])
+            self.record(events[0], stream)
+            work()
+            self.record(events[1], stream)
+            self.synchronize(events[1])
+            with self._here("measuring"):
+                return float(rt.eventElapsedTime(*events)) / 1000
+        finally:
+            for event in events:
+                self.drop(event)
+
     def capture(self, stream: Stream) -> None:
         with self._here("recording a graph"):
             rt.streamBeginCapture(stream, rt.streamCaptureModeThreadLocal)

@@ -10,7 +10,7 @@ only. The caller keeps whatever a copy or a kernel uses until a `synchronize` th
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -191,6 +191,10 @@ class Driver(Protocol):
 
     def multiply(self, product: Product, stream: Stream) -> None:
         """Run a product of matrices."""
+        ...
+
+    def seconds(self, work: Callable[[], None], stream: Stream) -> float:
+        """How long the device takes for what `work` gives to a stream; returns when that is done."""
         ...
 
     def capture(self, stream: Stream) -> None:

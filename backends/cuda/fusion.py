@@ -9,13 +9,14 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetrun.backend import WeightUse, fusion
+from hetrun.backend import Segment, WeightUse, fusion
 from hetrun.backends.cuda.weights import held_as
 from hetrun.graph import Op, Value
 from hetrun.graph.ops import Rope
 
 MOST = 3  # products of one launch
 GATES = ("swiglu", "geglu")
+MOST_FUSED = 64  # segments: more than those of all plans that are in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,58 @@ def _expert_uses(op: Op) -> list[WeightUse]:
     return [replace(first, use="product"), *others]
 
 
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The items of a segment, what their ops read, and after which of them nobody reads a value any more that
+    the segment keeps to itself."""
+
+    segment: Segment
+    items: Sequence[Item]
+    ends: Mapping[int, Sequence[Value]]  # by the number of the last item that reads them
+    uses: Mapping[int, Sequence[WeightUse]]  # the weights of an op, by its id
+    turning: Mapping[int, int]  # which ropes turn alike: a number, by the id of the op
+
+
+class Fusions:
+    """The items of the last segments: the same for passes of any shape, so they are found out once."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Fused] = {}
+
+    def of(self, segment: Segment) -> Fused:
+        """Those of a segment."""
+        found = self._found.get(id(segment))
+        if found is None or found.segment is not segment:
+            items = fuse(segment.ops, segment.writes)
+            ends, weights = _ends(items, segment.writes), {id(op): uses(op) for op in segment.ops}
+            found = Fused(segment, items, ends, weights, _turning(segment.ops))
+            self._found[id(segment)] = found
+            while len(self._found) > MOST_FUSED:
+                del self._found[next(iter(self._found))]
+        return found
+
+
+def _turning(ops: Sequence[Op]) -> Mapping[int, int]:
+    numbers, found = dict[Op, int](), dict[int, int]()
+    for op in ops:
+        if isinstance(a := op.attrs, Rope):
+            alike = replace(op, inputs=(), out=Value("", 0, "tokens"), attrs=replace(a, n_heads=1), scope="")
+            found[id(op)] = numbers.setdefault(alike, len(numbers))
+    return found
+
+
+def _ends(items: Sequence[Item], kept: Sequence[Value]) -> Mapping[int, Sequence[Value]]:
+    last: dict[Value, int] = {}
+    for i, item in enumerate(items):
+        for op in members(item):
+            last.update(dict.fromkeys((*op.inputs, op.out), i))
+    found: dict[int, list[Value]] = {}
+    for value, i in last.items():
+        if value not in kept:
+            found.setdefault(i, []).append(value)
+    return found
+
+
 def fuse(ops: Sequence[Op], kept: Collection[Value]) -> list[Item]:
     """The ops in order, with what belongs together where its last member stood; values in `kept` are made."""
     found = _Fusing(ops, frozenset(kept))
@@ -134,7 +187,7 @@ class _Fusing:
         """Products of the same input and type, the op first; of this kind only what stands by itself."""
         others = [
             other
-            for other in self._ops
+            for other in self._readers[op.inputs[0]]
             if other is not op
             and (other.kind, other.inputs) == (op.kind, op.inputs)
             and other.out not in self._inside

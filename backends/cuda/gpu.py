@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from hetrun.backend import OwnMemory, WeightUse
 from hetrun.backends.cuda.arena import ALIGNMENT, in_arena
 from hetrun.backends.cuda.driver import Address, Driver
+from hetrun.backends.cuda.few_rows import FewRows
 from hetrun.backends.cuda.kernel_cache import HasPrograms, Library, at, long
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.lowering import SMALL, THREADS
@@ -44,6 +45,7 @@ class Gpu:
     library: Library
     loading: Loading
     rotations: Rotations
+    few_rows: FewRows
     ring: Ring
     workplaces: Workplaces
     scratch: Address  # for weights that are unpacked
@@ -138,6 +140,7 @@ class Gpu:
         self.library = Library(driver, programs)
         self.loading = Loading(self.memory)
         self.rotations = Rotations(self.memory)
+        self.few_rows = FewRows(self.memory, self.library)
         self.scratch_bytes = _scratch_of(self.memory.arena.nbytes)
         self.scratch = self.memory.take(self.scratch_bytes, "weights that are unpacked")
         self.ring = Ring(self.memory, self._window)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_void_p
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hetrun.backend import FLOAT_BYTES, Buffers, PassShape, Segment
 from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
-from hetrun.backends.cuda.attention import attend, looks
+from hetrun.backends.cuda.attention import attend, counts, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
-from hetrun.backends.cuda.fusion import Gated, Item, Products, Turned
+from hetrun.backends.cuda.few_rows import MOST, FewRows
+from hetrun.backends.cuda.fusion import Fused, Gated, Item, Products, Turned
 from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
@@ -51,6 +52,7 @@ class Place:
     """What a segment is compiled with."""
 
     library: Library
+    fused: Fused
     buffers: Buffers
     blocks: Mapping[int, Sequence[Block]]  # of weights that cross, by the number of the item that needs them
     kv: KvCache
@@ -63,6 +65,7 @@ class Place:
     scratch_bytes: int
     processors: int
     int8_rows: int  # of a pass, up to which products may round their input to bytes; 0: none may
+    few_rows: FewRows
 
     def slabs_of(self, group: int, part: Part) -> Slabs:
         """Where some heads of a layer have their rows."""
@@ -78,21 +81,23 @@ class Emitter:
         self, place: Place, segment: Segment, shape: PassShape, base: Address, results: Address
     ) -> None:
         self.place, self.shape = place, shape
+        self._tokens, self._wanted = shape.tokens, shape.wanted  # each is a sum
         self.arena, self._results = Arena(base, ENDLESS), Arena(results, ENDLESS)
         self._kept = frozenset(segment.writes)
         self._run = place.library.launch
         self.portions = [Portion()]
-        self._angles: dict[Op, Address] = {}
+        self._angles: dict[int, Address] = {}  # by what turns alike
         self._in_bytes: dict[Value, Address] = {}  # of inputs that have been rounded, as long as they live
         kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
         self.seeing = [Seeing(shape, kind) for kind in kinds]
-        self.given = Given(shape, self.seeing, list(place.slabs), place.states is not None)
+        self.given = Given(
+            shape, self.seeing, list(place.slabs), place.states is not None, self._most_counts(segment)
+        )
         self.given_at = self.arena.take(self.given.nbytes, "what a pass tells")
         self.at: dict[Value, Address] = {}
         self.inputs = {value: self.make(value) for value in segment.reads}
-        items = fusion.fuse(segment.ops, segment.writes)
+        items, last = place.fused.items, place.fused.ends
         self._wanted_in_bytes = {value for item in items if (value := self._read_in_bytes(item))}
-        last = _last_readers(items, segment.writes)
         for i, item in enumerate(items):
             if i in place.blocks:
                 self.portions.append(Portion(place.blocks[i]))
@@ -102,6 +107,12 @@ class Emitter:
                 for made in (self.at, self._in_bytes):
                     if value in made:
                         self.arena.give(made.pop(value))
+
+    def _most_counts(self, segment: Segment) -> int:
+        """Of blocks that have ended: what the attention with most of them needs."""
+        rows = {seeing.looking: seeing.rows for seeing in self.seeing}
+        each = [(op, rows[looks(self.place.kv, op)]) for op in segment.ops if op.kind == "attention"]
+        return max((counts(op, n, self.place.processors) for op, n in each if n), default=0)
 
     @property
     def nbytes(self) -> int:
@@ -115,7 +126,7 @@ class Emitter:
 
     def rows(self, value: Value) -> int:
         """Rows that a value has in passes of this shape."""
-        return rows_of(value, self.shape)
+        return self._tokens if value.rows == "tokens" else self._wanted
 
     # --- addresses
 
@@ -131,7 +142,7 @@ class Emitter:
 
     def held(self, op: Op) -> list[Held]:
         """The weights of an op."""
-        return [weights.held(self.place.buffers, use) for use in fusion.uses(op)]
+        return [weights.held(self.place.buffers, use) for use in self.place.fused.uses[id(op)]]
 
     # --- launches
 
@@ -170,11 +181,18 @@ class Emitter:
             self._few(x, weight, self._outputs(item))
         elif long_int8.takes(self, weight, self.rows(x)):
             long_int8.products(self, x, weight, self._outputs(item))
+        elif self._as_it_lies(weight, self.rows(x)):
+            self.few(weight.source, x, self._outputs(item))
         else:
             with_bf16 = self.rounded(x)
             for i, op in enumerate(item.ops):
                 self._summed(op, x, with_bf16, item.outs[i], item.addend(i))
             self.arena.give(with_bf16)
+
+    def _as_it_lies(self, weight: Held, rows: int) -> bool:
+        """Whether so many rows, which are not few, are multiplied without unpacking a weight."""
+        place = self.place
+        return rows <= MOST and rows <= place.few_rows.of(weight, place.scratch, place.scratch_bytes)
 
     def _summed(self, op: Op, x: Value, x_bf16: Address, out: Value, addend: Value | None) -> None:
         """A product of many tokens, and what it is added to: into that itself where nobody reads it later."""
@@ -238,7 +256,8 @@ class Emitter:
         n = self.rows(x)
         if n <= FEW:
             return x if self.takes_bytes(weight) else None
-        return x if op.kind != "moe" and long_int8.takes(self, weight, n) else None
+        many = moe.experts_in_bytes(self, op) if op.kind == "moe" else long_int8.takes(self, weight, n)
+        return x if many else None
 
     def takes_bytes(self, weight: Held) -> bool:
         """Whether few rows are multiplied by a weight as bytes."""
@@ -315,10 +334,12 @@ class Emitter:
     def _gated(self, item: Gated) -> None:
         x, n = item.gate.inputs[0], self.rows(item.act.out)
         target, width = self.make(item.act.out), item.act.out.width
-        if n <= FEW:
+        gate = self.held(item.gate)[0]
+        in_bytes = n > FEW and long_int8.takes(self, gate, n)
+        if n <= FEW or (not in_bytes and self._as_it_lies(gate, n)):
             (gate, *gate_bias), (up, *up_bias) = self.held(item.gate), self.held(item.up)
             biases = [at(b[0].address if b else 0) for b in (gate_bias, up_bias)]
-            small = self.takes_bytes(gate)
+            small = n <= FEW and self.takes_bytes(gate)
             begin, cols, stride, _ = self.in_bytes(x) if small else (self.at[x], x.width, x.width, n)
             source = matmul_launch.source(gate.quant.name, small)
             name, grid = f"gated_{matmul_launch.group_of(n)}", (matmul_launch.blocks(n, width, int8=small),)
@@ -326,7 +347,7 @@ class Emitter:
             facts = at(begin), number(cols), number(stride), number(n), number(activation_of(item.act))
             self.do(source, name, grid, matmul_launch.THREADS, *given, at(target), number(width), *facts)
             return
-        if long_int8.takes(self, self.held(item.gate)[0], n):
+        if in_bytes:
             long_int8.gated(self, item, target, activation_of(item.act))
             return
         with_bf16, other = self.rounded(x), self.arena.take(FLOAT_BYTES * n * width, "up")
@@ -395,7 +416,7 @@ class Emitter:
         """How each token turns; the same for all ropes of a segment that turn alike."""
         a = op.attrs
         assert isinstance(a, Rope)
-        key = replace(op, inputs=(), out=Value("", 0, "tokens"), attrs=replace(a, n_heads=1), scope="")
+        key = self.place.fused.turning[id(op)]
         if key not in self._angles:
             turning = self.place.rotations.of(a, self.held(op)[0] if op.weights else None)
             pairs, n = a.n_rot // 2, self.shape.tokens
@@ -519,16 +540,3 @@ def activation_of(op: Op) -> int:
 def _norm_threads(width: int) -> int:
     """Threads of a block that works on so many numbers: eight for each, in whole warps."""
     return min(1024, max(32, -(-width // 256) * 32))
-
-
-def _last_readers(items: Sequence[Item], kept: Sequence[Value]) -> dict[int, list[Value]]:
-    """By item the values that nobody reads behind it."""
-    last: dict[Value, int] = {}
-    for i, item in enumerate(items):
-        for op in fusion.members(item):
-            last.update(dict.fromkeys((*op.inputs, op.out), i))
-    found: dict[int, list[Value]] = {}
-    for value, i in last.items():
-        if value not in kept:
-            found.setdefault(i, []).append(value)
-    return found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hetrun.backend import FLOAT_BYTES
 from hetrun.backends.cuda import grouped_launch, matmul_launch
 from hetrun.backends.cuda.driver import Address, Argument
+from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kernel_cache import at, long, number
 from hetrun.backends.cuda.matmul_launch import Output
 from hetrun.backends.cuda.pass_args import FEW
@@ -98,14 +99,14 @@ def _few(
     inner = e.arena.take(FLOAT_BYTES * pairs * a.n_ff, op.scope)
     held = number(a.first), number(a.matrices)
     *gate_up_bias, down_bias = _biases(more)
-    int8 = e.takes_bytes(gate)
-    begin, source = e.in_bytes(x)[0] if int8 else e.at[x], matmul_launch.source(gate.quant.name, int8)
+    small = e.takes_bytes(gate)
+    begin, source = e.in_bytes(x)[0] if small else e.at[x], matmul_launch.source(gate.quant.name, small)
     given = at(gate.address), at(up.address), *gate_up_bias, at(chosen), *held, at(inner), at(begin)
     sizes = number(a.n_ff), number(width), number(a.n_used), number(pairs), number(ACTIVATIONS[a.activation])
     e.do(source, "experts_gated", (pairs * -(-a.n_ff // matmul_launch.WARPS),), threads, *given, *sizes)
-    int8 = e.takes_bytes(down)
-    between = e.round_int8(inner, pairs, a.n_ff) if int8 else inner
-    source = matmul_launch.source(down.quant.name, int8)
+    small = e.takes_bytes(down)
+    between = e.round_int8(inner, pairs, a.n_ff) if small else inner
+    source = matmul_launch.source(down.quant.name, small)
     told = at(down.address), down_bias, at(chosen), at(shares), *held, at(outs), at(between)
     sizes_down = number(width), number(a.n_ff), number(pairs)
     e.do(source, "experts_down", (pairs * -(-width // matmul_launch.WARPS),), threads, *told, *sizes_down)
@@ -116,34 +117,35 @@ def _few(
 def _many(
     e: Emitter, op: Op, a: Moe, weights: Three, more: More, chosen: Address, shares: Address, outs: Address
 ) -> None:
-    """Pairs sorted by expert, in tiles."""
+    """Pairs sorted by expert, in tiles: of bytes where results need not be exact, else of bf16."""
     (gate, up, down), x, width, held = weights, op.inputs[0], op.out.width, a.matrices
-    pairs = e.rows(op.out) * a.n_used
+    pairs, in_bytes = e.rows(op.out) * a.n_used, experts_in_bytes(e, op)
     most = grouped_launch.most_tiles(pairs, held)
     order = e.arena.take(FLOAT_BYTES * pairs, op.scope)
     tiles = e.arena.take(grouped_launch.TILE_DTYPE.itemsize * most, op.scope)
-    inner = e.arena.take(2 * pairs * a.n_ff, op.scope)
+    inner = e.arena.take(pairs * (matmul_launch.int8_row(a.n_ff) if in_bytes else 2 * a.n_ff), op.scope)
+    threads = grouped_launch.THREADS
     e.do(
-        *(grouped_launch.GROUPING, "group_pairs", grouped_launch.grouping_grid(held), grouped_launch.THREADS),
+        *(grouped_launch.GROUPING, "group_pairs", grouped_launch.grouping_grid(held), threads),
         *(at(chosen), number(a.first), number(held), number(pairs), at(order), at(tiles), number(most)),
         shared=grouped_launch.grouping_shared(held),
     )
-    with_bf16, told = e.rounded(x), (at(order), at(tiles), number(held))
-    grid = grouped_launch.gated_grid(pairs, held, a.n_ff)
+    begin, told = e.in_bytes(x)[0] if in_bytes else e.rounded(x), (at(order), at(tiles), number(held))
     *gate_up_bias, down_bias = _biases(more)
-    given = at(gate.address), at(up.address), *gate_up_bias, *told, at(inner), at(with_bf16)
+    given = at(gate.address), at(up.address), *gate_up_bias, *told, at(inner), at(begin)
     sizes = number(a.n_ff), number(width), number(a.n_used), number(ACTIVATIONS[a.activation])
-    source, threads, shared = (
-        grouped_launch.source(gate.quant.name),
-        grouped_launch.THREADS,
-        grouped_launch.SHARED,
-    )
-    e.do(source, "experts_gated_many", grid, threads, *given, *sizes, shared=shared)
-    grid = grouped_launch.down_grid(pairs, held, width)
+    kernel, shared = grouped_launch.gated(gate.quant.name, in_bytes)
+    e.do(*kernel, grouped_launch.gated_grid(pairs, held, a.n_ff), threads, *given, *sizes, shared=shared)
     given_down = at(down.address), down_bias, *told, at(shares), at(outs), at(inner)
-    source = grouped_launch.source(down.quant.name)
-    e.do(
-        source, "experts_down_many", grid, threads, *given_down, number(width), number(a.n_ff), shared=shared
-    )
-    for address in (with_bf16, inner, tiles, order):
+    sizes_down, grid = (number(width), number(a.n_ff)), grouped_launch.down_grid(pairs, held, width)
+    kernel, shared = grouped_launch.down(down.quant.name, in_bytes)
+    e.do(*kernel, grid, threads, *given_down, *sizes_down, shared=shared)
+    for address in (*(() if in_bytes else (begin,)), inner, tiles, order):
         e.arena.give(address)
+
+
+def experts_in_bytes(e: Emitter, op: Op) -> bool:
+    """Whether experts of many tokens multiply bytes."""
+    _, gate, _, down, *_ = e.held(op)
+    fit = all(int8.takes(w.quant.name, e.rows(op.out), w.shape[1]) for w in (gate, down))
+    return fit and not e.place.exact

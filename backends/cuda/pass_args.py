@@ -89,8 +89,14 @@ class Given:
     """Where everything lies that passes of one shape tell."""
 
     def __init__(
-        self, shape: PassShape, seeing: Sequence[Seeing], groups: Sequence[int], has_states: bool = False
+        self,
+        shape: PassShape,
+        seeing: Sequence[Seeing],
+        groups: Sequence[int],
+        has_states: bool = False,
+        counts: int = 0,
     ) -> None:
+        """`counts`: of blocks that have ended; kernels find zeros there, and leave zeros."""
         self._seeing, self._groups = seeing, groups
         parts, spans = _sequences(shape if has_states else PassShape(()))
         self.spans = len(spans)
@@ -101,7 +107,7 @@ class Given:
         for i, s in enumerate(seeing):
             kinds |= {f"rows {i}": (ROW, s.rows), f"tiles {i}": (TILE, s.tiles)}
         kinds |= {"parts": (PART, len(parts)), "spans": (SPAN_DTYPE, len(spans))}
-        kinds["writes"] = long, shape.tokens * has_states
+        kinds |= {"writes": (long, shape.tokens * has_states), "ended": (word, counts)}
         self._offsets: dict[str, int] = {}
         self.nbytes = 0
         for name, (kind, n) in kinds.items():

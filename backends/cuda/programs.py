@@ -59,24 +59,24 @@ class Programs:
         self.tell(f"compiling CUDA kernels, once for this GPU: {source}")
         made, _ = compiler().compile(source.path.name, source.path.read_text(), FOLDER, options)
         with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-            _keep(path, made)
+            keep(path, made)
         return made
 
 
 def digest(source: Source, options: list[str]) -> str:
     """A name for what comes of a source: it holds everything that decides about it."""
-    facts = [*_texts(FOLDER).values(), source.name, *options, str(compiler().version)]
+    facts = [*source_texts().values(), source.name, *options, str(compiler().version)]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
 
 
 @cache
-def _texts(folder: Path) -> Mapping[str, str]:
+def source_texts() -> Mapping[str, str]:
     """All sources: one may include any other."""
-    return {p.name: p.read_text() for p in sorted(folder.iterdir()) if p.suffix in (".cu", ".cuh")}
+    return {p.name: p.read_text() for p in sorted(FOLDER.iterdir()) if p.suffix in (".cu", ".cuh")}
 
 
-def _keep(path: Path, made: bytes) -> None:
-    """Whole or not at all: another process may do the same."""
+def keep(path: Path, made: bytes) -> None:
+    """Write a file of the cache: whole or not at all: another process may do the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, name = tempfile.mkstemp(dir=path.parent)
     try:

@@ -8,9 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from hetrun.backend import Buffer, Buffers, Segment, WeightUse
+from hetrun.backend import Buffer, Buffers, WeightUse
 from hetrun.backends.cuda import fusion
 from hetrun.backends.cuda.driver import Driver, Graph, Launch, Product, Stream
+from hetrun.backends.cuda.fusion import Fused
 from hetrun.backends.cuda.weight_ring import Block, Ring
 from hetrun.backends.cuda.weights import OnHost
 from hetrun.errors import BackendError
@@ -61,16 +62,17 @@ def give(driver: Driver, stream: Stream, work: Sequence[Work]) -> None:
 Laid = tuple[Mapping[WeightUse, Buffer], Mapping[int, Sequence[Block]]]
 
 
-def laid_out(ring: Ring, segment: Segment, buffers: Buffers) -> Laid:
+def laid_out(ring: Ring, fused: Fused, buffers: Buffers) -> Laid:
     """Places in the ring for a segment's weights that are on the host; by the number of an item, the blocks
     that it needs. The other weights stay what they are."""
-    wanted = {use for op in segment.ops for use in fusion.uses(op)}
+    segment = fused.segment
+    wanted = {use for op in segment.ops for use in fused.uses[id(op)]}
     if not any(isinstance(buffers[use], OnHost) for use in wanted):
         return buffers, {}
     found, whose = {use: buffers[use] for use in wanted}, dict[WeightUse, Block]()
     blocks: dict[int, Sequence[Block]] = {}
-    for i, item in enumerate(fusion.fuse(segment.ops, segment.writes)):
-        mine = dict.fromkeys(use for op in fusion.members(item) for use in fusion.uses(op))
+    for i, item in enumerate(fused.items):
+        mine = dict.fromkeys(use for op in fusion.members(item) for use in fused.uses[id(op)])
         new = {use: b for use in mine if isinstance(b := found[use], OnHost)}
         if new:
             block = ring.block(list(new.values()))

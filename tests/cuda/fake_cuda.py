@@ -149,6 +149,10 @@ class FakeCuda:
     def _eventDestroy(self, event: int) -> None:
         self.held["events"].remove(event)
 
+    def _eventElapsedTime(self, start: int, end: int) -> float:
+        assert not self.flags[start] | self.flags[end], "events that do not tell the time"
+        return 0.5
+
     def _streamBeginCapture(self, stream: int, mode: int) -> None:
         if self.recording:
             raise CudaError(INVALIDATED)
@@ -182,6 +186,7 @@ RUNTIME = (
     *("malloc", "free", "memGetInfo", "hostAlloc", "freeHost", "memcpyAsync", "memsetAsync"),
     *("streamCreateWithFlags", "streamDestroy", "streamWaitEvent", "streamBeginCapture", "streamEndCapture"),
     *("eventCreateWithFlags", "eventDestroy", "eventRecord", "eventSynchronize", "eventQuery"),
+    "eventElapsedTime",
     *("graphInstantiate", "graphDestroy", "graphLaunch", "graphExecDestroy"),
 )
 

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from hetrun.backends.cuda import attention_launch, matmul_launch
-from hetrun.backends.cuda.attention_launch import ROW, SPLITS, TILE
+from hetrun.backends.cuda.attention_launch import ROW, TILE, Joined
 from hetrun.backends.cuda.attention_launch import Table as SlabTable
 from hetrun.backends.cuda.driver import Argument, Product
 from hetrun.backends.cuda.int8 import launch as int8
@@ -192,24 +192,23 @@ def _attention(bench: Bench) -> None:
     bench.tell(slabs, bench.weights + slab_bytes * np.arange(most, dtype=np.int64))
     kv = SlabTable(slabs, 0, SLAB * row_bytes, row_bytes)
     facts: Facts = real(HEAD**-0.5), real(0.0), number(N_HEADS), number(N_KV)
+    splits = attention_launch.splits(bench.memory.driver.device.processors, N_HEADS, N_KV, HEAD)
+    ended = bench.memory.take(4 * 8 * N_KV, "how many blocks have ended")
+    bench.tell(ended, np.zeros(8 * N_KV, np.int32))
     for depth in DEPTHS:
         for rows in (1, 8):
             told = np.array([(i, 0, depth, 0) for i in range(rows)], ROW)
             bench.tell(tables, told)
             parts = bench.y
-            shared = attention_launch.few_shared(N_HEADS // N_KV, HEAD)
+            shared = attention_launch.few_shared(N_HEADS // N_KV, HEAD, splits)
             looks = bench.library.launch(
-                *(code, "attend_few", (rows * SPLITS, N_KV, 1), attention_launch.THREADS),
-                *(at(bench.x), at(tables), kv, at(parts), *facts),
+                *(code, "attend_few", (rows * splits, N_KV, 1), attention_launch.THREADS),
+                *(at(bench.x), at(tables), kv, at(parts), *facts, number(splits)),
+                Joined(bench.y + BIG // 2, 0, 0, ended),
                 shared=shared,
             )
-            joins = bench.library.launch(
-                *(code, "join", (rows * N_HEADS,), HEAD, at(parts), at(tables)),
-                *(at(bench.y + BIG // 2), number(N_HEADS), at(0), at(0)),
-            )
-            both = bench.seconds([looks, joins] * 8, 2)
-            bench.bytes_line(f"attend_few {rows} rows of {depth}", both, 2.0 * depth * row_bytes)
-            bench.table.add(Line(f"join {rows} rows", "µs", (1e6 * bench.seconds([joins] * 8),)))
+            seconds = bench.seconds([looks] * 8, 2)
+            bench.bytes_line(f"attend_few {rows} rows of {depth}", seconds, 2.0 * depth * row_bytes)
     for depth in TILED:
         _tiles(bench, code, kv, tables, facts, depth)
 

@@ -20,13 +20,14 @@ PLAIN = Source("small"), Source("rows"), Source("grouping"), launch.CONVOLUTION
 PRODUCTS = tuple(Source("products", (("QUANT", quant),)) for quant in sorted(READ))
 INT8_PRODUCTS = tuple(matmul_launch.source(quant, int8=True) for quant in sorted(INT8_TYPES))
 TILES = tuple(Source("tiles", (("QUANT", quant),)) for quant in sorted(READ))
+INT8_EXPERTS = tuple(grouped_launch.source(quant, in_bytes=True) for quant in sorted(int8.TYPES))
 INT8 = tuple(int8.source(quant) for quant in sorted(int8.TYPES))
 ATTENTION = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in HEADS)
 WIDE = tuple(Source("attention", (("KV", kv), ("HEAD", str(head)))) for kv in KV_TYPES for head in WIDE_HEADS)
 ATTENTION_TILES = tuple(Source("attention_tiles", source.defines) for source in ATTENTION)
 DELTA_NETS = tuple(launch.delta_net(k_dim) for k_dim in WIDEST)
 SOURCES = (
-    *(*PLAIN, *PRODUCTS, *INT8_PRODUCTS, *TILES, *INT8),
+    *(*PLAIN, *PRODUCTS, *INT8_PRODUCTS, *TILES, *INT8, *INT8_EXPERTS),
     *(*ATTENTION, *ATTENTION_TILES, *WIDE, *DELTA_NETS),
 )
 
@@ -42,4 +43,6 @@ def shared_of(source: Source, name: str) -> int:
         return attention_launch.many_shared(int(dict(source.defines)["HEAD"]))
     if source.name == "int8_products":
         return int8.shared(int(name.split("_")[1]))
+    if source.name == "int8_experts":
+        return max(grouped_launch.GATED_INT8, grouped_launch.DOWN_INT8)
     return grouped_launch.SHARED if source.name == "tiles" else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +12,14 @@ from hetrun.backends.cuda.arena import ALIGNMENT, Arena, GrowingArena
 from hetrun.errors import BudgetError
 
 BASE, SIZE = 1 << 20, 64 * ALIGNMENT
+Steps = list[tuple[bool, int]]
+STEPS = st.lists(st.tuples(st.booleans(), st.integers(1, 20 * ALIGNMENT)), max_size=60)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 20 * ALIGNMENT)), max_size=60))
-def test_parts_lie_inside_and_apart(steps: list[tuple[bool, int]]) -> None:
-    arena, held = Arena(BASE, SIZE + 7), dict[int, int]()
+def taken(
+    arena: Arena | GrowingArena, held: dict[int, int], steps: Steps
+) -> Iterator[tuple[int | None, int]]:
+    """Gives parts of what is held back, or takes new ones: their addresses, or None where none fits."""
     for give, nbytes in steps:
         if give and held:
             address = sorted(held)[nbytes % len(held)]
@@ -22,8 +27,16 @@ def test_parts_lie_inside_and_apart(steps: list[tuple[bool, int]]) -> None:
             del held[address]
             continue
         try:
-            address = arena.take(nbytes, "a test")
+            yield arena.take(nbytes, "a test"), nbytes
         except BudgetError:
+            yield None, nbytes
+
+
+@given(STEPS)
+def test_parts_lie_inside_and_apart(steps: Steps) -> None:
+    arena, held = Arena(BASE, SIZE + 7), dict[int, int]()
+    for address, nbytes in taken(arena, held, steps):
+        if address is None:
             assert nbytes > _largest_gap(held)
             continue
         assert address % ALIGNMENT == 0
@@ -74,22 +87,13 @@ class Others:
         return begin
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 20 * ALIGNMENT)), max_size=60))
-def test_parts_of_several_pieces_lie_apart_and_within_what_may_be_taken(
-    steps: list[tuple[bool, int]],
-) -> None:
+@given(STEPS)
+def test_parts_of_several_pieces_lie_apart_and_within_what_may_be_taken(steps: Steps) -> None:
     others, held = Others(10 * SIZE), dict[int, int]()
     arena = GrowingArena(others.allocate, SIZE, STEP)
     assert arena.taken == STEP
-    for give, nbytes in steps:
-        if give and held:
-            address = sorted(held)[nbytes % len(held)]
-            arena.give(address)
-            del held[address]
-            continue
-        try:
-            address = arena.take(nbytes, "a test")
-        except BudgetError:
+    for address, nbytes in taken(arena, held, steps):
+        if address is None:
             assert arena.taken + _whole(nbytes) > SIZE
             continue
         assert all(address + nbytes <= a or a + n <= address for a, n in held.items())

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from hetrun.backends.cuda import attention_launch
-from hetrun.backends.cuda.attention_launch import LINES, ROW, SPLITS, THREADS, TILE, Table, Turning
+from hetrun.backends.cuda.attention_launch import (
+    LINES,
+    MOST_SPLITS,
+    ROW,
+    THREADS,
+    TILE,
+    Joined,
+    Table,
+    Turning,
+)
 from hetrun.backends.cuda.matmul_launch import int8_row
 from hetrun.backends.cuda.programs import Source
 from hetrun.graph.quant import by_name
@@ -185,19 +194,21 @@ def few(
     seed: int = 1,
     sinks: np.ndarray | None = None,
     in_bytes: np.ndarray | None = None,
+    splits: int = 32,
 ) -> np.ndarray:
     n, n_heads = len(q), q.shape[1]
     rows = np.array([(i, first, length, 0) for i, (first, length) in enumerate(views)], ROW).view(np.uint8)
-    partial = np.full(attention_launch.partial_bytes(n, n_heads, cache.head) // 4, np.nan, np.float32)
-    y = np.full(q.shape, np.nan, np.float32)
-    of_kv = n_heads // cache.heads
-    grid = (n * SPLITS, cache.heads, -(-of_kv // attention_launch.heads_at_once(cache.head)))
-    shared = attention_launch.few_shared(of_kv, cache.head)
+    nbytes = attention_launch.partial_bytes(n, n_heads, cache.head, splits)
+    partial, y = np.full(nbytes // 4, np.nan, np.float32), np.full(q.shape, np.nan, np.float32)
+    groups = attention_launch.groups_of(n_heads, cache.heads, cache.head)
+    ended = np.zeros((n, cache.heads, groups), np.int32)
+    joined = Joined(*(None if array is None else array.ctypes.data for array in (y, sinks, in_bytes, ended)))
+    grid = n * splits, cache.heads, groups
+    shared = attention_launch.few_shared(n_heads // cache.heads, cache.head, splits)
     factors = float(scale), float(softcap)
     run(cache.source, "attend_few", grid, THREADS, q, rows, cache.argument(), partial, *factors,
-        n_heads, cache.heads, shared=shared, seed=seed)  # fmt: skip
-    given = partial, rows, y, n_heads, _or_null(sinks), _or_null(in_bytes)
-    run(cache.source, "join", (n * n_heads,), 64, *given, seed=seed)
+        n_heads, cache.heads, splits, joined, shared=shared, seed=seed)  # fmt: skip
+    assert not ended.any(), "the next attention counts from zero again"
     return y
 
 
@@ -212,6 +223,24 @@ def test_few_rows(case: tuple[str, int, int, int, list[tuple[int, int]]], softca
     close(found, expected(q, cache, [slice(a, a + n) for a, n in views], head**-0.5, softcap), 1e-12)
     for i, view in enumerate(views):
         assert (few(cache, q[i : i + 1].copy(), [view], head**-0.5, softcap, seed=i + 2)[0] == found[i]).all()
+
+
+@pytest.mark.parametrize("splits", [1, 7, 33, MOST_SPLITS])
+def test_rows_are_cut_into_any_number_of_parts(splits: int) -> None:
+    views = [(0, 600), (17, 1), (3, 3000)]
+    cache = Cache("F16", 2, 64, 3003)
+    cache.write(np.arange(cache.rows))
+    q = np.random.default_rng(1).standard_normal((3, 6, 64), dtype=np.float32)
+    right = expected(q, cache, [slice(a, a + n) for a, n in views], 0.125, 0.0)
+    close(few(cache, q, views, 0.125, 0.0, splits=splits), right, 1e-12)
+
+
+def test_parts_of_a_row_are_as_many_as_a_device_computes_at_once() -> None:
+    of_8b = 32, 8, 128  # query heads, KV heads, size of a head: two blocks to a processor
+    assert attention_launch.splits(132, *of_8b) * 8 == 2 * 132
+    assert attention_launch.splits(28, *of_8b) == 7
+    assert attention_launch.splits(128, 16, 1, 128) == MOST_SPLITS  # two groups of query heads
+    assert attention_launch.splits(4, 128, 64, 576) == 1
 
 
 def _or_null(array: np.ndarray | None) -> np.ndarray | c_void_p:

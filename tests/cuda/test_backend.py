@@ -11,7 +11,7 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from hetrun.backend import Available, Backend, Descriptor, Greatest, PassShape, Segment, registry
-from hetrun.backends.cuda import kv_mirror, runner
+from hetrun.backends.cuda import fusion, kv_mirror, runner
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.lowering import Emitter, Place
@@ -19,6 +19,7 @@ from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError, BudgetError, Cancelled
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
+from hetrun.graph import Op, Value
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_reader import FileReader
 from hetrun.planner.options import Options, Wishes
@@ -295,7 +296,26 @@ def test_the_work_of_a_shape_is_written_down_once_if_its_values_fit_where_others
     right.close()
 
 
-def test_an_answer_takes_nine_kernels_a_layer() -> None:
+def test_what_does_not_depend_on_the_length_of_a_prompt_is_found_out_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fused = list[int]()
+
+    def counted(ops: Sequence[Op], kept: Sequence[Value]) -> Sequence[fusion.Item]:
+        fused.append(len(ops))
+        return fuse(ops, kept)
+
+    fuse = fusion.fuse
+    mine, _ = both()
+    monkeypatch.setattr(fusion, "fuse", counted)
+    a = mine.kv.alloc()
+    for n in (20, 21, 30, 25):
+        mine.logits(a, tokens(n, n))
+    assert len(fused) == 1
+    mine.close()
+
+
+def test_an_answer_takes_eight_kernels_a_layer() -> None:
     """Each costs about two microseconds, however little it does."""
     driver = EmulatedDriver()
     mine, right = both(driver=driver)
@@ -303,7 +323,7 @@ def test_an_answer_takes_nine_kernels_a_layer() -> None:
     for _ in range(2):
         driver.launches.clear()
         close(mine.logits(a, tokens(1)), right.logits(b, tokens(1)))
-    of_layer = ["rms_norm", "few_1", "turn_and_write", "attend_few", "join", "few_1"]
+    of_layer = ["rms_norm", "few_1", "turn_and_write", "attend_few", "few_1"]
     of_layer += ["rms_norm", "gated_1", "few_1"]
     # Of the last layer only what is wanted is computed; what was written goes home.
     around = ["lookup", "angles", "select_rows", "select_rows", "few_1", "rms_norm", "few_1", "pack_rows"]

@@ -33,15 +33,15 @@ ARCHITECTURES = "sm_80", "sm_86", "sm_89", "sm_90", "sm_120"
 # that is the one which everything is made for. How weights of each type are read is in UNPACKED.
 QUICK = (
     *("small", "rows", "grouping", "convolution", "products Q4_K", "tiles Q4_K", "attention F16 128"),
-    *("attention_tiles F16 128", "int8_products Q4_K", "delta_net 128"),
+    *("attention_tiles F16 128", "int8_products Q4_K", "int8_experts Q4_K", "delta_net 128"),
 )
 
 REGISTERS = 65536  # of a multiprocessor: a block that wants more does not start
 THREADS = {"rms_norm": 1024, "layer_norm": 1024}  # at most; 256 otherwise
 # Bytes of a thread in memory instead of registers. Angles: for the cosines of large ones.
-# Experts: two blocks at once are worth more than the last few numbers.
-# The same of tiles of 128 rows with Q6_K, on sm_90.
-STACK = {"angles": 32, "experts_gated_many": 64, "experts_down_many": 64, "products_128": 8}
+# Tiles of 128 rows in bytes, with Q6_K and Q3_K on some: two blocks at once are worth more than the last few
+# numbers.
+STACK = {"angles": 32, "products_128": 8, "experts_down_int8": 8, "experts_gated_int8": 8}
 
 ENTRY = re.compile(
     r"entry function '(\w+)' for .*?Function properties for \1\n.*?"

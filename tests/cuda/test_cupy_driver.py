@@ -87,6 +87,15 @@ def test_everything_is_given_back(cuda: FakeCuda, module: ModuleType) -> None:
     assert not any(cuda.held.values()), cuda.held
 
 
+def test_the_device_tells_how_long_work_took(cuda: FakeCuda, module: ModuleType) -> None:
+    driver = module.CupyDriver(0)
+    stream, ran = driver.stream(), list[int]()
+    assert driver.seconds(lambda: ran.append(cuda.calls.count("eventRecord")), stream) == 0.0005
+    assert (ran, cuda.calls.count("eventRecord")) == ([1], 2)
+    assert cuda.held["events"] == set()
+    driver.close()
+
+
 def test_memory_that_dies_while_a_graph_is_recorded_is_given_back_afterwards(
     cuda: FakeCuda, module: ModuleType
 ) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from hetrun.backends.cuda import attention_launch, matmul_launch
+from hetrun.backends.cuda import attention_launch, grouped_launch, matmul_launch
 from hetrun.backends.cuda.int8 import launch as long_int8
 from hetrun.backends.cuda.nvrtc import compiler
 from hetrun.backends.cuda.programs import Source
@@ -104,7 +104,13 @@ def test_an_answer_looks_at_rows_by_tensor_instructions_and_wide_loads(architect
     rows = [n for n in loads(hot) if n != 8]  # but for pointers of slabs
     assert rows == [16] * (2 * 16 * 2 * HEAD // (16 * 32))
     assert not list(generic(found["attend_few"].code))
-    shared = attention_launch.few_shared(8, HEAD)
+    # What a last block reads of the others comes from the second cache.
+    assert {i.nbytes for i in found["attend_few"].code if i.name.startswith("LDG") and "GPU" in i.name} == {
+        4,
+        8,
+        16,
+    }
+    shared = attention_launch.few_shared(8, HEAD, attention_launch.MOST_SPLITS)
     assert blocks_at_once(registers["attend_few"], attention_launch.THREADS, shared) >= TWO_BLOCKS
 
 
@@ -154,3 +160,51 @@ def test_a_prompt_multiplies_bytes_that_are_unpacked_once(quant: str, most: int,
         assert not list(generic(kernel.code)), name
         shared = long_int8.shared(size)
         assert blocks_at_once(registers[name], long_int8.threads(size), shared) >= TWO_BLOCKS, name
+
+
+def multiplying(kernel: Compiled) -> Code:
+    """The loop that has the tensor instructions."""
+    return next(loop for loop in kernel.loops if of_kind(loop, *TENSOR))
+
+
+@pytest.mark.parametrize(
+    ("quant", "most", "architecture"),
+    [
+        ("Q4_K", 26, "sm_86"),
+        *[pytest.param("Q4_K", 26, name, marks=exhaustive) for name in ("sm_89", "sm_90")],
+        *[pytest.param(*other, marks=exhaustive) for other in OTHERS],
+    ],
+)
+def test_experts_of_a_prompt_multiply_bytes_as_all_products_do(
+    quant: str, most: int, architecture: str
+) -> None:
+    found, registers = read(grouped_launch.source(quant, in_bytes=True), architecture)
+    size = grouped_launch.TILE
+    for name, kernel in found.items():
+        hot = multiplying(kernel)
+        deep = 16 if quant == "Q6_K" else 32
+        assert len(of_kind(hot, "IMMA")) == (size // 2) * 32 * 64 // (16 * 8 * deep)
+        assert len(hot) <= most * 32 * 64 * size // 2 // (16 * 8 * 32), name
+        assert of_kind(hot, "LDSM")
+        assert 16 in {i.nbytes for i in of_kind(hot, "LDGSTS")}
+        if quant == "Q4_K":
+            assert set(loads(hot)) == {16}
+        assert not list(generic(kernel.code)), name
+        shared = max(grouped_launch.GATED_INT8, grouped_launch.DOWN_INT8)
+        assert blocks_at_once(registers[name], grouped_launch.THREADS, shared) >= TWO_BLOCKS, name
+
+
+@pytest.mark.parametrize("architecture", ONE)
+def test_experts_of_a_prompt_read_fragments_from_shared_memory(architecture: str) -> None:
+    """In bf16; of a slab of 64 columns a warp has 64 pairs and 32 outputs."""
+    found, registers = read(grouped_launch.source("Q4_K"), architecture)
+    for name, kernel in found.items():
+        hot = multiplying(kernel)
+        assert len(of_kind(hot, "HMMA")) == 64 * 32 * 64 // (16 * 8 * 16)
+        # Of a product of 16 columns: four fragments of pairs, and two of weights.
+        assert len(of_kind(hot, "LDSM")) == 6 * 64 // 16
+        assert {i.nbytes for i in of_kind(hot, "LDGSTS")} == {16}  # the input's next slab comes meanwhile
+        assert len(hot) <= 800, name
+        assert not list(generic(kernel.code)), name
+        blocks = blocks_at_once(registers[name], grouped_launch.THREADS, grouped_launch.SHARED)
+        assert blocks >= TWO_BLOCKS, name

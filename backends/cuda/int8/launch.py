@@ -14,7 +14,7 @@ from hetrun.backends.cuda.programs import Source
 
 TYPES = frozenset(
     (
-        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+        *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
         *("IQ4_NL", "IQ4_XS", "MXFP4"),
     )
 )

@@ -54,12 +54,12 @@ extern "C" __global__ void turn_and_write(Turning q, const float *k, const float
 
 // --- few rows: the keys and values are what has to be moved
 //
-// The keys that a row sees are cut into SPLITS parts, so that one long sequence has work for all processors. A
-// block takes one part of one row, and of one KV head all query heads (up to HEADS at once), so that keys and
-// values are read once. Its warps take keys in turn. How keys are cut depends on their number alone: a row's
-// bits are the same in any company.
+// The keys that a row sees are cut into some parts, so that one long sequence has work for all processors:
+// `splits` of them at most, which depends on the device and the model only. A block takes one part of one row,
+// and of one KV head all query heads (up to HEADS at once), so that keys and values are read once. Its warps
+// take keys in turn. The last block of a row and its heads to end joins their parts, always in the same order.
+// How keys are cut depends on their number alone: a row's bits are the same in any company.
 
-#define SPLITS 32
 #define FEW_WARPS 4
 #define TILED (HEAD <= 256)      // wider heads have no tiles, and fewer of them fit into registers
 #define HEADS (TILED ? 8 : 2)
@@ -76,8 +76,8 @@ struct Part {
     float4 values[FOURS];
 };
 
-__device__ __forceinline__ int split_size(int length) {
-    int size = (length + SPLITS - 1) / SPLITS;
+__device__ __forceinline__ int split_size(int length, int splits) {
+    int size = (length + splits - 1) / splits;
     return (size + SLAB_ROWS - 1) / SLAB_ROWS * SLAB_ROWS;
 }
 
@@ -291,29 +291,72 @@ template <> struct Few<F16, true> {
     }
 };
 
-// partial[row][head][split] is most, sum and HEAD values, not divided by the sum.
-// Blocks: (rows * SPLITS, KV heads, query heads of one in groups of HEADS).
-// Shared memory: (2 + HEAD) floats for each warp and head of a group; of wide heads their queries.
+// Where rows of results go, and what joins the parts of heads.
+struct Joined {
+    float *y;
+    const float *sinks;  // by head, or null
+    byte *in_bytes;      // the same as rows of bytes, of heads of whole ROUNDED; or null
+    int *ended;          // by row, KV head and group of its query heads: blocks that have; 0 before and after
+};
+
+#define PART_LD (HEAD + 4)  // from a part to the next: values, the greatest score, the sum of shares
+
+// Adds the parts of some heads that follow each other. `from` is [head][splits][PART_LD], and `used` of the
+// parts are there; `weights` has room for as many numbers of each head in shared memory. A block comes here.
+__device__ __forceinline__ void join(const float *from, int heads, int splits, int used, float *weights,
+                                     const Joined &to, int64 row, int n_heads, int head) {
+    int lane = threadIdx.x % WARP;
+    for (int g = threadIdx.x / WARP; g < heads; g += FEW_WARPS) {
+        const float *scores = from + (int64)g * splits * PART_LD + HEAD;
+        float most = -INFINITY_F, sum = 0.0f;
+        for (int s = lane; s < used; s += WARP) most = fmaxf(most, __ldcg(scores + s * PART_LD));
+        most = warp_max(most);
+        for (int s = lane; s < used; s += WARP) {
+            float2 part = __ldcg((const float2 *)(scores + s * PART_LD));
+            float weight = exp2f(part.x - most);
+            weights[g * used + s] = weight, sum += part.y * weight;
+        }
+        sum = warp_sum(sum);
+        if (to.sinks) sum += exp2f(to.sinks[head + g] * LOG2_E - most);
+        for (int s = lane; s < used; s += WARP) weights[g * used + s] /= sum;
+    }
+    __syncthreads();
+    int fours = heads * (HEAD / 4), cols = n_heads * HEAD;
+    for (int i = threadIdx.x; i - lane < fours; i += blockDim.x) {  // whole warps
+        float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
+        int g = i / (HEAD / 4), column = head * HEAD + 4 * i;
+        bool there = i < fours;
+        if (there) {
+            const float *values = from + (int64)g * splits * PART_LD + i % (HEAD / 4) * 4;
+#pragma unroll 8
+            for (int s = 0; s < used; s++)
+                add_to(value, weights[g * used + s], __ldcg((const float4 *)(values + s * PART_LD)));
+            *(float4 *)(to.y + row * cols + column) = value;
+        }
+        if (to.in_bytes) put_rounded(value, there, to.in_bytes + row * int8_row(cols), cols, column / 4);
+    }
+}
+
+// partial[row][head][split] is what a part makes, not divided by the sum.
+// Blocks: (rows * splits, KV heads, query heads of one in groups of HEADS).
+// Shared memory: (2 + HEAD) floats for each warp and head of a group, and `splits` floats for each head; of
+// wide heads their queries.
 extern "C" __global__ void __launch_bounds__(32 * FEW_WARPS, HEAD <= 64 ? 4 : HEAD <= 128 ? 2 : 1)
     attend_few(const float *q, const Row *rows, Table t, float *partial, float scale, float softcap, int n_heads,
-               int n_kv_heads) {
-    int at = blockIdx.x / SPLITS, split = blockIdx.x % SPLITS, warp = threadIdx.x / WARP;
+               int n_kv_heads, int splits, Joined to) {
+    int at = blockIdx.x / splits, split = blockIdx.x % splits, warp = threadIdx.x / WARP;
     int of_kv = n_heads / n_kv_heads, skip = blockIdx.z * HEADS;
     int heads = min(HEADS, of_kv - skip), head = blockIdx.y * of_kv + skip;
     Row row = rows[at];
-    int size = split_size(row.length), begin = split * size, end = min(row.length, begin + size);
-    float *out = partial + (((int64)at * n_heads + head) * SPLITS + split) * (2 + HEAD);
-    const int64 to_next_head = (int64)SPLITS * (2 + HEAD);
-    if (begin >= end) {
-        for (int g = threadIdx.x; g < heads; g += blockDim.x) out[g * to_next_head] = -INFINITY_F;
-        return;
-    }
+    int size = split_size(row.length, splits), begin = split * size, end = min(row.length, begin + size);
+    if (begin >= end) return;
     float *shared = (float *)shared_memory;  // [warp][head of the group][2 + HEAD]
     float *mine = shared + warp * heads * (2 + HEAD);
     const float *query = q + ((int64)row.q * n_heads + head) * HEAD;
     Keys keys = {t, row.first, begin, end, (int)blockIdx.y};
     Few<KV, HEAD % 32 == 0 && TILED>::attend(keys, query, heads, scale, softcap, mine);
     __syncthreads();
+    float *parts = partial + ((int64)at * n_heads + head) * splits * PART_LD;
     for (int i = threadIdx.x; i < heads * (2 + HEAD); i += blockDim.x) {
         int g = i / (2 + HEAD), what = i % (2 + HEAD);
         float most = -INFINITY_F, sum = 0.0f;
@@ -322,32 +365,18 @@ extern "C" __global__ void __launch_bounds__(32 * FEW_WARPS, HEAD <= 64 ? 4 : HE
             const float *from = shared + (w * heads + g) * (2 + HEAD);
             sum += from[what] * exp2f(from[0] - most);
         }
-        out[g * to_next_head + what] = what == 0 ? most : sum;
+        float *out = parts + ((int64)g * splits + split) * PART_LD;
+        out[what < 2 ? HEAD + what : what - 2] = what == 0 ? most : sum;
     }
-}
-
-// The parts of each row and head as one; a block of whole warps for each, a lane for the weight of each part.
-// `in_bytes`, if it is not null, gets the same as rows of bytes, of heads of whole ROUNDED.
-extern "C" __global__ void join(const float *partial, const Row *rows, float *y, int n_heads,
-                                const float *sinks, byte *in_bytes) {
-    int at = blockIdx.x / n_heads, head = blockIdx.x % n_heads, lane = threadIdx.x % WARP;
-    const float *parts = partial + (int64)blockIdx.x * SPLITS * (2 + HEAD), *part = parts + lane * (2 + HEAD);
-    bool there = part[0] > -INFINITY_F;
-    float most = warp_max(part[0]), weight = there ? exp2f(part[0] - most) : 0.0f;
-    float sum = warp_sum(there ? part[1] * weight : 0.0f);
-    if (sinks) sum += exp2f(sinks[head] * LOG2_E - most);
-    for (int i = threadIdx.x; i - lane < HEAD; i += blockDim.x) {
-        float value = 0.0f;
-#pragma unroll 8
-        for (int s = 0; s < SPLITS; s++) {
-            float factor = __shfl_sync(ALL_LANES, weight, s);
-            if (factor > 0.0f && i < HEAD) value = fmaf(parts[s * (2 + HEAD) + 2 + i], factor, value);
-        }
-        value /= sum;
-        if (i < HEAD) y[((int64)rows[at].q * n_heads + head) * HEAD + i] = value;
-        if (in_bytes) {
-            int cols = n_heads * HEAD;
-            put_rounded_by_lanes(value, in_bytes + (int64)rows[at].q * int8_row(cols), cols, head * HEAD + i);
-        }
-    }
+    __threadfence();
+    __syncthreads();
+    int used = (row.length + size - 1) / size;
+    uint_t *before = (uint_t *)shared_memory;  // how many blocks had ended; the last one sets the count to 0 again
+    if (threadIdx.x == 0)
+        *before = atomicInc((uint_t *)to.ended + (at * gridDim.y + blockIdx.y) * gridDim.z + blockIdx.z, used - 1);
+    __syncthreads();
+    if (*before + 1 < used) return;  // a whole block
+    __syncthreads();
+    __threadfence();
+    join(parts, heads, splits, used, shared, to, row.q, n_heads, head);
 }

@@ -2,17 +2,25 @@
 //
 // Each type has
 //   APART     columns from the beginning of the first run to that of the second,
-//   SIXTEENS  whether a run has a scale for each half of it, and LEAST whether weights have a minimum,
+//   SCALES    what a run is multiplied by,
 //   read()    what thread `half` of the two reads of a slab of a row,
 //   put()     its bytes to where the row of the slab lies, the second run 32 bytes behind the first, and what
-//             run `half` is multiplied by: {scale, what is added for each unit of the input}, or the two
-//             scales of its halves.
+//             run `half` is multiplied by.
 
 #pragma once
 
 #include "quants.cuh"
 
 #define HIGHEST 0x80808080u  // bits
+
+enum Scales {
+    ONE,       // {scale, -}
+    LEAST,     // {scale, what is added for each unit of the input}
+    SIXTEENS,  // the scales of both halves
+    // {scale, what is added for each unit of the input and of its half's minimum}: these are two bytes of each
+    // run, 64 bytes behind the beginning of the row. Bytes of weights are times the scale of their half.
+    LEASTS,
+};
 
 template <int N> struct Words {
     uint_t at[N];
@@ -55,6 +63,23 @@ __device__ __forceinline__ void put_16(byte *to, const Words<4> &w) {
     *(uint4 *)to = make_uint4(w.at[0], w.at[1], w.at[2], w.at[3]);
 }
 
+// Four bytes of weights' two runs, or halves of a run.
+struct Split {
+    uint_t low, high;
+};
+
+// 16 bytes to either place: `split` says which four of them a word becomes.
+template <typename F> __device__ __forceinline__ void put_both(byte *to_low, byte *to_high, F split) {
+    Words<4> low, high;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        Split s = split(i);
+        low.at[i] = s.low, high.at[i] = s.high;
+    }
+    put_16(to_low, low);
+    put_16(to_high, high);
+}
+
 template <typename Q> struct Int8;
 
 // --- runs with one scale, of nibbles: each thread has one run, and the low ones are its first half
@@ -64,28 +89,18 @@ struct Block {
     uint_t more, head;  // `head` begins with the scale
 };
 
-// Four bytes of weights' low and high nibbles.
-struct Split {
-    uint_t low, high;
-};
-
 template <typename Q> struct Runs32 {
     static const int APART = 32;
-    static const bool SIXTEENS = false, LEAST = Q::LEAST;
+    static const Scales SCALES = Q::SCALES;
     typedef Block Raw;
     static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
         return Q::block(row, 2 * slab + half);
     }
     static __device__ __forceinline__ void put(const Raw &raw, const byte *row, int slab, int half, byte *to,
                                                float2 *scale) {
-        Words<4> q = words_from(raw.q, Q::nibbles(row, 2 * slab + half)), low, high;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            Split s = Q::split(q.at[i], raw.more >> 4 * i);
-            low.at[i] = s.low, high.at[i] = s.high;
-        }
-        put_16(to + 32 * half, low);
-        put_16(to + 32 * half + 16, high);
+        Words<4> q = words_from(raw.q, Q::nibbles(row, 2 * slab + half));
+        byte *mine = to + 32 * half;
+        put_both(mine, mine + 16, [&](int i) { return Q::split(q.at[i], raw.more >> 4 * i); });
         *scale = Q::scale(raw, 2 * slab + half);
     }
 };
@@ -103,12 +118,12 @@ __device__ __forceinline__ Split with_fifths(uint_t q, uint_t bits) {
 }
 
 struct ScaleOnly {
-    static const bool LEAST = false;
+    static const Scales SCALES = ONE;
     static __device__ __forceinline__ float2 scale(const Block &b, int) { return {low_half(b.head), 0.0f}; }
 };
 
 struct ScaleAndLeast {
-    static const bool LEAST = true;
+    static const Scales SCALES = LEAST;
     static __device__ __forceinline__ float2 scale(const Block &b, int) {
         return {low_half(b.head), high_half(b.head)};
     }
@@ -193,7 +208,7 @@ struct RunsOfIQ4_NL : ScaleOnly, ListOfIQ4 {
 };
 
 struct RunsOfIQ4_XS : ListOfIQ4 {
-    static const bool LEAST = false;
+    static const Scales SCALES = ONE;
     static __device__ __forceinline__ const byte *nibbles(const byte *row, int i) {
         return row + i / 8 * IQ4_XS::BYTES + 8 + 16 * (i % 8);
     }
@@ -208,7 +223,7 @@ struct RunsOfIQ4_XS : ListOfIQ4 {
 };
 
 struct RunsOfMXFP4 {
-    static const bool LEAST = false;
+    static const Scales SCALES = ONE;
     static __device__ __forceinline__ const byte *nibbles(const byte *row, int i) {
         return row + i * MXFP4::BYTES + 1;
     }
@@ -234,7 +249,7 @@ template <> struct Int8<MXFP4> : Runs32<RunsOfMXFP4> {};
 
 template <> struct Int8<Q8_0> {
     static const int APART = 32;
-    static const bool SIXTEENS = false, LEAST = false;
+    static const Scales SCALES = ONE;
     struct Raw {
         Words<9> q;
         ushort_t d;
@@ -261,7 +276,7 @@ template <> struct Int8<Q8_0> {
 // Q4_K and Q5_K: low nibbles are one sub-block, high ones the next.
 template <typename Q, bool FIFTH> struct PairsOfSubBlocks {
     static const int APART = 32;
-    static const bool SIXTEENS = false, LEAST = true;
+    static const Scales SCALES = LEAST;
     struct Raw {
         Words<4> q, fifth;
         uint4 head;
@@ -280,16 +295,12 @@ template <typename Q, bool FIFTH> struct PairsOfSubBlocks {
 
     static __device__ __forceinline__ void put(const Raw &raw, const byte *, int slab, int half, byte *to,
                                                float2 *scale) {
-        Words<4> low, high;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            low.at[i] = low_nibbles(raw.q.at[i]), high.at[i] = high_nibbles(raw.q.at[i]);
-            if (!FIFTH) continue;
-            low.at[i] |= fifths(raw.fifth.at[i], slab % 4 * 2);
-            high.at[i] |= fifths(raw.fifth.at[i], slab % 4 * 2 + 1);
-        }
-        put_16(to + 16 * half, low);
-        put_16(to + 32 + 16 * half, high);
+        put_both(to + 16 * half, to + 32 + 16 * half, [&](int i) {
+            Split s = {low_nibbles(raw.q.at[i]), high_nibbles(raw.q.at[i])};
+            if (!FIFTH) return s;
+            uint_t bits = raw.fifth.at[i];
+            return Split{s.low | fifths(bits, slab % 4 * 2), s.high | fifths(bits, slab % 4 * 2 + 1)};
+        });
         int i = slab % 4 * 2 + half, shift = 8 * (i % 4);
         uint_t a = raw.head.y >> shift, b = raw.head.z >> shift, c = raw.head.w >> shift;
         uint_t s = i < 4 ? a & 63 : c & 15 | a >> 2 & 48, m = i < 4 ? b & 63 : c >> 4 & 15 | b >> 2 & 48;
@@ -303,7 +314,7 @@ template <> struct Int8<Q5_K> : PairsOfSubBlocks<Q5_K, true> {};
 // 16 bytes have low bits of two runs that are 64 columns apart; two slabs share the high bits.
 template <> struct Int8<Q6_K> {
     static const int APART = 64;
-    static const bool SIXTEENS = true, LEAST = false;
+    static const Scales SCALES = SIXTEENS;
     struct Raw {
         Words<5> low, high;
         ushort_t scales, d;
@@ -319,15 +330,12 @@ template <> struct Int8<Q6_K> {
     static __device__ __forceinline__ void put(const Raw &raw, const byte *row, int slab, int half, byte *to,
                                                float2 *scale) {
         const byte *block = row + slab / 4 * Q6_K::BYTES;  // all that is read begins as many words behind it
-        Words<4> lows = words_from(raw.low, block), highs = words_from(raw.high, block), first, second;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint_t high = highs.at[i] >> slab % 2 * 2;
-            first.at[i] = less<32>(low_nibbles(lows.at[i]) | high << 4 & 0x30303030u);
-            second.at[i] = less<32>(high_nibbles(lows.at[i]) | high & 0x30303030u);
-        }
-        put_16(to + 16 * half, first);
-        put_16(to + 32 + 16 * half, second);
+        Words<4> lows = words_from(raw.low, block), highs = words_from(raw.high, block);
+        put_both(to + 16 * half, to + 32 + 16 * half, [&](int i) {
+            uint_t low = lows.at[i], high = highs.at[i] >> slab % 2 * 2;
+            return Split{less<32>(low_nibbles(low) | high << 4 & 0x30303030u),
+                         less<32>(high_nibbles(low) | high & 0x30303030u)};
+        });
         float d = low_half(raw.d);
         *scale = make_float2((float)(signed char)raw.scales * d, (float)(signed char)(raw.scales >> 8) * d);
     }
@@ -336,7 +344,7 @@ template <> struct Int8<Q6_K> {
 // Two bits of four runs in 32 bytes, the third bits of all in 32 others.
 template <> struct Int8<Q3_K> {
     static const int APART = 32;
-    static const bool SIXTEENS = true, LEAST = false;
+    static const Scales SCALES = SIXTEENS;
     struct Raw {
         Words<5> low, high;
         float2 scale;
@@ -353,15 +361,37 @@ template <> struct Int8<Q3_K> {
     static __device__ __forceinline__ void put(const Raw &raw, const byte *row, int slab, int half, byte *to,
                                                float2 *scale) {
         const byte *block = row + slab / 4 * Q3_K::BYTES;
-        Words<4> low = words_from(raw.low, block), high = words_from(raw.high, block), first, second;
-        int i = slab % 4 * 2;  // of eight runs
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-            first.at[w] = run(low.at[w], high.at[w], i);
-            second.at[w] = run(low.at[w], high.at[w], i + 1);
-        }
-        put_16(to + 16 * half, first);
-        put_16(to + 32 + 16 * half, second);
+        Words<4> low = words_from(raw.low, block), high = words_from(raw.high, block);
+        int first = slab % 4 * 2;  // of eight runs
+        put_both(to + 16 * half, to + 32 + 16 * half, [&](int i) {
+            return Split{run(low.at[i], high.at[i], first), run(low.at[i], high.at[i], first + 1)};
+        });
         *scale = raw.scale;
+    }
+};
+
+// Two bits of four runs in 32 bytes. Times its scale, which is below 16, a weight still is a byte.
+template <> struct Int8<Q2_K> {
+    static const int APART = 32;
+    static const Scales SCALES = LEASTS;
+    struct Raw {
+        Words<4> q;
+        byte first, second;  // scale and minimum of either run's half
+        uint_t head;
+    };
+    static __device__ __forceinline__ Raw read(const byte *row, int slab, int half) {
+        const byte *block = row + slab / 4 * Q2_K::BYTES, *scales = block + 4 * (slab % 4) + half;
+        const uint_t *q = (const uint_t *)(block + 16 + 32 * (slab / 2 % 2) + 16 * half);
+        return {{q[0], q[1], q[2], q[3]}, scales[0], scales[2], aligned_word(block + 80)};
+    }
+    static __device__ __forceinline__ void put(const Raw &raw, const byte *, int slab, int half, byte *to,
+                                               float2 *scale) {
+        put_both(to + 16 * half, to + 32 + 16 * half, [&](int i) {
+            uint_t q = raw.q.at[i] >> slab % 2 * 4;
+            return Split{(q & 0x03030303u) * (raw.first & 15u), (q >> 2 & 0x03030303u) * (raw.second & 15u)};
+        });
+        to[64 + half] = raw.first >> 4;
+        to[66 + half] = raw.second >> 4;
+        *scale = make_float2(low_half(raw.head), -high_half(raw.head));
     }
 };

@@ -13,19 +13,9 @@
 #else
 #include "walks.cuh"
 #endif
+#include "matrix.cuh"
 
 #define WARPS 4  // of a block
-
-struct Output {
-    const byte *w;      // [rows, cols]
-    const float *bias;  // [rows] or null
-    const float *add;   // as y, or null; may be y
-    float *y;           // [tokens, ldy]
-    int rows;
-    int ldy;
-};
-
-__device__ __forceinline__ int64 row_bytes(int cols) { return (int64)(cols / QUANT::WEIGHTS) * QUANT::BYTES; }
 
 // The sums of R rows and T tokens; lane T * r + t gets that of row r and token t. Rows and tokens that are
 // not there repeat the last one, so that all lanes do the same.

@@ -25,6 +25,15 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint_t (&a)[4], ui
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// The same in bf16.
+__device__ __forceinline__ void multiply_bf16(float (&c)[4], const uint_t (&a)[4], uint_t b0, uint_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // a b in bytes with signs, 32 or 16 deep, as integers that begin with `c`.
 __device__ __forceinline__ void multiply_bytes(int (&made)[4], const uint_t (&a)[4], uint_t b0, uint_t b1,
                                                const int (&c)[4]) {

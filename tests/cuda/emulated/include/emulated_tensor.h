@@ -27,18 +27,32 @@ struct Factors { unsigned a[4], b[2]; };
 
 }  // namespace emulated
 
-inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    emulated::Factors mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-    emulated::Shown<emulated::Factors> shown(&mine);
-    int group = emulated::lane() / 4, place = emulated::lane() % 4;
+namespace emulated {
+
+// Products of 16 bits; `number` says which number the lower 16 bits of a word stand for.
+template <typename F>
+inline void multiply_16_bits(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, F number) {
+    Factors mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    Shown<Factors> shown(&mine);
+    int group = lane() / 4, place = lane() % 4;
     for (int i = 0; i < 4; i++) {
         int row = group, column = 2 * place + i % 2;
         for (int k = 0; k < 16; k++) {
             unsigned left = shown.of(4 * row + k % 8 / 2)->a[i / 2 + 2 * (k / 8)];
             unsigned right = shown.of(4 * column + k % 8 / 2)->b[k / 8];
-            c[i] += (float)emulated::half_of(left, k % 2) * (float)emulated::half_of(right, k % 2);
+            c[i] += number(left >> 16 * (k % 2)) * number(right >> 16 * (k % 2));
         }
     }
+}
+
+}  // namespace emulated
+
+inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    emulated::multiply_16_bits(c, a, b0, b1, [](unsigned x) { return (float)emulated::half_of(x, 0); });
+}
+
+inline void multiply_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    emulated::multiply_16_bits(c, a, b0, b1, [](unsigned x) { return __uint_as_float(x << 16); });
 }
 
 namespace emulated {

@@ -377,6 +377,9 @@ inline unsigned __ballot_sync(unsigned lanes, int predicate) {
 }
 
 template <typename T> T __ldg(const T *p) { return *p; }
+template <typename T> T __ldcg(const T *p) { return *p; }
+inline void __threadfence() {}
+inline unsigned atomicInc(unsigned *p, unsigned most) { unsigned old = *p; *p = old >= most ? 0 : old + 1; return old; }
 inline int atomicAdd(int *p, int n) { int old = *p; *p += n; return old; }
 inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
