@@ -18,6 +18,7 @@ from hetrun.backend import (
     WeightUse,
     looks_up,
 )
+from hetrun.backend.expert_slots import ExpertSlots
 from hetrun.backends.cuda import fusion, weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.attention_launch import WIDEST
@@ -103,7 +104,7 @@ class CudaBackend(Backend):
         if isinstance(a, Rope):
             return a.head_dim % 2 == 0
         if isinstance(a, Moe):
-            return op.weights[1].quant is op.weights[2].quant and not a.without
+            return op.weights[1].quant is op.weights[2].quant and not a.without and not a.rest
         return True
 
     def rounding(self, op: Op) -> float:
@@ -146,8 +147,12 @@ class CudaBackend(Backend):
         self.start()
         return self.gpu.loading.bring(wanted, read)
 
+    def expert_slots(self) -> ExpertSlots | None:
+        return self.gpu.slots
+
     def release(self, buffer: Buffer) -> None:
         assert isinstance(buffer, Held)
+        self.gpu.slots.leave(buffer.address)
         self.gpu.memory.give(buffer.address)
 
     # --- segments
@@ -159,6 +164,9 @@ class CudaBackend(Backend):
         slabs = {group: gpu.slabs_of(kv, group, some) for group, some in own.items()}
         borrowed = {group: gpu.slabs_of(kv, group, some) for group, some in others.items()}
         weights, blocks = laid_out(gpu.ring, segment, buffers)
+        for op in segment.ops:
+            if isinstance(op.attrs, Moe) and op.attrs.slots:
+                gpu.slots.join(op, buffers)
         kept = [(op.attrs.layer, op.kind) for op in segment.ops if isinstance(op.attrs, Stateful)]
         states = gpu.states_of(kv, tuple(sorted(kept)))
         scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
@@ -220,13 +228,18 @@ class StreamedBackend(CudaBackend):
 
     def supports(self, op: Op) -> bool:
         # Of a table a pass reads a few rows; an output matrix may be larger than the window.
-        return not looks_up(op) and super().supports(op) and self.gpu.has_window(self.wants([op]))
+        if looks_up(op) or (isinstance(op.attrs, Moe) and op.attrs.slots):
+            return False
+        return super().supports(op) and self.gpu.has_window(self.wants([op]))
 
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
         return sum(weights.device_bytes(use) for use in wanted if self.streams(use))
 
     def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
         return 0
+
+    def expert_slots(self) -> ExpertSlots | None:
+        return None
 
     def streams(self, wanted: WeightUse) -> bool:
         return weights.device_bytes(wanted) > SMALL
