@@ -33,12 +33,17 @@ from hetrun.backend.expert_slots import (
     SlottedMixture,
     first_slots,
 )
+from hetrun.client.events import DeviceSlots
 from hetrun.errors import HetrunError
 from hetrun.executor.slot_rule import Change, SlotRule
 from hetrun.loader.weight_reader import FileReader
+from hetrun.prefetch.expert_trace import Kept, judge_layers
 
 MOST_TOKENS = 16  # of a pass whose choices are counted
 STAGED, STAGED_BYTES = 8, 16 << 20  # experts on their way at once, at least one
+
+TRACED = 1 << 13  # mixtures' choices that are remembered, to compare what was found with what could have been
+NONE = np.zeros((0, 3), np.int32)
 
 log = logging.getLogger(__name__)
 
@@ -65,17 +70,6 @@ class Move:
 
 
 @dataclass(slots=True)
-class SlotCounts:
-    """How well slots did so far."""
-
-    chosen: int = 0  # experts, by tokens of passes that were counted
-    found: int = 0  # of these in a slot
-    came: int = 0  # experts that took others' places
-    slots: int = 0
-    experts: int = 0
-
-
-@dataclass(slots=True)
 class _Pipeline:
     """A thread that reads experts, and the memory that they are read to."""
 
@@ -99,7 +93,8 @@ class DeviceExperts:
         self._sent: list[tuple[int, Sequence[Move]]] = []
         self._passes = 0  # that have begun and not ended: of all but the last one something stands still
         self._off = False  # nothing moves any more
-        self.counts = SlotCounts()
+        self._chosen = self._found = self._came = 0
+        self._trace: deque[NDArray[np.int32]] = deque(maxlen=TRACED)
 
     # --- passes
 
@@ -132,8 +127,12 @@ class DeviceExperts:
     def _hear(self, router: str, chosen: NDArray[np.integer[Any]]) -> None:
         for number, known in self._by_router.get(router, ()):
             self._rule.saw(number, chosen)
-            self.counts.chosen += chosen.size
-            self.counts.found += int((known.slots[chosen] >= 0).sum())
+            rows = np.empty((chosen.size, 3), np.int32)
+            rows[:, 0], rows[:, 1] = number, chosen.reshape(-1)
+            rows[:, 2] = known.slots[rows[:, 1]] >= 0
+            self._chosen += chosen.size
+            self._found += int(rows[:, 2].sum())
+            self._trace.append(rows)
 
     # --- between passes
 
@@ -165,8 +164,7 @@ class DeviceExperts:
             if same is not None:
                 n = residents.mixture.experts
                 self._rule.counts[i, :n] = old.counts[same, :n]
-        self.counts.slots = sum(len(slots) for _, slots in found)
-        self.counts.experts = sum(m.experts for m in found.values())
+        self._trace.clear()  # its numbers are others now
 
     def _is_known(self, found: Mapping[Slotted, SlottedMixture]) -> bool:
         if len(found) != len(self._known):
@@ -182,7 +180,7 @@ class DeviceExperts:
                 move.residents.slots[comes] = move.slot
                 move.residents.moving[comes] = False
                 self._line.free.append(move.memory)
-                self.counts.came += 1
+                self._came += 1
 
     def _send(self) -> None:
         """Send what was read. The experts whose slots it takes are computed by the host from now on."""
@@ -257,6 +255,23 @@ class DeviceExperts:
         """What lies in slots stays there."""
         self._off = True
         log.warning("experts stay where they are, on the host or on a device: %s", error)
+
+    # --- how well that goes
+
+    @property
+    def report(self) -> DeviceSlots | None:
+        """What was found in slots so far; None where there are none."""
+        if not self._known:
+            return None
+        slots, experts = (
+            sum(len(key[1]) for key in self._known),
+            sum(len(k.slots) for k in self._known.values()),
+        )
+        return DeviceSlots(slots, experts, self._chosen, self._found, self._came)
+
+    def kept(self) -> Kept | None:
+        """The same lately, beside other rules; None where too little was chosen."""
+        return judge_layers([len(key[1]) for key in self._known], np.concatenate([NONE, *self._trace]))
 
     def close(self) -> None:
         """End the thread; nothing runs any more."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-HALF_LIFE = 256.0  # tokens
+HALF_LIFE = 128.0  # tokens
 MARGIN = 4.0  # choices by which an expert must count more than the one whose slot it takes
 
 

@@ -151,7 +151,8 @@ def test_experts_change_places_and_answers_stay_what_they_are(
         read(mine)
         consistent(mine)
     assert driver.replays
-    counts = followed(mine).counts
+    counts = followed(mine).report
+    assert counts
     assert counts.came >= 10
     assert 0 < counts.found < counts.chosen
     assert driver.most_allocated + CONTEXT <= GRANT

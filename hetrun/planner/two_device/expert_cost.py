@@ -106,7 +106,7 @@ def is_share(a: Moe) -> bool:
 
 
 def computed(a: Moe, heat: Floats) -> list[int]:
-    """The experts whose part a share gives; of slots those that lie there once they have followed the text."""
+    """The experts whose part a share gives; of slots those that lie there once they follow the text."""
     if not a.slots:
         return a.computed
     order = by_heat(heat)
