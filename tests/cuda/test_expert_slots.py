@@ -41,10 +41,10 @@ EXPERTS, USED = 8, 3
 PASSES = (1, 5, 1, 1, 2, 40, 1, 1, 3, 1, 1, 1)
 GRANT = 24 << 20
 BIASES: tuple[MoreWeight, ...] = ("router_bias", "gate_bias", "up_bias", "down_bias", "expert_scale")
-
+Case = tuple[str, tuple[MoreWeight, ...]]
 # Each type is a program of its own. What the others differ by, test_matmul.py tries of all of them.
-EVERYDAY = [("Q4_K", ()), ("Q4_0", BIASES)]
-OTHERS = [(quant, more) for quant in sorted(READ) for more in ((), BIASES)]
+EVERYDAY: list[Case] = [("Q4_K", ()), ("Q4_0", BIASES)]
+OTHERS: list[Case] = [(quant, more) for quant in sorted(READ) for more in ((), BIASES)]
 CASES = first([*EVERYDAY, *[case for case in OTHERS if case not in EVERYDAY]], len(EVERYDAY))
 
 
@@ -151,11 +151,10 @@ def consistent(r: Rig) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize(("quant", "more"), CASES, ids=lambda given: given if isinstance(given, str) else "")
-def test_experts_change_places_and_answers_stay_what_they_are(
-    quant: str, more: tuple[MoreWeight, ...]
-) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}{' with more' * bool(case[1])}")
+def test_experts_change_places_and_answers_stay_what_they_are(case: Case) -> None:
     """Sizes take turns, so that recorded work finds other experts in its slots each time."""
+    quant, more = case
     graph, driver = with_mixtures(quant, more), EmulatedDriver(seed=len(more))
     mine, right = both(graph, plans_of(graph, np.random.default_rng(len(quant))), driver)
     seqs = [(mine.kv.alloc(), right.kv.alloc()) for _ in range(2)]
