@@ -69,8 +69,13 @@ class GpuSlots:
         gone = [key for key, held in self.mixtures.items() if address in [p.address for p in held.parts]]
         for key in gone:
             del self.mixtures[key]
-        for event in self._sent.values() if gone else ():
-            with suppress(DeviceLost):
+        if gone:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Until nothing is on its way."""
+        for event in self._sent.values():
+            with suppress(DeviceLost):  # which brings nothing any more
                 self._gpu.memory.driver.synchronize(event)
 
     def staging(self, nbytes: int) -> Bytes:
@@ -109,5 +114,6 @@ class GpuSlots:
 
     def clear(self) -> None:
         """Nothing of it is there any more."""
+        self._wait()
         self.mixtures.clear()
         self._sent.clear()
