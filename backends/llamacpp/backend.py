@@ -40,6 +40,7 @@ class LlamacppBackend(Backend):
     """ggml on the CPU."""
 
     name = "llamacpp"
+    leaves_to_slots = True
 
     def __init__(self) -> None:
         self.lib = ggml_api.library()

@@ -15,6 +15,7 @@ from hetrun.backend.conformance.random_weights import random_weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.weights import READ
+from hetrun.backends.llamacpp import descriptor as llamacpp
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError, ModelFileError
 from hetrun.executor import device_experts
@@ -91,36 +92,37 @@ def with_mixtures(quant: str, more: tuple[MoreWeight, ...] = ()) -> Graph:
     return made
 
 
-def shares(scope: str, experts: Sequence[int]) -> list[Placement]:
+def shares(scope: str, experts: Sequence[int], host: str) -> list[Placement]:
     """These in slots at first, the others on the host."""
     others = sorted({*range(EXPERTS)} - {*experts})
     order, n = (*others, *experts), len(others)
     make = partial(Share, "experts", of=EXPERTS, order=order, moving=True)
     return [
-        Placement(scope, "reference", "a test", make(a=0, b=n, whole=True)),
+        Placement(scope, host, "a test", make(a=0, b=n, whole=True)),
         Placement(scope, "cuda", "a test", make(a=n, b=EXPERTS)),
     ]
 
 
-def plans_of(graph: Graph, rng: np.random.Generator, most: int = EXPERTS - 1) -> PlanSet:
+def plans_of(
+    graph: Graph, rng: np.random.Generator, most: int = EXPERTS - 1, host: str = "reference"
+) -> PlanSet:
     """Attention anywhere, of each mixture some experts in slots."""
-    placed = [Placement("", "reference", "a test")]
+    placed = [Placement("", host, "a test")]
     for op in (op for op in graph.ops if isinstance(op.attrs, Moe)):
         layer = op.scope.removesuffix(".ffn")
-        placed.append(Placement(f"{layer}.attn", str(rng.choice(["cuda", "reference"])), "a test"))
-        placed += shares(op.scope, rng.permutation(EXPERTS)[: rng.integers(1, most + 1)].tolist())
+        placed.append(Placement(f"{layer}.attn", str(rng.choice(["cuda", host])), "a test"))
+        placed += shares(op.scope, rng.permutation(EXPERTS)[: rng.integers(1, most + 1)].tolist(), host)
     return PlanSet(make_plans(graph, dict.fromkeys(BUCKETS, (1, tuple(placed))), ["cuda"]), 64, "a test")
 
 
-def both(graph: Graph, plans: PlanSet, driver: EmulatedDriver) -> tuple[Rig, Rig]:
-    """With slots, and on the reference alone."""
-    backends: dict[str, Backend] = {
-        "cuda": emulated(driver, GRANT, "cuda"),
-        "reference": descriptor.create(),
-    }
+def both(
+    graph: Graph, plans: PlanSet, driver: EmulatedDriver, host: Backend | None = None
+) -> tuple[Rig, Rig]:
+    """With slots, beside a host that has all weights; and on the reference alone."""
+    host = host or descriptor.create()
+    backends: dict[str, Backend] = {"cuda": emulated(driver, GRANT, "cuda"), host.name: host}
     mine = rig_of(graph, backends, plans=plans, context=512)
-    host = mine.backends["reference"]
-    mine.executor._store.load({"reference": host.wants(graph.ops)})
+    mine.executor._store.load({host.name: host.wants(graph.ops)})
     return mine, rig_of(graph, {"reference": descriptor.create()}, context=512)
 
 
@@ -192,6 +194,26 @@ def test_in_any_order_of_streams_and_reading_nobody_finds_half_an_expert(seed: i
         text = tokens(n, seed=i)
         close(mine.logits(a, text), right.logits(b, text), 5e-4)
         consistent(mine)
+    mine.close()
+    right.close()
+    assert driver.closed
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("quant", ["Q4_0", "F16"])  # in our own layout, and as ggml has it
+def test_llamacpp_leaves_to_slots_what_lies_there(quant: str) -> None:
+    """It rounds inputs to 8 bits; an expert that is computed twice, or not at all, is far more."""
+    graph, driver, host = with_mixtures(quant, BIASES), EmulatedDriver(seed=1), llamacpp.create()
+    mine, right = both(graph, plans_of(graph, np.random.default_rng(9), 4, host.name), driver, host)
+    a, b = mine.kv.alloc(), right.kv.alloc()
+    for i, n in enumerate(PASSES):
+        close(mine.logits(a, tokens(n, i)), right.logits(b, tokens(n, i)), 7e-3)
+        read(mine)
+        consistent(mine)
+    counts = followed(mine).report
+    assert counts
+    assert counts.came >= 3
+    assert 0 < counts.found < counts.chosen
     mine.close()
     right.close()
     assert driver.closed
@@ -306,6 +328,7 @@ def test_when_an_expert_cannot_be_read_all_stay_where_they_are(
     assert driver.closed
 
 
+@pytest.mark.usefixtures("eager")
 def test_slots_are_in_the_bill_and_given_back() -> None:
     graph, driver = with_mixtures("Q4_K", BIASES), EmulatedDriver()
     mine, _ = both(graph, plans_of(graph, np.random.default_rng(7)), driver)
@@ -319,9 +342,14 @@ def test_slots_are_in_the_bill_and_given_back() -> None:
     expected = sum(in_arena(use.weight.nbytes // EXPERTS * len(use.slots)) for use in slotted_uses)
     assert backend.device_bytes(slotted_uses) == expected
     mine.executor.adopt(plan_set(graph, {"": "reference"}, 64))
+    driver.late = backend.gpu.memory.bringing
+    while not slots._sent:
+        mine.logits(mine.kv.alloc(), tokens(1, mine.kv.length(0)))
+        read(mine)
     used, slotted_bytes = backend.gpu.memory.arena.used, backend.device_bytes(slotted_uses)
     mine.executor._store.drop("cuda", slotted_uses)
     assert not slots.mixtures
+    assert all(driver.happened(event) for event in slots._sent.values()), "what comes next lies there"
     assert backend.gpu.memory.arena.used == used - slotted_bytes
     mine.logits(mine.kv.alloc(), tokens(1))
     assert followed(mine).report is None
