@@ -3,32 +3,41 @@ where, and whatever goes wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hetrun.backend import Backend
+from hetrun.backend import Available, Backend, Descriptor, registry
 from hetrun.backend.conformance.random_weights import random_weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.weights import READ
 from hetrun.backends.llamacpp import descriptor as llamacpp
 from hetrun.backends.reference import descriptor
+from hetrun.cli.run import in_slots
 from hetrun.errors import BackendError, ModelFileError
 from hetrun.executor import device_experts
 from hetrun.executor.device_experts import DeviceExperts
+from hetrun.executor.interface import look
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.slot_rule import SlotRule
+from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Constant, Graph, Op, Weight
 from hetrun.graph.ops import Moe, MoreWeight
 from hetrun.graph.quant import by_name
 from hetrun.graph.sharding import Share
+from hetrun.loader.open_model import open_model
+from hetrun.planner.options import Options, Wishes
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
+from tests.cuda.models import Wanted, made
 from tests.cuda.test_backend import close, cuda, tokens
 from tests.models.tiny import TinyLlama
 from tests.support.rig import Rig, graph_of, plan_set, rig_of
@@ -355,3 +364,51 @@ def test_slots_are_in_the_bill_and_given_back() -> None:
     assert followed(mine).report is None
     mine.close()
     assert driver.closed
+
+
+@pytest.fixture
+def gpu() -> Iterator[EmulatedDriver]:
+    """Among the backends."""
+    driver = EmulatedDriver()
+    make = partial(emulated, driver, name="cuda")
+    undo = registry.register(
+        Descriptor("cuda", lambda: Available("a test"), make, preference=1000, own_memory=True)
+    )
+    yield driver
+    undo()
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_plan_from_a_file_has_slots_and_what_was_found_there_is_told(
+    gpu: EmulatedDriver, tmp_path: Path
+) -> None:
+    path, vram = made(tmp_path, Wanted("moe-tiny", "Q4_K_M")), 20 << 20
+    placed = [{"scope": "", "backend": "reference", "why": "a test"}]
+    for layer in range(2):
+        share = {"kind": "experts", "of": 8, "order": [*range(8)], "moving": True}
+        parts = {"reference": {"a": 0, "b": 5, "whole": True}, "cuda": {"a": 5, "b": 8}}
+        for name, part in parts.items():
+            scope = f"blk.{layer}.ffn"
+            placed.append({"scope": scope, "backend": name, "why": "a test", "share": share | part})  # type: ignore[dict-item]
+    plans = [{"bucket": bucket, "threads": 1, "placements": placed} for bucket in BUCKETS]
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"format": 1, "plans": plans, "ubatch": 64}))
+    options = Options(Wishes(plan=file), ("cuda", "reference"), ctx=256, vram=vram, planner="static")
+    model = PlannedModel(open_model(path), options)
+    seq = model.alloc()
+    for i in range(14):
+        model.step(Step((Chunk(seq, np.array(tokens(4, i)), np.array([3])),)))
+    found = look(model).device_slots
+    assert found
+    assert (found.slots, found.experts) == (6, 16)
+    # All but the first pass, in which the slots came to be known; the last layer computes what is wanted.
+    assert found.chosen == 13 * (2 * 4 + 2 * 1)
+    assert found.came
+    assert in_slots(found).startswith(
+        f"[6 of 16 experts have a slot on a device, where {found.found / found.chosen:.0%}"
+    )
+    slots = sum(w.nbytes for op in model.graph.ops if op.kind == "moe" for w in op.weights[1:4]) * 3 // 8
+    assert slots <= model.plans.devices["cuda"]["weights"] < slots + (64 << 10)
+    assert gpu.most_allocated + CONTEXT <= vram
+    model.close()
+    assert gpu.closed
