@@ -15,7 +15,7 @@ from hetrun.backends.amx import fusion
 from hetrun.backends.amx.sizes import Way, bytes_of
 from hetrun.errors import Cancelled
 from hetrun.graph import Op
-from hetrun.graph.ops import OPS
+from hetrun.graph.ops import OPS, Moe
 from hetrun.memory.kv.cache import KvCache
 from hetrun.system.memory_info import process_memory
 
@@ -70,7 +70,7 @@ class AmxBackend(Backend):
         return self._way != "lean"
 
     def supports(self, op: Op) -> bool:
-        return op.kind in OPS
+        return op.kind in OPS and not (isinstance(op.attrs, Moe) and op.attrs.slots)
 
     def rounding(self, op: Op) -> float:
         return ROUNDING[self.arithmetic] * (op.kind in PRODUCTS)

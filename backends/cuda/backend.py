@@ -19,6 +19,7 @@ from hetrun.backend import (
     WeightUse,
     looks_up,
 )
+from hetrun.backend.expert_slots import ExpertSlots
 from hetrun.backends.cuda import fusion, weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.attention_launch import WIDEST
@@ -115,7 +116,7 @@ class CudaBackend(Backend):
         if isinstance(a, Rope):
             return a.head_dim % 2 == 0
         if isinstance(a, Moe):
-            return op.weights[1].quant is op.weights[2].quant and not a.without
+            return op.weights[1].quant is op.weights[2].quant and not a.without and not a.rest
         return True
 
     def rounding(self, op: Op) -> float:
@@ -162,8 +163,12 @@ class CudaBackend(Backend):
         self.start()
         return self.gpu.loading.bring(wanted, read)
 
+    def expert_slots(self) -> ExpertSlots | None:
+        return self.gpu.slots
+
     def release(self, buffer: Buffer) -> None:
         assert isinstance(buffer, Held)
+        self.gpu.slots.leave(buffer.address)
         self.gpu.memory.give(buffer.address)
 
     # --- segments
@@ -176,6 +181,9 @@ class CudaBackend(Backend):
         borrowed = {group: gpu.slabs_of(kv, group, some) for group, some in others.items()}
         fused = self._fusions.of(segment)
         weights, blocks = laid_out(gpu.ring, fused, buffers)
+        for op in segment.ops:
+            if isinstance(op.attrs, Moe) and op.attrs.slots:
+                gpu.slots.join(op, buffers)
         kept = [(op.attrs.layer, op.kind) for op in segment.ops if isinstance(op.attrs, Stateful)]
         states = gpu.states_of(kv, tuple(sorted(kept)))
         scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
@@ -242,7 +250,7 @@ class StreamedBackend(CudaBackend):
 
     def supports(self, op: Op) -> bool:
         # Of a table a pass reads a few rows; an output matrix may be larger than the window.
-        if looks_up(op) or not super().supports(op):
+        if looks_up(op) or (isinstance(op.attrs, Moe) and op.attrs.slots) or not super().supports(op):
             return False
         return all(
             self.gpu.has_window([u for u in super(StreamedBackend, self).wants([o]) if self.streams(u)])
@@ -277,6 +285,9 @@ class StreamedBackend(CudaBackend):
 
     def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
         return 0
+
+    def expert_slots(self) -> ExpertSlots | None:
+        return None
 
     def streams(self, wanted: WeightUse) -> bool:
         return weights.device_bytes(wanted) > SMALL and wanted.weight not in self._routers

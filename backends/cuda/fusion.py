@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from hetrun.backend import Segment, WeightUse, fusion
 from hetrun.backends.cuda.weights import held_as
 from hetrun.graph import Op, Value
-from hetrun.graph.ops import Rope
+from hetrun.graph.ops import BY_ROUTER, MIXTURE, Moe, Rope
 
 MOST = 3  # products of one launch
 GATES = ("swiglu", "geglu")
@@ -78,8 +78,15 @@ def uses(op: Op) -> tuple[WeightUse, ...]:
 
 
 def _expert_uses(op: Op) -> list[WeightUse]:
-    """A router is multiplied as any other matrix."""
-    first, *others = fusion.uses(op)
+    """A router is multiplied as any other matrix. What each expert has of its own may lie in slots."""
+    a, (first, *others) = op.attrs, fusion.uses(op)
+    assert isinstance(a, Moe)
+    if a.slots:
+        per_expert = [True] * (MIXTURE - 1) + [name not in BY_ROUTER for name in a.more]
+        others = [
+            replace(use, matrices=a.n_experts, slots=a.slots) if mine else use
+            for use, mine in zip(others, per_expert, strict=True)
+        ]
     return [replace(first, use="product"), *others]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from hetrun.backend import OwnMemory, WeightUse
 from hetrun.backends.cuda.arena import ALIGNMENT, in_arena
 from hetrun.backends.cuda.driver import Address, Driver
+from hetrun.backends.cuda.expert_slots import GpuSlots
 from hetrun.backends.cuda.few_rows import FewRows
 from hetrun.backends.cuda.kernel_cache import HasPrograms, Library, at, long
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
@@ -53,6 +54,7 @@ class Gpu:
 
     def __init__(self, open_: Open) -> None:
         self.started = False
+        self.slots = GpuSlots(self)
         self.made: dict[str, Result] = {}  # values that the last runs made, by name
         self._open = open_
         self._opened: tuple[Driver, HasPrograms] | None = None
@@ -234,6 +236,7 @@ class Gpu:
             self._slabs.clear()
             self._states.clear()
             self.made.clear()
+            self.slots.clear()
             self.memory.close()
             self.started = False
         if self._opened:

@@ -31,6 +31,7 @@ from hetrun.graph.ops import (
     Gelu,
     Grow,
     LayerNorm,
+    Moe,
     PerHead,
     Positions,
     RmsNorm,
@@ -90,9 +91,9 @@ class Emitter:
         self._in_bytes: dict[Value, Address] = {}  # of inputs that have been rounded, as long as they live
         kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
         self.seeing = [Seeing(shape, kind) for kind in kinds]
-        self.given = Given(
-            shape, self.seeing, list(place.slabs), place.states is not None, self._most_counts(segment)
-        )
+        slotted = [op for op in segment.ops if isinstance(op.attrs, Moe) and op.attrs.slots]
+        counts, groups = self._most_counts(segment), list(place.slabs)
+        self.given = Given(shape, self.seeing, groups, place.states is not None, counts, slotted)
         self.given_at = self.arena.take(self.given.nbytes, "what a pass tells")
         self.at: dict[Value, Address] = {}
         self.inputs = {value: self.make(value) for value in segment.reads}

@@ -12,7 +12,7 @@ from hetrun.backends.cuda.driver import Address, Argument
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kernel_cache import at, long, number
 from hetrun.backends.cuda.matmul_launch import Output
-from hetrun.backends.cuda.pass_args import FEW
+from hetrun.backends.cuda.pass_args import FEW, slots_name
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op
@@ -54,15 +54,15 @@ class Routing(Structure):
         *((name, c_int) for name in ("n_experts", "n_used", "normalise", "sigmoid")),
         *((name, c_int) for name in ("groups", "groups_used", "group_best")),
         ("scale", c_float),
-        *((name, c_void_p) for name in ("bias", "choice_bias", "expert_scale")),
+        *((name, c_void_p) for name in ("bias", "choice_bias", "expert_scale", "slots")),
     )
 
 
-def routing_of(a: Moe, addresses: Mapping[MoreWeight, Address]) -> Routing:
-    """The same of a mixture; the addresses of what it has more than others."""
+def routing_of(a: Moe, addresses: Mapping[MoreWeight, Address], slots: Address | None = None) -> Routing:
+    """The same of a mixture; the addresses of what it has more than others, and of its experts' slots."""
     sizes = a.n_experts, a.n_used, a.normalise, a.scores == "sigmoid", a.groups, a.groups_used, a.group_best
     names: tuple[MoreWeight, ...] = ("router_bias", "choice_bias", "expert_scale")
-    return Routing(*map(int, sizes), a.scale, *(addresses.get(name) for name in names))
+    return Routing(*map(int, sizes), a.scale, *(addresses.get(name) for name in names), slots)
 
 
 def route_shared(a: Moe) -> int:
@@ -74,13 +74,20 @@ def _route(e: Emitter, op: Op, a: Moe, router: Held, more: More, chosen: Address
     x, n = op.inputs[-1], e.rows(op.out)
     scores = e.arena.take(FLOAT_BYTES * n * a.n_experts, op.scope)
     e.few(router.source, x, [Output(router.address, 0, 0, scores, a.n_experts, a.n_experts)])
-    routing = routing_of(a, {name: held.address for name, held in more.items()})
+    slots = e.told(slots_name(op)).value if a.slots else None
+    routing = routing_of(a, {name: held.address for name, held in more.items()}, slots)
     e.do(
         *(SMALL, "route", (-(-n // WARPS),), 32 * WARPS),
         *(at(scores), at(chosen), at(shares), number(n), routing),
         shared=route_shared(a),
     )
     e.arena.give(scores)
+
+
+def _held(a: Moe) -> tuple[int, int]:
+    """The first of the experts whose weights lie here, and how many there are: numbers as `route` gives them,
+    which are those of slots where there are any."""
+    return (0, len(a.slots)) if a.slots else (a.first, a.matrices)
 
 
 def _biases(more: More) -> tuple[Argument, Argument, Argument]:
@@ -97,7 +104,7 @@ def _few(
     (gate, up, down), x, width = weights, op.inputs[0], op.out.width
     pairs, threads = e.rows(op.out) * a.n_used, matmul_launch.THREADS
     inner = e.arena.take(FLOAT_BYTES * pairs * a.n_ff, op.scope)
-    held = number(a.first), number(a.matrices)
+    held = tuple(map(number, _held(a)))
     *gate_up_bias, down_bias = _biases(more)
     small = e.takes_bytes(gate)
     begin, source = e.in_bytes(x)[0] if small else e.at[x], matmul_launch.source(gate.quant.name, small)
@@ -118,7 +125,7 @@ def _many(
     e: Emitter, op: Op, a: Moe, weights: Three, more: More, chosen: Address, shares: Address, outs: Address
 ) -> None:
     """Pairs sorted by expert, in tiles: of bytes where results need not be exact, else of bf16."""
-    (gate, up, down), x, width, held = weights, op.inputs[0], op.out.width, a.matrices
+    (gate, up, down), x, width, (first, held) = weights, op.inputs[0], op.out.width, _held(a)
     pairs, in_bytes = e.rows(op.out) * a.n_used, experts_in_bytes(e, op)
     most = grouped_launch.most_tiles(pairs, held)
     order = e.arena.take(FLOAT_BYTES * pairs, op.scope)
@@ -127,7 +134,7 @@ def _many(
     threads = grouped_launch.THREADS
     e.do(
         *(grouped_launch.GROUPING, "group_pairs", grouped_launch.grouping_grid(held), threads),
-        *(at(chosen), number(a.first), number(held), number(pairs), at(order), at(tiles), number(most)),
+        *(at(chosen), number(first), number(held), number(pairs), at(order), at(tiles), number(most)),
         shared=grouped_launch.grouping_shared(held),
     )
     begin, told = e.in_bytes(x)[0] if in_bytes else e.rounded(x), (at(order), at(tiles), number(held))

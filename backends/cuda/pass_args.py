@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend import Ints, Pass, PassShape
+from hetrun.backend import Ints, Pass, PassShape, slots_of
 from hetrun.backends.cuda.attention_launch import LINES, ROW, TILE, TILED
 from hetrun.backends.cuda.states.launch import PART, SPAN, SPAN_DTYPE
 from hetrun.backends.cuda.states.mirror import Places
-from hetrun.graph import Rows
+from hetrun.graph import Op, Rows
+from hetrun.graph.ops import Moe
 
 FEW = 32  # rows up to which weights, and keys and values, are read for each few of them
 ALIGNED = 16
@@ -95,9 +96,11 @@ class Given:
         groups: Sequence[int],
         has_states: bool = False,
         counts: int = 0,
+        mixtures: Sequence[Op] = (),
     ) -> None:
-        """`counts`: of blocks that have ended; kernels find zeros there, and leave zeros."""
-        self._seeing, self._groups = seeing, groups
+        """`counts`: of blocks that have ended; kernels find zeros there, and leave zeros. `mixtures`: those
+        whose experts lie in slots."""
+        self._seeing, self._groups, self._mixtures = seeing, groups, mixtures
         parts, spans = _sequences(shape if has_states else PassShape(()))
         self.spans = len(spans)
         word, long = np.dtype(np.int32), np.dtype(np.int64)
@@ -108,6 +111,9 @@ class Given:
             kinds |= {f"rows {i}": (ROW, s.rows), f"tiles {i}": (TILE, s.tiles)}
         kinds |= {"parts": (PART, len(parts)), "spans": (SPAN_DTYPE, len(spans))}
         kinds |= {"writes": (long, shape.tokens * has_states), "ended": (word, counts)}
+        for op in mixtures:
+            assert isinstance(op.attrs, Moe)
+            kinds[slots_name(op)] = word, op.attrs.n_experts
         self._offsets: dict[str, int] = {}
         self.nbytes = 0
         for name, (kind, n) in kinds.items():
@@ -136,10 +142,17 @@ class Given:
             at[f"slots {g}"][:] = work.slots[g]
         for i, s in enumerate(self._seeing):
             s.fill(work, at[f"rows {i}"], at[f"tiles {i}"])
+        for op in self._mixtures:
+            at[slots_name(op)][:] = slots_of(op, work)
         if places:
             at["parts"]["read"] = places.read
             at["writes"][:] = places.write
         return self._packed
+
+
+def slots_name(op: Op) -> str:
+    """What is told of a mixture: the slot of each expert."""
+    return f"experts {op.scope}"
 
 
 def _sequences(shape: PassShape) -> tuple[NDArray[np.void], NDArray[np.void]]:

@@ -83,7 +83,7 @@ def held_as(use: WeightUse) -> QuantType:
 
 def device_bytes(use: WeightUse) -> int:
     """What a weight takes there."""
-    rows, cols = use.weight.shape
+    rows, cols = shape_of(use)
     return rows * held_as(use).row_bytes(cols)
 
 
@@ -96,6 +96,18 @@ def expert_bytes(op: Op) -> int:
         for use in fusion.uses(op)
         if use.weight not in routers
     )
+
+
+def shape_of(use: WeightUse) -> tuple[int, int]:
+    """Its rows there, and how long they are."""
+    rows, cols = use.weight.shape
+    return (rows // use.matrices * len(use.slots) if use.slots else rows), cols
+
+
+def expert_of(use: WeightUse, number: int) -> Weight:
+    """What one of its experts has of a weight."""
+    rows = use.weight.shape[0] // use.matrices
+    return use.weight.rows(number * rows, (number + 1) * rows)
 
 
 def fits(use: WeightUse) -> bool:
@@ -124,17 +136,17 @@ class Loading:
         self._memory.wait_for_work()
         for part in _parts(use):
             s = self._free()
-            at += s.send(at, _fill(use, part, s.memory, read))
+            at += s.send(at, fill(use, part, s.memory, read))
         for s in self._slices:
             s.wait()
-        short = use.use == "vector" and weight.shape[0] * weight.shape[1] <= SHORT
-        return Held(address, weight.shape, held_as(use), size, _numbers(weight, read) if short else None)
+        short = use.use == "vector" and not use.slots and weight.shape[0] * weight.shape[1] <= SHORT
+        return Held(address, shape_of(use), held_as(use), size, _numbers(weight, read) if short else None)
 
     def keep(self, use: WeightUse, read: ReadInto) -> OnHost:
         """A weight that stays on the host, as the device will want it."""
         memory, at = self._memory.driver.pinned(device_bytes(use)), 0
         for part in _parts(use):
-            at += _fill(use, part, memory[at:], read)
+            at += fill(use, part, memory[at:], read)
         return OnHost(memory, use.weight.shape, held_as(use))
 
     def _free(self) -> _Slice:
@@ -152,15 +164,16 @@ def _numbers(weight: Weight, read: ReadInto) -> NDArray[np.float32]:
 
 def _parts(use: WeightUse) -> Iterator[Weight]:
     """A weight in pieces that fit into a slice."""
-    weight, (rows, cols) = use.weight, use.weight.shape
+    weight, cols = use.weight, use.weight.shape[1]
     widest = max(held_as(use).row_bytes(cols), weight.quant.row_bytes(cols))
     if widest > SLICE:
         raise BackendError(f"{weight.name} has rows of {cols} weights: too wide for a GPU here")
     step = SLICE // widest
-    return (weight.rows(a, min(a + step, rows)) for a in range(0, rows, step))
+    wholes = [expert_of(use, number) for number in use.slots] or [weight]
+    return (w.rows(a, min(a + step, w.shape[0])) for w in wholes for a in range(0, w.shape[0], step))
 
 
-def _fill(use: WeightUse, part: Weight, target: Bytes, read: ReadInto) -> int:
+def fill(use: WeightUse, part: Weight, target: Bytes, read: ReadInto) -> int:
     """Put a part of a weight somewhere as the device wants it; how many bytes."""
     quant = held_as(use)
     if quant is part.quant and not use.offset:

@@ -24,7 +24,7 @@ from hetrun.backends.llamacpp.streamed_weights import PartialWeights
 from hetrun.backends.llamacpp.weight_memory import GgmlBuffer, WeightMemory
 from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op, Weight
-from hetrun.graph.ops import Stateful
+from hetrun.graph.ops import Moe, Stateful
 from hetrun.memory.kv.cache import KvCache
 from hetrun.system.thread_affinity import Team
 
@@ -40,6 +40,7 @@ class LlamacppBackend(Backend):
     """ggml on the CPU."""
 
     name = "llamacpp"
+    leaves_to_slots = True
 
     def __init__(self) -> None:
         self.lib = ggml_api.library()
@@ -71,6 +72,8 @@ class LlamacppBackend(Backend):
 
     def supports(self, op: Op) -> bool:
         if isinstance(op.attrs, Stateful) and not (self.delta_nets and self.delta_nets.takes(op.attrs)):
+            return False
+        if isinstance(op.attrs, Moe) and op.attrs.slots and not op.attrs.rest:
             return False
         return op.kind in KINDS and all(self._reads(use) for use in fusion.uses(op))
 

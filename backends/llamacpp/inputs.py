@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from hetrun.backend import Floats
+from numpy.typing import NDArray
+
 from hetrun.backends.llamacpp.attention_layout import Layout
 from hetrun.backends.llamacpp.decode_attention import Common, Span
 from hetrun.backends.llamacpp.delta_net import StateNodes
 from hetrun.backends.llamacpp.graph_builder import Ref
 from hetrun.backends.llamacpp.mixture.cached_experts import CachedNode, HintNode
 from hetrun.backends.llamacpp.mixture.expert_matmul import ExpertNode
-from hetrun.backends.llamacpp.mixture.partial_moe import Sorted
+from hetrun.backends.llamacpp.mixture.partial_moe import Leaves, Sorted
 from hetrun.backends.llamacpp.packed_matmul import LookupNode, Node
 from hetrun.backends.llamacpp.page_in import Brought
 from hetrun.graph import Rows
@@ -74,6 +76,7 @@ class Inputs:
     brought: list[Brought] = field(default_factory=list)
     chosen: dict[str, int] = field(default_factory=dict)  # by router the experts of each row
     sorted: list[Sorted] = field(default_factory=list)
-    kept: list[Floats] = field(default_factory=list)  # numbers in memory of ours that the graph reads
+    leaves: list[Leaves] = field(default_factory=list)
+    kept: list[NDArray[Any]] = field(default_factory=list)  # numbers in memory of ours that the graph reads
     states: StateNodes = field(default_factory=StateNodes)
     few: dict[tuple[int, Rows, tuple[Span, ...]], Common] = field(default_factory=dict)

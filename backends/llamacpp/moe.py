@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp import ggml_api, page_in
 from hetrun.backends.llamacpp.fusion import uses
@@ -39,21 +42,22 @@ def moe(e: Emitter, op: Op) -> None:
         chosen, shares = router.held(e, a, choice, shares, x.rows)
     experts = uses(op)[1:MIXTURE]
     if e.cached and e.layout(experts[0]) == CACHED:
-        routed = expert_matmul.route(e, chosen, x.rows, a.n_used, a.n_experts, ())
+        routed = expert_matmul.route(e, chosen, x.rows, a.n_used, a.n_experts, None)
         results = cached_experts.multiply(e, e.cached, op, routed, e.w.plain(x))
         e.define(op, e.lib.ggml_reshape_2d(ctx, lib.ggml_out_prod(ctx, results, shares), x.width, x.rows))
         return
     mapped = e.mapped(experts[0])
     packed = [e.layout(use) == PACKED for use in experts]
-    if a.without and e.sorter and not mapped and not all(packed):
-        e.define(op, partial_moe.mixture(e, e.sorter, op, x, chosen, shares))
+    leaves = partial_moe.leaves(e, op)
+    if leaves and e.sorter and not mapped and not all(packed):
+        e.define(op, partial_moe.mixture(e, e.sorter, op, x, chosen, shares, leaves.left_out))
         return
-    if a.without:
-        shares = partial_moe.kept_shares(e, a, choice, shares, x.rows)
+    if leaves:
+        shares = partial_moe.kept_shares(e, a, leaves.stays, choice, shares, x.rows)
     late = chosen
     if mapped:
         chosen, late = page_in.bring_experts(e, mapped, experts, chosen)
-    mixture = Mixture(e, op, x, chosen, late, a.without if all(packed) else ())
+    mixture = Mixture(e, op, x, chosen, late, leaves.left_out if leaves and all(packed) else None)
     alike = experts[0].weight.quant == experts[1].weight.quant
     if all(packed[:2]) and alike:
         inner = mixture.product((0, 1))
@@ -67,11 +71,13 @@ def moe(e: Emitter, op: Op) -> None:
 class Mixture:
     """The products of one mixture by gate, up and down: our own where weights are packed, else ggml's."""
 
-    def __init__(self, e: Emitter, op: Op, x: Ref, chosen: int, late: int, without: Sequence[int]) -> None:
+    def __init__(
+        self, e: Emitter, op: Op, x: Ref, chosen: int, late: int, left_out: NDArray[np.uint8] | None
+    ) -> None:
         assert isinstance(op.attrs, Moe)
         self._e, self._x, self._attrs = e, x, op.attrs
         self._chosen, self._late = chosen, late  # of the first products, and of the last
-        self._without = without
+        self._left_out = left_out
         weights = e.weights(op)
         self._uses: Sequence[WeightUse] = uses(op)[1:MIXTURE]
         self._weights = weights[1:MIXTURE]
@@ -95,6 +101,6 @@ class Mixture:
     def _route(self) -> expert_matmul.Routed:
         if self._routed is None:
             used = ggml_api.tensor_at(self._chosen).ne[0]
-            given = self._chosen, self._x.rows, used, self._uses[0].matrices, self._without
+            given = self._chosen, self._x.rows, used, self._uses[0].matrices, self._left_out
             self._routed = expert_matmul.route(self._e, *given)
         return self._routed

@@ -68,7 +68,7 @@ class GgmlRunner:
         connect(self._inputs.brought)
         for hint in self._inputs.hints:
             hint.point()
-        self._leaving = Leaving(self._w, self._inputs.sorted)
+        self._leaving = Leaving(self._w, self._inputs.sorted, self._inputs.leaves)
         self._chosen = expert_stats.views(self._inputs.chosen)
         self._book()
 
@@ -94,7 +94,7 @@ class GgmlRunner:
             array[:] = work.values[name]
         self._seen.patch(work)
         self._padding.patch(work)
-        self._leaving.patch()
+        self._leaving.patch(work)
         self._slots.patch(work)
         for mask in self._masks:
             mask.fill(work)

@@ -17,7 +17,9 @@ def create(name: str = "reference") -> Backend:
     """A reference device."""
     from hetrun.backends.reference.ops import TABLE
 
-    return InterpretingBackend(name, TABLE)
+    made = InterpretingBackend(name, TABLE)
+    made.leaves_to_slots = True
+    return made
 
 
 descriptor = Descriptor(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hetrun.backend import Floats, Pass
+from hetrun.backend import Floats, Pass, slots_of
 from hetrun.backends.reference.activations import gelu, silu
 from hetrun.graph import Op
 from hetrun.graph.ops import CLAMP, CLAMP_STEEPNESS, MIXTURE, Activation, Moe, MoreWeight
@@ -21,12 +21,13 @@ def moe(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache) -> Fl
     gate, up, down = (m.reshape(a.matrices, -1, m.shape[1]) for m in w[1:MIXTURE])
     more = a.others(w)
     chosen, shares = route(a, x[-1] @ w[0].T, more)
-    if work.chosen and not a.held:
+    if work.chosen and not a.held and (a.rest or not a.slots):
         work.chosen(op.weights[0].name, chosen)
+    others = {*a.without, *(np.flatnonzero((slots_of(op, work) >= 0) == a.rest).tolist() if a.slots else ())}
     out = np.zeros_like(x[0])
     for expert in range(a.matrices):
         rows, place = np.nonzero(chosen == a.first + expert)
-        if not len(rows) or expert in a.without:
+        if not len(rows) or expert in others:
             continue
         mine = x[0][rows]
         g, u = mine @ gate[expert].T, mine @ up[expert].T

@@ -85,6 +85,12 @@ from hetrun.backend.interface import (
     looks_up as looks_up,
 )
 from hetrun.backend.interface import (
+    slots_of as slots_of,
+)
+from hetrun.backend.interface import (
+    slotted as slotted,
+)
+from hetrun.backend.interface import (
     use_of as use_of,
 )
 from hetrun.backend.interface import (

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrun.backend.expert_slots import ExpertSlots, Slots, Slotted, first_slots
 from hetrun.backend.library_model import Whole
 from hetrun.backend.op_profile import Spent
 from hetrun.backend.weight_streaming import Cacheable, Mappable, Partial
@@ -107,6 +108,9 @@ class Pass:
     # To be told which experts the rows of a mixture have chosen, by the name of its router, if somebody wants
     # to know; by who holds all of them, in `submit` or `wait`. Whoever can only say it slowly need not.
     chosen: Chosen | None = None
+    # Of mixtures with slots which slot each expert has, or -1; of others it is as in the beginning. Nobody
+    # changes that while a pass runs.
+    residents: Mapping[Slotted, Slots] = field(default_factory=dict)
     places: Ints | None = None  # of each token its positions in time, height and width; None: all are one
 
     def along(self, axis: int, rows: WhichRows = "tokens") -> Ints:
@@ -165,14 +169,16 @@ class Segment:
 class WeightUse:
     """A weight in the form a backend wants it for one purpose: `w_q+w_k+w_v` as a product.
 
-    `matrices` matrices of one shape lie on top of each other in the weight of some experts. A vector is
-    wanted as float32 numbers, `offset` added to each.
+    `matrices` matrices of one shape lie on top of each other in the weight of some experts. With `slots`
+    there is room for so many of them, and these lie there at first. A vector is wanted as float32 numbers,
+    `offset` added to each.
     """
 
     weight: Weight
     use: Use
     matrices: int = 1
     offset: float = 0.0
+    slots: tuple[int, ...] = ()
 
 
 class Buffer(Protocol):
@@ -233,6 +239,7 @@ class Backend(ABC):
     # It lends states, may bring rows later, and has those home that it reads and others have.
     keeps_states = False
     exact = False  # whether results are wanted that are as close to the model's as this backend can make them
+    leaves_to_slots = False  # its mixtures can leave to others what lies in their slots in a pass
     arithmetic = ""  # what products are computed in, where it is not the weights' own type: "bf16"
 
     def start(self) -> None:  # noqa: B027 - most are ready when they are made
@@ -305,6 +312,10 @@ class Backend(ABC):
         """How it computes with experts that come when they are wanted; None if it cannot."""
         return None
 
+    def expert_slots(self) -> ExpertSlots | None:
+        """How experts come into slots of its own memory while it runs; None if it has none."""
+        return None
+
     def mapping(self) -> Mappable | None:
         """How it computes with weights that lie in their files, mapped; None if it cannot."""
         return None
@@ -353,6 +364,19 @@ class Backend(ABC):
 def writes_rows(op: Op) -> bool:
     """Whether it must run even if no row is wanted: it puts keys and values into the cache."""
     return isinstance(op.attrs, Attention) and op.attrs.sharing != "borrows"
+
+
+def slotted(op: Op) -> Slotted:
+    """By what a pass says where the experts of a mixture with slots lie."""
+    assert isinstance(op.attrs, Moe)
+    return op.weights[0].name, op.attrs.slots
+
+
+def slots_of(op: Op, work: Pass) -> Slots:
+    """Which slot each expert of such a mixture has in a pass."""
+    assert isinstance(op.attrs, Moe)
+    found = work.residents.get(slotted(op))
+    return first_slots(op.attrs.n_experts, op.attrs.slots) if found is None else found
 
 
 def looks_up(op: Op) -> bool:

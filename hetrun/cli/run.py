@@ -14,7 +14,7 @@ from hetrun.cli.output import ANSWER, in_json, say
 from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
 from hetrun.client.completion import completion
-from hetrun.client.events import Event, GenerateRequest, Streaming, TokenLogprob, accepted
+from hetrun.client.events import DeviceSlots, Event, GenerateRequest, Streaming, TokenLogprob, accepted
 from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams
 from hetrun.config import Settings, runtime_dir
 from hetrun.errors import OptionError, UserError, printable
@@ -60,6 +60,8 @@ def answer(
             print(summary(events[-1], params), file=sys.stderr)
             if streaming := llm.stats.streaming:
                 print(from_disk(streaming), file=sys.stderr)
+            if slots := llm.stats.device_slots:
+                print(in_slots(slots), file=sys.stderr)
 
 
 def answered_elsewhere(settings: Settings, request: GenerateRequest, *, as_json: bool, verbose: bool) -> bool:
@@ -215,6 +217,7 @@ def as_object(
         found |= {
             "memory": dict(llm.memory),
             "streaming": (streaming := llm.stats.streaming) and asdict(streaming),
+            "device_slots": (slots := llm.stats.device_slots) and asdict(slots),
             "plan": llm.plan.to_json(),
         }
     return found
@@ -301,3 +304,11 @@ def from_disk(s: Streaming) -> str:
         f"[from disk: {size_in_words(s.bytes_per_token)} a token at {s.disk_bytes_s / 1e9:.2f} GB/s, "
         f"{100 * s.waiting:.0f} % of the time waiting; {kept}]"
     )
+
+
+def in_slots(s: DeviceSlots) -> str:
+    """One line on how often chosen experts were found in slots of a device."""
+    kept = f"{s.slots:,} of {s.experts:,} experts have a slot on a device"
+    if not s.chosen:
+        return f"[{kept}]"
+    return f"[{kept}, where {s.found / s.chosen:.0%} of the chosen ones were; {s.came:,} came there]"

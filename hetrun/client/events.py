@@ -249,4 +249,15 @@ class Streaming:
     guessed: float = 0.0  # the share of experts read ahead that the router then chose
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceSlots:
+    """Experts of the host that lie in slots of a device; plain data that can cross a pipe."""
+
+    slots: int
+    experts: int  # of mixtures that have slots
+    chosen: int  # experts that small passes chose
+    found: int  # how many of these were in a slot
+    came: int  # experts that came into the slot of another one
+
+
 OnEvent = Callable[[Event], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from time import perf_counter
 
@@ -25,6 +25,7 @@ from hetrun.backend import (
 )
 from hetrun.errors import BackendError, BudgetError
 from hetrun.executor.compiled_plan import Compiled, Ran, Stage, Timed
+from hetrun.executor.device_experts import DeviceExperts
 from hetrun.executor.stats import Key, Recent, Stats
 from hetrun.executor.steps import Between, Step, Trip, cut, join, prepare
 from hetrun.executor.weight_store import WeightStore
@@ -61,8 +62,10 @@ class Executor:
         stats: Stats,
         deterministic: bool = False,
         forecast: Forecast | None = None,
+        follows: bool = True,
     ) -> None:
-        """Times of segments go into the stats, and into the forecast where there is one."""
+        """Times of segments go into the stats, and into the forecast where there is one. `follows`: it looks
+        after what lies in the slots of devices, which only one may do."""
         self.kept = KEPT
         self.plans = plans
         self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like of late
@@ -90,6 +93,9 @@ class Executor:
         self._most_tokens = min(self.most_alike, plans.ubatch) if deterministic else plans.ubatch
         at_once = plans.host_ubatch or plans.ubatch
         self._most_wanted = self._most_tokens if deterministic else max(SMALL, at_once // 4)
+        # What follows the text in slots of devices.
+        slots = [backend.expert_slots() for backend in backends.values()] if follows else []
+        self.experts = [DeviceExperts(each) for each in slots if each is not None]
         self._small: OrderedDict[Shape, Compiled] = OrderedDict()
         self._large: OrderedDict[Shape, Compiled] = OrderedDict()
         self._plan: Plan | None = None  # whose threads are set
@@ -195,7 +201,7 @@ class Executor:
     ) -> Rows:
         """`plan`: what it runs by, if not by the one for as many tokens."""
         self._look_up(trip.work)
-        work, last = trip.work, trip.work
+        work = trip.work
         n = len(work.tokens)
         plan = plan or self.plans.plan(n)
         self.recent[plan.bucket].add(work.depth)
@@ -203,6 +209,14 @@ class Executor:
         if between:
             work.between = partial(self._step_aside, between, plan)
         self.ask(work)
+        with ExitStack() as ends:
+            for each in self.experts:
+                each.begin(work)
+                ends.callback(each.end)
+            return self._run_planned(trip, plan, ran, hidden)
+
+    def _run_planned(self, trip: Trip, plan: Plan, ran: Ran, hidden: bool) -> Rows:
+        work, last = trip.work, trip.work
         self._overwrite(work)
         start, away = perf_counter(), self._away
         first = self._from_embedded.of(plan) if trip.embedded else plan
@@ -420,7 +434,9 @@ class Executor:
                 work.values[value.name] = np.ascontiguousarray(part)
 
     def forget_compiled(self) -> None:
-        """Give the compiled graphs back: their backends are closed next."""
+        """Give the compiled graphs and slots back: their backends are closed next."""
+        while self.experts:
+            self.experts.pop().close()
         for cache in (self._small, self._large):
             while cache:
                 cache.popitem()[1].close()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from hetrun.backend import Floats, Rows
-from hetrun.client.events import Streaming
+from hetrun.client.events import DeviceSlots, Streaming
 from hetrun.client.queries import LayerPlace
 from hetrun.errors import BudgetError
 from hetrun.executor.stats import Stats
@@ -66,7 +66,18 @@ def set_ram(model: Budgeted, nbytes: int, prefixes: Prefixes | None) -> None:
 def look(model: Budgeted) -> Stats:
     """What was measured, and what the disk is like by now; on the engine's thread."""
     model.stats.streaming = model.streaming()
+    if isinstance(model, HasSlots):
+        model.stats.device_slots = model.device_slots()
     return model.stats
+
+
+@runtime_checkable
+class HasSlots(Protocol):
+    """A model whose experts may have slots on a device."""
+
+    def device_slots(self) -> DeviceSlots | None:
+        """How well these do; None where there are none."""
+        ...
 
 
 @runtime_checkable

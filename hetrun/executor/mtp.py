@@ -101,7 +101,7 @@ class Predictor:
         self._rows = TableRows(planned.block.table)
         limits = (MOST_SEQUENCES, AT_ONCE, planned.rows)
         self._kv = KvCache(kv_shapes(graph), planned.quant, context, *limits)
-        self._executor = Executor(graph, planned.plans, mine, self._store, self._kv, Stats())
+        self._executor = Executor(graph, planned.plans, mine, self._store, self._kv, Stats(), follows=False)
         self._running = 0  # sequences
         self.context = context
         self.about_s = planned.weights / BYTES_S + BESIDES_S  # that a guess takes, before one was made

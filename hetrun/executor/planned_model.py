@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TypeVar
 
 from hetrun.backend import Backend, Descriptor, Floats, Rows, registry
-from hetrun.client.events import Streaming
+from hetrun.client.events import DeviceSlots, Streaming
 from hetrun.client.queries import LayerPlace
 from hetrun.errors import Cancelled, UserError
 from hetrun.executor.autotune.answer_pace import Gaps, Pace, pace_of
@@ -393,7 +393,13 @@ class PlannedModel:
     def experts_kept(self) -> Kept | None:
         """How well experts were kept that do not all fit, beside other rules; None: they do, or too little
         was chosen yet."""
-        return self._experts.kept() if self._experts else None
+        if self._experts:
+            return self._experts.kept()
+        return next((kept for each in self._executor.experts if (kept := each.kept())), None)
+
+    def device_slots(self) -> DeviceSlots | None:
+        """How well experts do that have slots on a device; None: there are none."""
+        return next((found for each in self._executor.experts if (found := each.report)), None)
 
     def rest(self) -> None:
         """Nothing has come for a while: memory that nobody needs goes to the system, and the books see it."""

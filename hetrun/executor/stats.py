@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetrun.client.events import Streaming
+from hetrun.client.events import DeviceSlots, Streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class Stats:
         self.compiling_seconds = 0.0  # of steps, for passes of shapes that were not compiled, or not any more
         self.accepted = 0  # guesses of tokens that were right
         self.streaming: Streaming | None = None  # None: all weights are in memory
+        self.device_slots: DeviceSlots | None = None  # None: no experts have slots on a device
 
     def record(self, key: Key) -> Record:
         """Where the runs of a segment are counted; it stays the same for ever."""

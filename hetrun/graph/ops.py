@@ -118,6 +118,10 @@ class Moe(Attrs):
     is the part of the sum that these experts give. Its experts may have had other `numbers` in the whole. A
     share may also have all weights, and leave the part of some experts, those `without`, to others: nobody
     holds its weights a second time then.
+
+    Which experts two shares have may also change while the model runs. One has `slots` for as many experts as
+    are named, in which those lie at first; the other one computes the `rest`. Both have all weights here, and
+    each pass says which expert has which slot.
     """
 
     n_experts: int
@@ -129,6 +133,8 @@ class Moe(Attrs):
     held: int = 0  # 0: all
     without: tuple[int, ...] = ()  # ascending; only where all are held
     numbers: tuple[int, ...] = ()  # of those that are held; empty: from `first` on
+    slots: tuple[int, ...] = ()  # the experts that lie in slots at first, slot by slot
+    rest: bool = False  # only with slots: computes those that have none
     scores: Literal["softmax", "sigmoid"] = "softmax"
     activation: Activation = "silu"
     groups: int = 1
@@ -143,7 +149,11 @@ class Moe(Attrs):
 
     @property
     def computed(self) -> list[int]:
-        """The experts whose part it gives, by their numbers in the whole."""
+        """The experts whose part it gives, by their numbers in the whole; with slots, those at first."""
+        if self.slots and not self.rest:
+            return sorted(self.slots)
+        if self.slots:
+            return sorted({*range(self.n_experts)} - {*self.slots})
         found = self.numbers or range(self.first, self.first + self.matrices)
         return sorted({*found} - {*self.without})
 
@@ -398,6 +408,14 @@ def _moe(f: Form) -> Sizes:
         yield "number of experts held", a.held, 0
         left_out = sorted({e for e in a.without if 0 <= e < a.n_experts})
         yield "list of experts left out", a.without, tuple(left_out)
+    if a.slots:
+        yield "number of experts held beside slots", a.held, 0
+        yield "number of experts left out beside slots", len(a.without), 0
+        yield (
+            "list of experts in slots",
+            sorted(a.slots),
+            sorted({e for e in a.slots if 0 <= e < a.n_experts}),
+        )
     if a.numbers:
         yield "number of numbers of experts", len({*a.numbers}), a.held
     gate_up = (a.matrices * a.n_ff, f.out)

@@ -31,7 +31,8 @@ class Share:
     experts: of its mixture, behind the whole router; the results are added. Those with an `order` are a to b
     of it, and not experts of these numbers: so a share can have the ones that are chosen most. One of them
     may be `whole`: it has the weights of all, and leaves those of the others unused. That takes no memory
-    where they lie anyway.
+    where they lie anyway. Of two such shares the experts may be `moving`: they are those of the shares only
+    at first, and change places while the model runs.
     """
 
     kind: Kind
@@ -40,6 +41,7 @@ class Share:
     of: int
     order: tuple[int, ...] = ()  # every expert once
     whole: bool = False
+    moving: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}{self.a}-{self.b}"
@@ -111,6 +113,11 @@ def _check(scope: str, parts: Sequence[Share]) -> None:
         )
     if any(p.kind != "experts" and (p.order or p.whole) for p in parts):
         raise OptionError(f"the plan shares out {first.kind} of {scope} in an order; only experts have one")
+    if any(p.moving for p in parts) and [p.moving and p.whole for p in parts] not in (
+        [True, False],
+        [False, True],
+    ):
+        raise OptionError(f"the experts of {scope} can only move between two shares, one of which is whole")
     if first.order and sorted(first.order) != list(range(first.of)):
         raise OptionError(f"the order of the experts of {scope} must have each of {first.of} once")
     gaps = [p.a != before.b for before, p in pairwise(parts)]
@@ -301,12 +308,16 @@ def in_groups(op: Op, most: int) -> tuple[Op, ...]:
 def _experts_of(op: Op, scope: str, share: Share) -> Op:
     a = op.attrs
     assert isinstance(a, Moe)
-    if (share.order or share.whole) and a.held:
+    if (share.order or share.whole or share.moving) and a.held:
         raise _nothing(scope, share, "not all of them itself, so they have no order")
-    if share.order and a.groups > 1:
-        raise _nothing(scope, share, "groups of them, which an order would tear apart")
     order = share.order or tuple(range(share.of))
     mine = order[share.a : share.b]
+    if share.moving:
+        slots = tuple(sorted({*order} - {*mine})) if share.whole else tuple(sorted(mine))
+        part = _part(op, scope, share, op.out.width, op.weights)
+        return replace(part, attrs=replace(a, slots=slots, rest=share.whole))
+    if share.order and a.groups > 1:
+        raise _nothing(scope, share, "groups of them, which an order would tear apart")
     if share.whole:
         part = _part(op, scope, share, op.out.width, op.weights)
         return replace(part, attrs=replace(a, without=tuple(sorted({*order} - {*mine}))))

@@ -54,7 +54,13 @@ def _anywhere(attrs: Attrs) -> Attrs:
         return replace(attrs, layer=0)
     if isinstance(attrs, Moe):
         # Which experts are left out differs from layer to layer; what it takes depends on how many there are.
-        return replace(attrs, first=0, without=tuple(range(len(attrs.without))), numbers=())
+        return replace(
+            attrs,
+            first=0,
+            without=tuple(range(len(attrs.without))),
+            numbers=(),
+            slots=tuple(range(len(attrs.slots))),
+        )
     return attrs
 
 

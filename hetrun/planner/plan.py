@@ -216,9 +216,13 @@ def _placement_json(p: Placement) -> dict[str, Any]:
     facts = asdict(p)
     if p.share is None:
         del facts["share"]
-    elif not (p.share.order or p.share.whole):
+    else:
+        usual = {"order": (), "whole": False, "moving": False}
+        named = (p.share.order or p.share.whole) and ("order", "whole")
         facts["share"] = {
-            name: value for name, value in facts["share"].items() if name not in ("order", "whole")
+            name: value
+            for name, value in facts["share"].items()
+            if name not in usual or value or (named and name in named)
         }
     return facts
 

@@ -90,7 +90,9 @@ def _placement(facts: dict[str, Any]) -> Placement:
     for name in ("a", "b", "of"):
         if type(share.get(name)) is not int:
             raise ValueError(f"a share has numbers a, b and of, not {share.get(name)!r}")
-    order, whole = share.pop("order", []), share.pop("whole", False)
+    order, whole, moving = share.pop("order", []), share.pop("whole", False), share.pop("moving", False)
     if not isinstance(order, list) or any(type(n) is not int for n in order) or type(whole) is not bool:
         raise ValueError(f"a share has an order of numbers, and is whole or not; not {order!r} and {whole!r}")
-    return Placement(**facts, share=Share(**share, order=tuple(order), whole=whole))
+    if type(moving) is not bool:
+        raise ValueError(f"the experts of a share are moving or not; not {moving!r}")
+    return Placement(**facts, share=Share(**share, order=tuple(order), whole=whole, moving=moving))

@@ -27,13 +27,15 @@ class Kept:
     lru: float  # whatever was chosen last stays, in all layers together
     layers: float  # the same, each layer with equally many slots
     best: float
+    equally: bool = True  # layers have equally many slots; else each as many as it has
 
     @property
     def text(self) -> str:
         """In words."""
+        each = "with equally many for each layer" if self.equally else "in the slots of each layer"
         return (
             f"{self.ours:.1%} of {self.choices:,} chosen experts were there; {self.lru:.1%} by what was used "
-            f"last, {self.layers:.1%} with equally many for each layer, {self.best:.1%} at best"
+            f"last, {self.layers:.1%} {each}, {self.best:.1%} at best"
         )
 
 
@@ -44,27 +46,50 @@ def judge(records: Records, slots: Sequence[int], trace: NDArray[np.int32]) -> K
     """The trace's rows are the number of a pass, of an expert and whether it was there; None: too short."""
     if len(trace) < LEAST:
         return None
-    counted = np.arange(len(trace)) >= WARM * len(trace)
     first = records.first
     mixture = np.searchsorted(first, trace[:, 1], "right") - 1
     kind = np.array(records.kinds)[mixture]
-
-    def share(rule: Rule, groups: NDArray[np.int64], room: Sequence[int]) -> float:
-        hits = np.zeros(len(trace), bool)
-        for group in np.unique(groups):
-            mine = groups == group
-            hits[mine] = list(rule(trace[mine, 1].tolist(), room[group]))
-        return float(hits[counted].mean())
-
     layers = np.bincount(records.kinds)
     each = [slots[k] // int(layers[k]) for k in records.kinds]
     return Kept(
-        int(counted.sum()),
-        float(trace[counted, 2].mean()),
-        share(lru, kind, slots),
-        share(lru, mixture, each),
-        share(best, kind, slots),
+        int(_counted(trace).sum()),
+        float(trace[_counted(trace), 2].mean()),
+        _share(trace, lru, kind, slots),
+        _share(trace, lru, mixture, each),
+        _share(trace, best, kind, slots),
     )
+
+
+def judge_layers(slots: Sequence[int], trace: NDArray[np.int32]) -> Kept | None:
+    """The same where each mixture has slots of its own: the trace's rows are the number of a mixture, that of
+    an expert of it, and whether that was there."""
+    if len(trace) < LEAST:
+        return None
+    mixture = trace[:, 0].astype(np.int64)
+    named = trace.copy()
+    named[:, 1] += trace[:, 0] * (1 + trace[:, 1].max())  # no two mixtures share an expert
+    together = np.zeros(len(trace), np.int64)
+    return Kept(
+        int(_counted(trace).sum()),
+        float(trace[_counted(trace), 2].mean()),
+        _share(named, lru, together, [sum(slots)]),
+        _share(named, lru, mixture, slots),
+        _share(named, best, mixture, slots),
+        equally=False,
+    )
+
+
+def _counted(trace: NDArray[np.int32]) -> NDArray[np.bool_]:
+    return np.arange(len(trace)) >= WARM * len(trace)
+
+
+def _share(trace: NDArray[np.int32], rule: Rule, groups: NDArray[np.int64], room: Sequence[int]) -> float:
+    """What a rule would have found, with so much room for each group."""
+    hits = np.zeros(len(trace), bool)
+    for group in np.unique(groups):
+        mine = groups == group
+        hits[mine] = list(rule(trace[mine, 1].tolist(), room[group]))
+    return float(hits[_counted(trace)].mean())
 
 
 def lru(chosen: Sequence[int], room: int) -> Iterable[bool]:

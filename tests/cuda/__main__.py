@@ -73,9 +73,13 @@ def _run(stage: str, models: Path, table: Table, only: str) -> None:
 
         build_here(table)
     elif stage == "model":
+        from tests.cuda.mixture import chosen_mixtures, mixture
         from tests.cuda.model import chosen_cases, model
 
-        model(models, table, bars=chosen_cases(only))
+        if bars := chosen_cases(only):
+            model(models, table, bars=bars)
+        for case, bar in chosen_mixtures(only).items():
+            mixture(models, table, case, bar)
     elif stage == "speed":
         from tests.cuda.models import chosen
         from tests.cuda.speed import MODELS, speed

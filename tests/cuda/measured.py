@@ -17,6 +17,7 @@ from hetrun.api.local_model import LocalModel
 from hetrun.backend import registry
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.memory import Memory
+from hetrun.client.events import DeviceSlots
 from hetrun.engine.loaded_model import Loaded
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.architectures import build_graph
@@ -43,6 +44,7 @@ class Measured:
     places: Mapping[str, int]  # bytes of weights that a pass reads, by backend
     held: int  # the most bytes of the device's memory
     limit: int  # that were granted
+    slots: DeviceSlots | None  # for experts of the host
     units: Mapping[str, float]  # bytes per second at which the device reads each form of unit
 
     @property
@@ -73,6 +75,7 @@ def _looked(loaded: Loaded, case: Case, tok_s: tuple[float, ...]) -> Measured:
         _places(plans, min(tokens, plans.ubatch)),
         gpu.memory.driver.held_memory() if gpu else 0,
         granted.limit if granted else 0,
+        model.device_slots(),
         _rates(model, case) if gpu and case.kind == "decode" else {},
     )
 

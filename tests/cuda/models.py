@@ -18,6 +18,7 @@ class Wanted:
 
     shape: str
     quant: str
+    real_routing: bool = False  # tokens choose experts as a trained model's do
 
     def __str__(self) -> str:
         return f"{self.shape}-{self.quant}"
@@ -28,7 +29,8 @@ def made(folder: Path, wanted: Wanted) -> Path:
     path = folder / f"{wanted}.gguf"
     if not path.exists():
         tokenizer = os.environ.get(TOKENIZER)
-        making = Making(Path(tokenizer) if tokenizer else None, same_layers=True)
+        alike = not wanted.real_routing
+        making = Making(Path(tokenizer) if tokenizer else None, alike, wanted.real_routing)
         write_model(path, SHAPES[wanted.shape], wanted.quant, 0, making)
     return path
 

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
@@ -120,11 +120,12 @@ def build_here(table: Table) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """llama.cpp on one file, all layers on the GPU."""
+    """llama.cpp on one file, all layers on the GPU if nothing else is said."""
 
     path: Path
     rounds: int
     seconds: float = RUN_S  # that one run may take
+    where: Mapping[str, object] = field(default_factory=lambda: {"-ngl": ALL_LAYERS})
 
     def tokens_per_s(self, case: Case) -> tuple[float, ...]:
         """As its own programs measure; of all sequences together."""
@@ -134,7 +135,7 @@ class Peer:
         prompt, answer = (case.tokens, 0) if case.kind == "prefill" else (0, case.tokens)
         given = {"-p": prompt, "-n": answer, "-d": case.depth, "-r": self.rounds, "-fa": 1}
         given |= {"-ub": min(2048, max(512, prompt)), "-b": 2048}
-        (found,) = json.loads(self._said("llama-bench", {**given, "-ngl": ALL_LAYERS, "-o": "json"}))
+        (found,) = json.loads(self._said("llama-bench", {**given, **self.where, "-o": "json"}))
         return tuple(map(float, found["samples_ts"]))
 
     def _batched(self, case: Case) -> tuple[float, ...]:
@@ -142,7 +143,7 @@ class Peer:
         # One more than is wanted: it may end before its last line is written.
         times = ",".join([str(case.batch)] * (self.rounds + 1))
         given = {"-npp": PROMPT, "-ntg": case.tokens, "-npl": times, "-c": context, "-fa": "on"}
-        given |= {"-ngl": ALL_LAYERS, "--output-format": "jsonl"}
+        given |= {**self.where, "--output-format": "jsonl"}
         return rates(self._said("llama-batched-bench", given))[: self.rounds]
 
     def _said(self, name: str, given: Mapping[str, object]) -> str:
@@ -155,6 +156,12 @@ class Peer:
         if ended.returncode:
             raise PeerError(f"{name} failed: {ended.stderr[-1000:]}")
         return ended.stdout
+
+
+def help_of(name: str) -> str:
+    """What a program says of its options: they differ from release to release."""
+    ended = subprocess.run([program(name), "--help"], capture_output=True, text=True, check=False)
+    return ended.stdout + ended.stderr
 
 
 def rates(said: str) -> tuple[float, ...]:

@@ -10,7 +10,8 @@ import pytest
 
 from hetrun.tools.bench.cases import Case
 from tests.cuda import peer
-from tests.cuda.peer import Peer, PeerError, build, configured, rates
+from tests.cuda.mixture import Sizes, ways
+from tests.cuda.peer import Peer, PeerError, build, configured, help_of, rates
 
 # Two lines of llama-batched-bench, and what it writes between them.
 SAID = """
@@ -81,3 +82,19 @@ def test_what_cannot_be_built_says_why(folder: Path) -> None:
         build(None, folder / "log", folder)
     with pytest.raises(PeerError, match=r"llama\.cpp's sources are not here"):
         build(None, folder / "log")
+
+
+def test_a_mixture_is_measured_in_as_much_memory_with_what_the_release_knows(folder: Path) -> None:
+    sizes = Sizes(10 << 30, [2 << 30] * 4)  # two of ten GiB are no experts
+    old = ways("-ncmoe, --n-cpu-moe <n>", sizes, 7 << 30, 24 << 30)
+    assert old == {"--n-cpu-moe 2": {"-ngl": "99", "-ncmoe": 2}}
+    options = "-fitt, --fit-target <MiB>\n--moe-cache <auto|on|off|0|MiB>\n--n-gen-warmup <n>"
+    new = ways(options, sizes, 7 << 30, 24 << 30)
+    assert new["--fit"] == {"-fitt": 17 << 10}
+    assert new["--moe-cache"] == {"-ngl": "99", "-ncmoe": 4, "--moe-cache": 4 << 10, "--n-gen-warmup": 256}
+    assert list(ways(options, sizes, 2 << 30, 24 << 30)) == ["--n-cpu-moe 4", "--fit"]
+    program(folder, "llama-bench", """echo '[{"samples_ts": [5.0]}]'""")
+    assert Peer(Path("m.gguf"), 1, where=new["--moe-cache"]).tokens_per_s(Case("decode", 8)) == (5.0,)
+    called = (folder / "llama-bench.called").read_text()
+    assert "-ngl 99 -ncmoe 4 --moe-cache 4096 --n-gen-warmup 256 -o json" in called
+    assert help_of("llama-bench") == '[{"samples_ts": [5.0]}]\n'

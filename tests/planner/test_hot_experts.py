@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetrun.backend import Backend, Floats
-from hetrun.graph import Constant, Graph, Weight
+from hetrun.backend import Backend, Floats, WeightUse, use_of
+from hetrun.backend.expert_slots import ExpertSlots
+from hetrun.graph import Constant, Graph, Op, Weight
 from hetrun.graph.ops import Moe
 from hetrun.graph.quant import by_name
 from hetrun.graph.signature import units
@@ -78,6 +80,25 @@ class Far(NullDevice):
         return sum(use.weight.nbytes for use in wanted)
 
 
+class FarWithSlots(Far):
+    """Experts come and go there without a new plan."""
+
+    def expert_slots(self) -> ExpertSlots:
+        return cast("ExpertSlots", object())  # planners only ask whether there are any
+
+    def device_bytes(self, wanted: object) -> int:
+        assert isinstance(wanted, list | tuple)
+        return sum(use.weight.nbytes * (len(use.slots) / use.matrices if use.slots else 1) for use in wanted)
+
+    def wants(self, ops: Sequence[Op]) -> tuple[WeightUse, ...]:
+        return tuple(dict.fromkeys(use for op in ops for use in _with_slots(op)))
+
+
+def _with_slots(op: Op) -> list[WeightUse]:
+    uses, slots = [use_of(op, i) for i in range(len(op.weights))], getattr(op.attrs, "slots", ())
+    return [replace(use, slots=slots) if use.use == "experts" else use for use in uses]
+
+
 def learn(forecast: Forecast, form: str, backend: str, first: float, more: float) -> None:
     """A pass of one token, and what each further one takes."""
     for tokens in TOKENS:
@@ -125,8 +146,10 @@ def skewed(first: int, share: float = 0.9, hot: int = 8) -> Floats:
     return np.minimum(heat, 1.0)
 
 
-def planner(taste: Mapping[str, Floats]) -> ConcurrentPlanner:
-    backends: dict[str, Backend] = {HOST: NullDevice(HOST), FAR: Far()}
+def planner(taste: Mapping[str, Floats], far: Far | None = None) -> ConcurrentPlanner:
+    host = NullDevice(HOST)
+    host.leaves_to_slots = True
+    backends: dict[str, Backend] = {HOST: host, FAR: far or Far()}
     made = ConcurrentPlanner(GRAPH, backends, measured(), (1,), (HOST, FAR))
     made.listen(Taste(dict(taste)).likely)
     return made
@@ -157,7 +180,7 @@ def on_device(moment: Now) -> int:
     """Bytes that lie there."""
     uses = [use for b, use in moment.parts if b == FAR]
     uses += [use for i, b in moment.held if b == FAR for use in Far().wants(UNITS[i].ops)]
-    return Far().device_bytes(list(dict.fromkeys(uses)))
+    return FarWithSlots().device_bytes(list(dict.fromkeys(uses)))
 
 
 BOTH = {ROUTERS[0]: skewed(3), ROUTERS[1]: skewed(20)}
@@ -319,6 +342,49 @@ def test_less_room_takes_experts_away_and_brings_none() -> None:
     assert not less.parts - moment.parts
     assert on_device(follow(moment, less)) <= 7 * EACH
     assert 0 < len(experts(less.plans)) < len(experts(proposal.plans))
+
+
+# --- slots
+
+
+def test_slots_stay_when_the_taste_changes_and_the_plan_says_how_many_are_found(tmp_path: Path) -> None:
+    decide, room = planner(BOTH, FarWithSlots()), 14 * EACH
+    proposal = decide.propose(on_the_host(), before := now(room))
+    assert proposal is not None
+    shares = [p for p in proposal.plans.plans["1"].placements if p.share]
+    assert {p.backend for p in shares} == {HOST, FAR}
+    assert all(p.share and p.share.moving for p in shares)
+    assert room / 2 < on_device(after := follow(before, proposal)) <= room
+    for p in (p for p in shares if p.backend == FAR):
+        heat, n = BOTH[ROUTERS[SCOPES.index(p.scope)]], len(experts(proposal.plans)[p.scope])
+        found = np.sort(heat)[::-1][:n].sum() / heat.sum()
+        assert p.why.startswith(
+            f"slots for {n} of {N} experts, which follow the text; {found:.0%} found there"
+        )
+        assert "by what was counted; takes" in p.why
+    decide.listen(Taste({ROUTERS[0]: skewed(12), ROUTERS[1]: skewed(1)}).likely)
+    assert not decide.surprised()
+    assert decide.propose(proposal.plans, after) is None
+    saved = tmp_path / "plan.json"
+    saved.write_text(json.dumps(proposal.plans.to_json()))
+    assert load_plan(saved, GRAPH).buckets["1"][1] == proposal.plans.plans["1"].placements
+
+
+def test_what_is_not_counted_yet_is_said() -> None:
+    proposal = planner({}, FarWithSlots()).propose(on_the_host(), now(14 * EACH))
+    assert proposal is not None
+    assert "found there if all are chosen alike: nothing is counted yet; takes" in proposal.plans.to_text()
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_none_move_where_the_device_has_no_slots_or_the_host_leaves_nothing_to_them(host: bool) -> None:
+    decide = planner(BOTH, Far() if host else FarWithSlots())
+    decide._backends[HOST].leaves_to_slots = host
+    proposal = decide.propose(on_the_host(), now(14 * EACH))
+    assert proposal is not None
+    shares = [p.share for p in proposal.plans.plans["1"].placements if p.share]
+    assert shares
+    assert not any(share.moving for share in shares)
 
 
 def test_without_a_mixture_there_is_nothing_to_decide() -> None:

@@ -366,6 +366,7 @@ struct Routing {
     int n_experts, n_used, normalise, sigmoid, groups, groups_used, group_best;
     float scale;
     const float *bias, *choice_bias, *expert_scale;  // a number for each expert, or NULL
+    const int *slots;  // where each expert lies, or -1; NULL: by its own number
 };
 
 // Of a warp's row: what each expert is liked, those of all but the best groups no more. `worth`: memory for a
@@ -429,7 +430,7 @@ extern "C" __global__ void route(const float *scores, int *chosen, float *shares
         int expert = id_of(last);
         of_chosen += parts[expert];
         if (lane == 0) {
-            chosen[(int64)token * r.n_used + place] = expert;
+            chosen[(int64)token * r.n_used + place] = r.slots ? r.slots[expert] : expert;
             shares[(int64)token * r.n_used + place] =
                 parts[expert] * (r.expert_scale ? r.expert_scale[expert] : 1.0f);
         }

@@ -56,7 +56,13 @@ class CachedExperts:
         a, experts = op.attrs, fusion.uses(op)[1:MIXTURE]
         assert isinstance(a, Moe)
         gate, up, down = (use.weight for use in experts)
-        if a.without or a.held or gate.quant != up.quant or not all(self._packs(use) for use in experts):
+        if (
+            a.without
+            or a.slots
+            or a.held
+            or gate.quant != up.quant
+            or not all(self._packs(use) for use in experts)
+        ):
             return None
         starts, end = [], 0
         for weight in (gate, up, down):

@@ -88,16 +88,15 @@ class ExpertNode:
         return lib.scratch(self.made.type, self.made.kept_rows, self.made.cols)
 
 
-def route(e: Emitter, chosen: int, rows: int, used: int, experts: int, without: Sequence[int]) -> Routed:
+def route(
+    e: Emitter, chosen: int, rows: int, used: int, experts: int, left_out: NDArray[np.uint8] | None
+) -> Routed:
     """One node: which pairs each expert has, those of some left out."""
     lib, pairs = e.products, rows * used
     assert lib is not None
-    left_out = None
     made = matmul.Routing(rows=rows, used=used, experts=experts)
     made.stride = ggml_api.tensor_at(chosen).nb[1] // INDEX
-    if without:
-        left_out = np.zeros(experts, np.uint8)
-        left_out[list(without)] = 1
+    if left_out is not None:
         made.left_out = left_out.ctypes.data
     function = (lib.route_address, ONE_THREAD, addressof(made))
     table = e.lib.ggml_custom_4d(

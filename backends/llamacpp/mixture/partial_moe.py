@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrun.backend import Floats, Pass, slots_of
 from hetrun.backends.llamacpp import ggml_api
 from hetrun.backends.llamacpp.ggml_api import NE
 from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
@@ -50,26 +51,52 @@ class Sorted:
         memory[self.sizes] = self.most
 
 
-def kept_shares(e: Emitter, a: Moe, choice: Choice, shares: int, rows: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """What a mixture leaves to others: of each expert whether it is left out, and the same as what shares are
+    multiplied by. Nodes read it in each run."""
+
+    op: Op
+    left_out: NDArray[np.uint8]
+    stays: Floats
+
+    def patch(self, work: Pass) -> None:
+        """Before a run, where the pass says what lies in others' slots."""
+        np.greater_equal(slots_of(self.op, work), 0, out=self.left_out.view(np.bool_))
+        np.equal(self.left_out, 0, out=self.stays, casting="unsafe")
+
+
+def leaves(e: Emitter, op: Op) -> Leaves | None:
+    """What a mixture leaves to others; None where that is nothing."""
+    a = op.attrs
+    assert isinstance(a, Moe)
+    if not a.without and not a.slots:
+        return None
+    found = Leaves(op, np.zeros(a.n_experts, np.uint8), np.ones(a.n_experts, np.float32))
+    found.left_out[list(a.without)], found.stays[list(a.without)] = 1, 0
+    e.inputs.kept += [found.left_out, found.stays]
+    if a.slots:
+        e.inputs.leaves.append(found)
+    return found
+
+
+def kept_shares(e: Emitter, a: Moe, stays: Floats, choice: Choice, shares: int, rows: int) -> int:
     """The shares of the chosen experts, those of experts that are left out being 0."""
     lib, ctx = e.lib, e.ctx
-    mask = np.ones(a.n_experts, np.float32)
-    mask[list(a.without)] = 0
-    e.inputs.kept.append(mask)
-    row = e.w.external(ggml_api.F32, a.n_experts, 1, mask.ctypes.data)
+    row = e.w.external(ggml_api.F32, a.n_experts, 1, stays.ctypes.data)
     mine = router.of_chosen(e, a, router.for_all(e, choice, row), choice.chosen, rows)
     found: int = lib.ggml_mul(ctx, shares, mine)
     return found
 
 
-def mixture(e: Emitter, lib: Sorter, op: Op, x: Ref, chosen: int, shares: int) -> int:
+def mixture(
+    e: Emitter, lib: Sorter, op: Op, x: Ref, chosen: int, shares: int, left_out: NDArray[np.uint8]
+) -> int:
     """What the experts that are not left out give, as [width, rows]."""
     a, ggml, ctx, weights = op.attrs, e.lib, e.ctx, e.weights(op)
     assert isinstance(a, Moe)
     more = a.others(weights)
     used, most = a.n_used, a.n_used * x.rows
-    left_out = np.zeros(a.n_experts, np.uint8)
-    left_out[list(a.without)] = 1
     stride = ggml_api.tensor_at(chosen).nb[1] // 4
     pairs = Pairs(rows=x.rows, used=used, stride=stride, left_out=left_out.ctypes.data)
     sources = chosen, shares
@@ -115,12 +142,14 @@ def _custom(
 class Leaving:
     """What the mixtures of one graph leave to others."""
 
-    def __init__(self, w: Writer, nodes: Sequence[Sorted]) -> None:
-        self._memory, self._nodes = w.memory, nodes
+    def __init__(self, w: Writer, nodes: Sequence[Sorted], leaves: Sequence[Leaves]) -> None:
+        self._memory, self._nodes, self._leaves = w.memory, nodes, leaves
         for node in nodes:
             node.point()
 
-    def patch(self) -> None:
+    def patch(self, work: Pass) -> None:
         """Before a run."""
+        for each in self._leaves:
+            each.patch(work)
         for node in self._nodes:
             node.patch(self._memory)

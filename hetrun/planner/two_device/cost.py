@@ -25,6 +25,7 @@ from hetrun.planner.two_device.balance import PARTS, Operation, operations
 from hetrun.planner.two_device.expert_cost import (
     Cost,
     Rates,
+    computed,
     heat_of,
     is_share,
     mixture_of,
@@ -268,7 +269,7 @@ class Sides:
         assert isinstance(op.attrs, Moe)
         heat = heat_of(mixture_of(o), self.likely)
         rates = self.rates(o, backend, at, heat)
-        return rates.part(heat, op.attrs.computed, at.tokens) if rates else 0.0
+        return rates.part(heat, computed(op.attrs, heat), at.tokens) if rates else 0.0
 
     def rates(self, o: Operation, backend: str, at: At, heat: Floats) -> Rates | None:
         """What experts of a mixture take on a backend; None if that was never measured."""

@@ -90,6 +90,11 @@ def heat_of(op: Op, likely: Likely) -> Floats:
     return np.full(a.n_experts, a.n_used / a.n_experts, np.float32) if found is None else found
 
 
+def by_heat(heat: Floats) -> list[int]:
+    """Experts, those first that are chosen most."""
+    return [int(i) for i in np.argsort(-heat, kind="stable")]
+
+
 def mixture_of(o: Operation) -> Op:
     """The mixture of an operation that has one."""
     return next(op for op in o.ops if isinstance(op.attrs, Moe))
@@ -97,4 +102,12 @@ def mixture_of(o: Operation) -> Op:
 
 def is_share(a: Moe) -> bool:
     """Whether it is a part of a mixture."""
-    return bool(a.held or a.without)
+    return bool(a.held or a.without or a.slots)
+
+
+def computed(a: Moe, heat: Floats) -> list[int]:
+    """The experts whose part a share gives; of slots those that lie there once they follow the text."""
+    if not a.slots:
+        return a.computed
+    order = by_heat(heat)
+    return order[len(a.slots) :] if a.rest else order[: len(a.slots)]

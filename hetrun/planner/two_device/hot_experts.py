@@ -6,7 +6,11 @@ expert more on the device is worth what a pass takes less then, both sides besid
 where a byte of it is worth most. So each layer gets about as many as let both sides end together, fewer where
 room is short, and more where few experts are chosen by most tokens.
 
-Experts that lie there stay until others are worth more by as much as any new plan must be. Others come beside
+Where the device has slots, and the host leaves to it what lies in them, the plan only says how many there
+are and what lies in them at first; what lies there then follows the text (executor/device_experts.py). They
+are timed as if the experts that are chosen most lay there.
+
+Elsewhere experts stay until others are worth more by as much as any new plan must be. Others come beside
 them, in what room is left, and only then they go; so a device changes over a few layers at a time.
 """
 
@@ -28,11 +32,12 @@ from hetrun.planner.plan import Placement, Plan
 from hetrun.planner.two_device.balance import Operation
 from hetrun.planner.two_device.candidates import Candidate, Split, Taken
 from hetrun.planner.two_device.cost import At, Sides
-from hetrun.planner.two_device.expert_cost import Rates, Seconds, heat_of, mixture_of
+from hetrun.planner.two_device.expert_cost import Rates, Seconds, by_heat, heat_of, mixture_of
 
 WORTH = 0.03  # of a mixture's time: what other experts there must bring
 SPARE = 1 / 8  # of the room, if there are many layers: free for others to come beside what is there
 MOVED = 0.1  # of what tokens choose: so much more could lie on the device
+SPARE_OF_SLOTS = 1 / 16  # the same where experts move: new plans come for other numbers of slots only
 NAMED = 6  # experts, in a reason
 
 Experts = tuple[int, ...]  # ascending
@@ -65,6 +70,7 @@ class Layer:
     heat: Floats
     sides: tuple[tuple[Point, Rates, Rates], ...]  # on the host, and on the other device
     each: int  # bytes of an expert on the device
+    moving: bool  # what lies there follows what tokens choose
     besides: int  # bytes, if there is any
 
     @property
@@ -75,7 +81,7 @@ class Layer:
     @property
     def order(self) -> list[int]:
         """Its experts, those first that are chosen most."""
-        return [int(i) for i in np.argsort(-self.heat, kind="stable")]
+        return by_heat(self.heat)
 
     def nbytes(self, n: int) -> int:
         """Bytes of so many experts."""
@@ -92,7 +98,8 @@ class Layer:
         return total
 
     def seconds_with(self, experts: Experts) -> float:
-        """The same with these experts there."""
+        """The same with these experts there, or as many slots."""
+        experts = settled(experts, self.heat) if self.moving else experts
         others = sorted({*range(len(self.heat))} - {*experts})
         return float(self.seconds([*experts, *others], len(experts))[-1])
 
@@ -105,6 +112,7 @@ class HotExperts:
         self.mixtures = [o for layer in sides.layers for o in layer if _is_mixture(o)]
         self.kept_free: dict[str, int] = {}  # by device bytes that nothing else gets
         self._sets: dict[str, Sets] = {}  # by device
+        self._moving: dict[str, bool] = {}
         self._asked = 0.0  # how much more could have lain there when nothing was changed
 
     def __bool__(self) -> bool:
@@ -119,6 +127,7 @@ class HotExperts:
 
     def choose(self, device: Device, points: Sequence[Point], plans: Iterable[Plan], fixed: bool) -> None:
         """Decide it again for a device; `fixed`: what lies there stays, and nothing comes."""
+        self._moving[device.other] = self._moves(device.host, device.other)
         layers = [layer for o in self.mixtures if (layer := self._layer(o, device, points))]
         known = {layer.scope: layer for layer in layers}
         sets = {s: experts for s, experts in sets_of(plans, device.other).items() if s in known}
@@ -132,6 +141,10 @@ class HotExperts:
         self.kept_free[device.other] = max(0, min(device.free - coming, spare))
         self._sets[device.other] = {scope: experts for scope, experts in sets.items() if experts}
         self._asked = self._more_possible(self._sets[device.other])
+
+    def _moves(self, host: str, other: str) -> bool:
+        """Whether experts change places between two backends while the model runs."""
+        return self._backends[host].leaves_to_slots and self._backends[other].expert_slots() is not None
 
     def _layer(self, o: Operation, device: Device, points: Sequence[Point]) -> Layer | None:
         """What is known of a mixture; None if it is not the host's, would not
@@ -152,7 +165,8 @@ class HotExperts:
         if any(map(backend.streams, some)):
             return None
         besides = backend.device_bytes([WeightUse(router, "vector")])
-        return Layer(o, heat, tuple(found), max(1, backend.device_bytes(some)), besides)
+        each = max(1, backend.device_bytes(some))
+        return Layer(o, heat, tuple(found), each, self._moving[device.other], besides)
 
     # --- plans
 
@@ -176,16 +190,22 @@ class HotExperts:
             if not here or not there or not experts:
                 return alone, []
             others = tuple(sorted({*range(len(heat))} - {*experts}))
-            both = [here.seconds(heat[[*others]], at.tokens), there.seconds(heat[[*experts]], at.tokens)]
+            moving = self._moves(host, other)
+            mine = settled(experts, heat) if moving else experts
+            rest = sorted({*range(len(heat))} - {*mine})
+            both = [here.seconds(heat[rest], at.tokens), there.seconds(heat[[*mine]], at.tokens)]
             if max(both) >= (1 - WORTH) * alone:
                 return alone, []
-            chosen = heat[[*experts]].sum() / heat.sum()
+            chosen = heat[[*mine]].sum() / heat.sum()
             ends = f"takes {1000 * both[1]:.3g} ms, and {host} {1000 * both[0]:.3g} ms for the others"
+            known = self.likely(op.weights[0].name) is not None
             why = f"{_named(experts)} of {len(heat)} experts, chosen by {chosen:.0%} of the tokens; {ends}"
-            rest = f"the experts that are not on {other}; all of them would take {1000 * alone:.3g} ms"
+            if moving:
+                why = f"{_slots(experts, len(heat), float(chosen), known)}; {ends}"
+            left = f"the experts that are not on {other}; all of them would take {1000 * alone:.3g} ms"
             return max(both), [
-                Placement(op.scope, host, rest, _share(others, experts, others)),
-                Placement(op.scope, other, why, _share(others, experts, experts)),
+                Placement(op.scope, host, left, _share(others, experts, others, moving)),
+                Placement(op.scope, other, why, _share(others, experts, experts, moving)),
             ]
 
         return taken
@@ -208,6 +228,8 @@ class HotExperts:
     def surprised(self) -> str:
         """Whether tokens choose other experts than those that lie on devices; empty if not."""
         for other, sets in self._sets.items():
+            if self._moving[other]:
+                continue  # they are followed without a new plan
             more = self._more_possible(sets)
             if more > MOVED and more > self._asked + MOVED / 2:
                 return f"tokens choose other experts now: {more:.0%} more of the choices could be on {other}"
@@ -236,15 +258,26 @@ def sets_of(plans: Iterable[Plan], backend: str) -> dict[str, Experts]:
     }
 
 
+def settled(experts: Experts, heat: Floats) -> Experts:
+    """What lies in the slots of some experts once it has followed what tokens choose."""
+    return tuple(sorted(by_heat(heat)[: len(experts)]))
+
+
 def _is_mixture(o: Operation) -> bool:
     mixtures = [op for op in o.ops if isinstance(op.attrs, Moe)]
     return len(mixtures) == 1
 
 
-def _share(others: Experts, experts: Experts, mine: Experts) -> Share:
+def _share(others: Experts, experts: Experts, mine: Experts, moving: bool) -> Share:
     of, here = len(others) + len(experts), mine is others
     a, b = (0, len(others)) if here else (len(others), of)
-    return Share("experts", a, b, of, (*others, *experts), whole=here)
+    return Share("experts", a, b, of, (*others, *experts), whole=here, moving=moving)
+
+
+def _slots(experts: Experts, of: int, found: float, known: bool) -> str:
+    """How many there are, and how often what tokens choose should lie there."""
+    by = "by what was counted" if known else "if all are chosen alike: nothing is counted yet"
+    return f"slots for {len(experts)} of {of} experts, which follow the text; {found:.0%} found there {by}"
 
 
 def _named(experts: Experts) -> str:
@@ -266,7 +299,8 @@ def _named(experts: Experts) -> str:
 def _wanted(layers: Sequence[Layer], room: int) -> tuple[dict[str, Experts], int]:
     """The experts that should lie on the device if it were empty, and how much room they leave: enough for
     others of any layer to come beside them, so no layer has more."""
-    spare = int(room * max(SPARE, 1 / (len(layers) + 1)))
+    share = SPARE_OF_SLOTS if all(layer.moving for layer in layers) else SPARE
+    spare = int(room * max(share, 1 / (len(layers) + 1)))
     most = [min(len(layer.heat) - 1, (spare - layer.besides) // layer.each) for layer in layers]
     curves = [layer.seconds(layer.order, max(0, n)) for layer, n in zip(layers, most, strict=True)]
     counts = _spend(layers, curves, room - spare)

@@ -103,6 +103,7 @@ class EmulatedDriver:
         self.breaks_at: int | None = None  # the call from which on each fails, as after an illegal address
         self.loss = Loss()
         self.sleeping: set[Event] = set()  # for which nobody keeps a core busy
+        self.late: Stream | None = None  # does nothing as long as another stream can do something
         self.others = 0  # bytes that other processes have
         self.most_allocated = 0
         self.launches: list[str] = []  # the names of kernels that ran
@@ -219,6 +220,8 @@ class EmulatedDriver:
     def _some(self) -> None:
         """Whatever one of the streams can do next."""
         able = [queue for queue in self._streams.values() if queue and _can(queue[0])]
+        if len(able) > 1 and self.late is not None:
+            able = [queue for queue in able if queue is not self._streams[self.late]]
         assert able, "streams wait for each other for ever"
         task = self._random.choice(able).popleft()
         if task.run:
