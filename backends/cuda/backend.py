@@ -165,7 +165,7 @@ class CudaBackend(Backend):
         chip = device.processors, 0 if self.exact else int8.most_rows(device)
         place = Place(
             *(gpu.library, weights, blocks, kv, slabs, borrowed, states, self.exact),
-            *(gpu.rotations, *scratch, *chip),
+            *(gpu.rotations, gpu.tellers, *scratch, *chip),
         )
         return CudaRunner(self, segment, shape, place)
 

@@ -273,10 +273,11 @@ class Executor:
         begun: list[tuple[Timed, float, Done]] = []
         failed: BaseException | None = None
         away = self._away
-        if any(timed.reads_states for timed in stage):
-            self._settle(work)
-        if any(self._kv.arrivals.touch(timed.reads_rows) for timed in stage):
-            self._kv.settle()
+        for timed in stage:
+            if timed.reads_states:
+                self._settle(work)
+            if timed.reads_rows and self._kv.arrivals.touch(timed.reads_rows):
+                self._kv.settle()
         for timed in stage:
             self.segment = timed.name
             self._stats.segments += 1
