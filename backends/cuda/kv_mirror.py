@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetrun.backend import Ints, Pass
+from hetrun.backend import Ints, Pass, SequencePart
 from hetrun.backends.cuda.driver import Address, Copy, Driver, Event, Launch
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number
 from hetrun.backends.cuda.kv_shelf import ENOUGH, Plane, Shelf, put_away
@@ -40,7 +40,6 @@ ROWS_CU, SMALL_CU = Source("rows"), Source("small")
 
 
 Saw = tuple[int, int, int]  # of a sequence its first row, its first block, and the one behind its last
-Sees = tuple[int, int, int]  # its first row, the one behind its last, and the first that is the pass's own
 Part = tuple[int, int, int]  # a layer, its first KV head that is meant, and how many
 Parts = Mapping[int, tuple[Part, ...]]  # by group
 
@@ -100,13 +99,13 @@ class Slabs:
         """Have slabs for all rows of a pass, and in them what it sees and others wrote: its own rows, too, if
         they were not `written_here`."""
         self.last_used, self._is_in_use = self._memory.next_use(), True
+        if self._goes_on(work.parts, written_here):
+            return
         sees = [
             (view.first, view.end, view.end - (part.b - part.a) * written_here)
             for part in work.parts
             for view in (part.kv[self.group],)
         ]
-        if self._goes_on(sees):
-            return
         self._seen, self._use = [], self.last_used
         seen = [slice(first // ROWS, -(-end // ROWS)) for first, end, _ in sees]
         for blocks in seen:
@@ -123,15 +122,18 @@ class Slabs:
             (first, blocks.start, blocks.stop) for (first, _, _), blocks in zip(sees, seen, strict=True)
         ]
 
-    def _goes_on(self, sees: Sequence[Sees]) -> bool:
+    def _goes_on(self, parts: Sequence[SequencePart], written_here: bool) -> bool:
         """Whether a pass sees what the last one that looked closely had brought, and rows that were written
         here since: that is most of an answer's passes. Those slabs are still there, and a row that is here as
         it is now says the same of those before it, which that pass saw as well."""
-        if len(sees) != len(self._seen):
+        if len(parts) != len(self._seen):
             return False
-        for (first, end, own), (from_, begin, behind) in zip(sees, self._seen, strict=True):
+        for part, (from_, begin, behind) in zip(parts, self._seen, strict=True):
+            view = part.kv[self.group]
+            first, end = view.first, view.first + view.length
             if first < from_ or first // ROWS != begin or -(-end // ROWS) != behind:
                 return False
+            own = end - (part.b - part.a) * written_here
             if own > first and self._known[own - 1] != self._stamps[own - 1]:
                 return False
         return True

@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from ctypes import CFUNCTYPE, POINTER, Structure, c_int64, c_uint, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -93,6 +93,9 @@ def chosen() -> Chosen:
     return Chosen(this_machine())
 
 
+ANYWHERE = nullcontext()
+
+
 class Team(threading.local):
     """The threads that one library computes with when the calling thread asks it to."""
 
@@ -101,14 +104,16 @@ class Team(threading.local):
         self._run = _runner(library)
         self._seated = 0  # threads, at most
 
-    @contextmanager
-    def seated(self, threads: int) -> Iterator[None]:
+    def seated(self, threads: int) -> AbstractContextManager[None]:
         """So many threads in their seats, for a computation."""
         cores = chosen().of(threads) if self._run else None
         if cores is None or seats(cores) == (this_machine().cpus,):
             self.rise()
-            yield
-            return
+            return ANYWHERE
+        return self._in_their_seats(cores, threads)
+
+    @contextmanager
+    def _in_their_seats(self, cores: CoreSet, threads: int) -> Iterator[None]:
         # Each time: what else computes here may have ended some threads, and those that are made in their
         # place begin where the engine's thread is.
         self._sit(seats(cores), threads)

@@ -1,8 +1,8 @@
 """What a change of sides costs: a pass goes from the GPU to the CPU and back many times, and neither computes
 while Python and C prepare the next segment.
 
-`python -m tests.cuda sides`: on the GPU, or where there is none over a CUDA that takes no time. It counts what
-the engine's thread computes, without ggml's own work and without waiting for the device."""
+`python -m tests.cuda sides`: on the GPU, or where there is none over a CUDA that takes no time. It counts
+what the engine's thread computes, without ggml's own work and without waiting for the device."""
 
 from __future__ import annotations
 
