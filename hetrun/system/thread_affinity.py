@@ -96,6 +96,12 @@ def chosen() -> Chosen:
 ANYWHERE = nullcontext()
 
 
+@cache
+def everywhere() -> tuple[int, ...]:
+    """All CPUs that this process may use."""
+    return this_machine().cpus
+
+
 class Team(threading.local):
     """The threads that one library computes with when the calling thread asks it to."""
 
@@ -107,7 +113,7 @@ class Team(threading.local):
     def seated(self, threads: int) -> AbstractContextManager[None]:
         """So many threads in their seats, for a computation."""
         cores = chosen().of(threads) if self._run else None
-        if cores is None or seats(cores) == (this_machine().cpus,):
+        if cores is None or seats(cores) == (everywhere(),):
             self.rise()
             return ANYWHERE
         return self._in_their_seats(cores, threads)
@@ -121,7 +127,7 @@ class Team(threading.local):
         try:
             yield
         finally:
-            _move(this_machine().cpus)
+            _move(everywhere())
 
     def _sit(self, masks: Masks, threads: int) -> None:
         if self._run:
@@ -130,7 +136,7 @@ class Team(threading.local):
     def rise(self) -> None:
         """Let all threads go wherever this process may."""
         if self._seated:
-            self._sit((this_machine().cpus,), self._seated)
+            self._sit((everywhere(),), self._seated)
             self._seated = 0
 
 

@@ -14,6 +14,7 @@ from hetrun.backends.cuda.gpu import Gpu
 from hetrun.backends.cuda.programs import Source
 from tests.cuda.fake_cuda import FakeCuda, under_cupy_driver
 
+NOT_READY = 600  # cudaErrorNotReady
 OFTEN = (
     *("eventRecord", "eventSynchronize", "eventQuery", "streamWaitEvent"),
     *("memcpyAsync", "memsetAsync", "graphLaunch", "launchKernel"),
@@ -25,7 +26,8 @@ def _at_once(*arguments: int) -> int:
 
 
 class IdleCuda(FakeCuda):
-    """What a pass calls keeps no books unless it is to be `counted`."""
+    """What a pass calls keeps no books, and all is done at once. If calls are `counted`, they are noted, and
+    nothing has happened before somebody waits for it."""
 
     def __init__(self, counted: bool) -> None:
         super().__init__()
@@ -56,7 +58,7 @@ class IdleCuda(FakeCuda):
 
         def call(*arguments: int) -> int:
             self.called(name)
-            return 0
+            return NOT_READY if name == "eventQuery" else 0
 
         return call
 

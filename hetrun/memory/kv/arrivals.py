@@ -96,7 +96,7 @@ class Arrivals:
 
     def touch(self, layers: frozenset[int]) -> bool:
         """Whether rows of these layers are not at home yet."""
-        return any([self._layers[layer] for layer in layers])
+        return any([self._layers.get(layer) for layer in layers])
 
     def send(self) -> bool:
         """Have as much as there is room for on its way, the oldest first; whether that is everything."""
