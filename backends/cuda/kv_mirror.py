@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetrun.backend import Ints, Pass, SequencePart
+from hetrun.backends.cuda.crossing.shelf import ENOUGH, Plane, Shelf, put_away
 from hetrun.backends.cuda.driver import Address, Copy, Driver, Event, Launch
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number
-from hetrun.backends.cuda.kv_shelf import ENOUGH, Plane, Shelf, put_away
 from hetrun.backends.cuda.memory import PACKED, Bytes, Memory
 from hetrun.backends.cuda.programs import Source
 from hetrun.errors import BudgetError

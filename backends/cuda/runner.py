@@ -18,7 +18,7 @@ import numpy as np
 from hetrun.backend import FLOAT_BYTES, Done, Floats, Ints, Pass, PassShape, Segment
 from hetrun.backends.cuda import top_k
 from hetrun.backends.cuda.arena import in_arena
-from hetrun.backends.cuda.crossing import crossing
+from hetrun.backends.cuda.crossing.recorded import crossing
 from hetrun.backends.cuda.driver import Address
 from hetrun.backends.cuda.kv_mirror import Homecoming, Slabs
 from hetrun.backends.cuda.lowering import Emitter, Place, rows_of

@@ -11,7 +11,7 @@ import pytest
 
 from hetrun.backend import Backend
 from hetrun.backends.cuda import runner
-from hetrun.backends.cuda.kv_shelf import Plane, Shelf
+from hetrun.backends.cuda.crossing.shelf import Plane, Shelf
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.pass_args import Given
 from hetrun.backends.reference import descriptor
