@@ -104,6 +104,7 @@ class StateMirror:
             table, self.at[layer, kind] = kv.state(layer, kind), size
             stretches += _cut(table, size)
             size += in_arena(FLOAT_BYTES * table.shape[1])
+        self._layers = frozenset(layer for layer, _ in kept)
         self.brought = 0  # states that came from the host
         self._size, self._pieces = size, _grouped(stretches)
         self._copies: OrderedDict[int, Copy] = OrderedDict()  # by slot; those used longest ago come first
@@ -158,7 +159,7 @@ class StateMirror:
         """The place of a state, which is brought if it is not there."""
         copy = self._place(slot)
         if copy.known != knowledge:
-            self._states.settle(slot, knowledge[1])
+            self._states.settle(slot, knowledge[1], self._layers)
             for piece in self._pieces:
                 for stretch in piece:
                     numbers = stretch.table[slot].view(np.uint8)
@@ -200,7 +201,7 @@ class StateMirror:
         """Have home what is nowhere else."""
         known = self._copies[slot].known
         if known and self._states.is_lent(slot, self.home):
-            self._states.settle(slot, known[1])
+            self._states.settle(slot, known[1], self._layers)
 
     def _give_back(self, places: list[Address]) -> None:
         """What no pass reads any more."""
@@ -214,7 +215,7 @@ class StateMirror:
         for slot, (copy, knowledge) in copies.items():
             copy.known = knowledge
             self._writing.discard(slot)
-            self._states.lend(slot, knowledge[1], self.home)
+            self._states.lend(slot, knowledge[1], self.home, self._layers)
 
     def home(self, slot: int) -> None:
         """What is known here, into the host's slot: one piece lands while the one before is put away."""
