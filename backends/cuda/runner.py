@@ -64,14 +64,14 @@ class CudaRunner:
         self._begin = self._memory.take(size, "results of a pass")
         try:
             emitted = self._emitted(place, segment, shape)
+            assert emitted.result_bytes <= size
+            self._given, self._portions = emitted.given, emitted.portions
+            self._inputs(emitted, segment)
+            self._outputs(emitted, segment)
+            self._rows_home(emitted, shape)
         except BaseException:
             self._memory.give(self._begin)
             raise
-        assert emitted.result_bytes <= size
-        self._given, self._portions = emitted.given, emitted.portions
-        self._inputs(emitted, segment)
-        self._outputs(emitted, segment)
-        self._rows_home(emitted, shape)
         self._empty = {
             v.name: np.empty((0, v.width), np.float32) for v in segment.writes if not emitted.rows(v)
         }

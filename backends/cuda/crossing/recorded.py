@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Driver, Work
-from hetrun.backends.cuda.memory import Bytes
+from hetrun.backends.cuda.memory import FEW_BYTES, Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,9 @@ def crossing(
     driver: Driver, parts: Sequence[tuple[Address, int]], move: Callable[[Address, int, int], Work]
 ) -> Crossing:
     """Of parts of an arena, by address and size. `move` makes work of an address, one of the host, and a
-    size; parts that lie next to each other move together."""
+    size; parts that lie next to each other move together, as long as they are few bytes."""
+    if not parts:
+        return Crossing([], [])
     memory = driver.pinned(sum(in_arena(size) for _, size in parts))
     begins, at = [], 0
     for _, size in parts:
@@ -32,8 +34,9 @@ def crossing(
         at += in_arena(size)
     runs: list[tuple[Address, int, int]] = []
     for (address, size), begin in zip(parts, begins, strict=True):
-        if runs and address - runs[-1][0] == begin - runs[-1][1]:
-            runs[-1] = (*runs[-1][:2], begin + size - runs[-1][1])
+        first, at, _ = runs[-1] if runs else (0, 0, 0)
+        if runs and address - first == begin - at and begin + size - at <= FEW_BYTES:
+            runs[-1] = first, at, begin + size - at
         else:
             runs.append((address, begin, size))
     host = int(memory.ctypes.data)
