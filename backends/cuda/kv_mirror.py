@@ -2,8 +2,8 @@
 
 Rows that are written here go back to the host's cache: with the results of a pass where they are few, else
 piece by piece while the next pass is computed. Rows that others wrote are brought when they are first seen.
-So forks, cuts and saved prompts know nothing of GPUs, and a copy that has no room any more is dropped without a
-word. The stamps that the cache gives its rows say which copies are good.
+So forks, cuts and saved prompts know nothing of GPUs, and a copy that has no room any more is dropped without
+a word. The stamps that the cache gives its rows say which copies are good.
 
 Memory is taken by slabs: 32 rows that follow each other, of all layers of a set; of a layer that is shared
 out, the heads that attend here. A table in GPU memory says for each 32 rows of the cache where their slab is;

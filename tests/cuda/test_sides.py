@@ -136,7 +136,7 @@ class Kept:
     def bytes_of(self, rows: np.ndarray) -> list[int]:
         found = np.concatenate([table.raw[rows] for table in self.tables], axis=1)
         assert (found == found[:, :1]).all()
-        return found[:, 0].tolist()
+        return [int(byte) for byte in found[:, 0]]
 
 
 def test_rows_wait_until_there_are_enough_or_somebody_reads_them() -> None:
