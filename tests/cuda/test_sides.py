@@ -11,8 +11,10 @@ import pytest
 
 from hetrun.backend import Backend
 from hetrun.backends.cuda import runner
+from hetrun.backends.cuda.crossing.recorded import crossing
 from hetrun.backends.cuda.crossing.shelf import Plane, Shelf
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.driver import Copy
+from hetrun.backends.cuda.memory import FEW_BYTES, Memory
 from hetrun.backends.cuda.pass_args import Given
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError, BudgetError
@@ -110,6 +112,24 @@ def test_the_time_of_a_change_is_measured(
     assert [line.what.rpartition(", ")[2] for line in table.lines] == ["1 sequence", "4 sequences"]
     assert all(len(line.samples) == sides.ROUNDS for line in table.lines)
     assert "bar at most 30" in capsys.readouterr().out
+
+
+def test_parts_that_lie_next_to_each_other_cross_together_as_long_as_they_are_few_bytes() -> None:
+    driver, begin, small, large = EmulatedDriver(), 1 << 20, 300, FEW_BYTES - 600
+    sizes = [small, small, large, small]
+    starts = [begin, begin + 512, begin + 1024, begin + (8 << 20)]
+    made = crossing(driver, list(zip(starts, sizes, strict=True)), lambda at, host, n: Copy(at, host, n))
+    copies = [each for each in made.work if isinstance(each, Copy)]
+    assert [(copy.target, copy.nbytes) for copy in copies] == [
+        (begin, 512 + small),
+        (begin + 1024, large),
+        (begin + (8 << 20), small),
+    ]
+    where = [int(part.ctypes.data) for part in made.parts]
+    assert [len(part) for part in made.parts] == sizes
+    assert [copy.source for copy in copies] == [where[0], where[2], where[3]]
+    assert where[1] == where[0] + 512, "as on the device"
+    assert not crossing(driver, [], lambda at, host, n: Copy(at, host, n)).work
 
 
 # --- rows that have come home
