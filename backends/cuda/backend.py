@@ -190,7 +190,7 @@ class CudaBackend(Backend):
         chip = device.processors, 0 if self.exact else int8.most_rows(device)
         place = Place(
             *(gpu.library, fused, weights, blocks, kv, slabs, borrowed, states, self.exact),
-            *(gpu.rotations, *scratch, *chip, gpu.few_rows),
+            *(gpu.rotations, gpu.tellers, *scratch, *chip, gpu.few_rows),
         )
         return CudaRunner(self, segment, shape, place)
 

@@ -177,27 +177,42 @@ class CupyDriver:
         self._give_back("giving an event back", lambda: rt.eventDestroy(event))
 
     def record(self, event: Event, stream: Stream) -> None:
-        with self._here("recording an event"):
+        self._select()
+        try:
             rt.eventRecord(event, stream)
+        except ERRORS as e:
+            self._fail("recording an event", e)
 
     def wait(self, stream: Stream, event: Event) -> None:
-        with self._here("waiting for an event"):
+        self._select()
+        try:
             rt.streamWaitEvent(stream, event)
+        except ERRORS as e:
+            self._fail("waiting for an event", e)
 
     def synchronize(self, event: Event) -> None:
-        with self._here("computing"):
+        self._select()
+        try:
             rt.eventSynchronize(event)
+        except ERRORS as e:
+            self._fail("computing", e)
 
     def happened(self, event: Event) -> bool:
-        with self._here("computing"):
+        self._select()
+        try:
             status = int(rt.eventQuery(event))
             if status not in (0, NOT_READY):
                 raise rt.CUDARuntimeError(status)
-            return status == 0
+        except ERRORS as e:
+            self._fail("computing", e)
+        return status == 0
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
-        with self._here("copying"):
+        self._select()
+        try:
             rt.memcpyAsync(target, source, nbytes, rt.memcpyDefault, stream)
+        except ERRORS as e:
+            self._fail("copying", e)
 
     def fill(self, target: Address, byte: int, nbytes: int, stream: Stream) -> None:
         with self._here("filling memory"):
@@ -217,11 +232,14 @@ class CupyDriver:
             return found
 
     def launch(self, launch: Launch, stream: Stream) -> None:
-        with self._here("starting a kernel"):
+        self._select()
+        try:
             cu.launchKernel(
                 *(launch.kernel, *launch.grid, launch.block, 1, 1),
                 *(launch.shared, stream, launch.pointers, 0),
             )
+        except ERRORS as e:
+            self._fail("starting a kernel", e)
 
     @property
     def workspace(self) -> int:
@@ -270,8 +288,11 @@ class CupyDriver:
             self._locked.tidy()
 
     def replay(self, graph: Graph, stream: Stream) -> None:
-        with self._here("running a graph"):
+        self._select()
+        try:
             rt.graphLaunch(graph, stream)
+        except ERRORS as e:
+            self._fail("running a graph", e)
 
     def forget(self, graph: Graph) -> None:
         self._give_back("forgetting a graph", lambda: rt.graphExecDestroy(graph))
@@ -296,35 +317,31 @@ class CupyDriver:
             with suppress(DeviceLost), self._here(what):
                 call()
 
-    def _here(self, what: str) -> _Here:
-        return _Here(self._number, self.device.name, what, self._loss)
+    # A pass takes a dozen of these calls, which use these two at once; all others use `_here`.
 
+    def _select(self) -> None:
+        """From now on this thread's calls mean this GPU."""
+        self._loss.check()
+        if getattr(_thread, "number", None) != self._number:
+            with self._here("choosing a GPU"):
+                pass
 
-class _Here:
-    """A call of one GPU by this thread. A class and no generator, as a pass makes a dozen of them."""
+    def _fail(self, what: str, e: Exception) -> NoReturn:
+        """CUDA's errors as ours: what was done, and what CUDA says of it."""
+        words = f"{self.device.name}: {what}: {e}"
+        if getattr(e, "status", None) in STICKY:
+            raise self._loss.by(words) from e
+        raise BackendError(words) from e
 
-    __slots__ = ("_loss", "_name", "_number", "_what")
-
-    def __init__(self, number: int, name: str, what: str, loss: Loss) -> None:
-        self._number, self._name, self._what, self._loss = number, name, what, loss
-
-    def __enter__(self) -> None:
+    @contextmanager
+    def _here(self, what: str) -> Iterator[None]:
+        """Calls of this GPU by this thread."""
         self._loss.check()
         try:
             _work_on(self._number)
+            yield
         except ERRORS as e:
-            self._raise(e)
-
-    def __exit__(self, kind: object, e: BaseException | None, _: object) -> None:
-        if isinstance(e, ERRORS):
-            self._raise(e)
-
-    def _raise(self, e: Exception) -> NoReturn:
-        """CUDA's errors as ours: what was done, and what CUDA says of it."""
-        what = f"{self._name}: {self._what}: {e}"
-        if getattr(e, "status", None) in STICKY:
-            raise self._loss.by(what) from e
-        raise BackendError(what) from e
+            self._fail(what, e)
 
 
 _thread = threading.local()  # which GPU its calls mean: nobody else in this process tells CUDA

@@ -98,6 +98,18 @@ class Product:
     add: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes from one address to another, either of the device or of the host."""
+
+    target: int
+    source: int
+    nbytes: int
+
+
+Work = Launch | Product | Copy
+
+
 class Driver(Protocol):
     """One GPU.
 

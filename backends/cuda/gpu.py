@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 
 from hetrun.backend import OwnMemory, WeightUse
 from hetrun.backends.cuda.arena import ALIGNMENT, in_arena
-from hetrun.backends.cuda.driver import Address, Driver
+from hetrun.backends.cuda.driver import Address, Driver, Launch
 from hetrun.backends.cuda.expert_slots import GpuSlots
 from hetrun.backends.cuda.few_rows import FewRows
 from hetrun.backends.cuda.kernel_cache import HasPrograms, Library, at, long
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.lowering import SMALL, THREADS
 from hetrun.backends.cuda.memory import PACKED, WORD, Memory, Workplaces
+from hetrun.backends.cuda.pass_args import Tellers
 from hetrun.backends.cuda.result import Result
 from hetrun.backends.cuda.rope import Rotations
 from hetrun.backends.cuda.states.mirror import Kept, StateMirror
@@ -63,6 +64,7 @@ class Gpu:
         self._left = 0  # of these what is ours
         self._window = 0  # bytes through which weights cross
         self.long_passes = 0  # bytes for values of long passes, where weights cross
+        self.tellers = Tellers()
         self._slabs: dict[Key, Slabs] = {}
         self._states: dict[StatesKey, StateMirror] = {}
         self._users = 0
@@ -176,12 +178,10 @@ class Gpu:
         step = min(max(self._left // STEP_SHARE, LEAST_STEP), MOST_STEP)
         return min(step, self._left) if self._grows else self._left
 
-    def _fetch(self, target: Address, source: int, nbytes: int) -> None:
+    def _fetch(self, target: Address, source: int, nbytes: int) -> Launch:
         n = nbytes // WORD
         grid = (min(FETCHING, -(-n // THREADS)),)
-        self.memory.run(
-            self.library.launch(SMALL, "fetch_words", grid, THREADS, at(source), at(target), long(n))
-        )
+        return self.library.launch(SMALL, "fetch_words", grid, THREADS, at(source), at(target), long(n))
 
     # --- keys and values, and states
 

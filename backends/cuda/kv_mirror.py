@@ -1,9 +1,9 @@
 """Keys and values in a GPU's memory: copies of rows of the host's cache.
 
-Rows that are written here go back to the host's cache, piece by piece while the next pass is computed, and
-rows that others wrote are brought when they are first seen. So forks, cuts and saved prompts know nothing of
-GPUs, and a copy that has no room any more is dropped without a word. The stamps that the cache gives its rows
-say which copies are good.
+Rows that are written here go back to the host's cache: with the results of a pass where they are few, else
+piece by piece while the next pass is computed. Rows that others wrote are brought when they are first seen.
+So forks, cuts and saved prompts know nothing of GPUs, and a copy that has no room any more is dropped without
+a word. The stamps that the cache gives its rows say which copies are good.
 
 Memory is taken by slabs: 32 rows that follow each other, of all layers of a set; of a layer that is shared
 out, the heads that attend here. A table in GPU memory says for each 32 rows of the cache where their slab is;
@@ -20,14 +20,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetrun.backend import Ints, Pass
-from hetrun.backends.cuda.driver import Address, Driver, Event
-from hetrun.backends.cuda.kernel_cache import Library, at, number
+from hetrun.backend import Ints, Pass, SequencePart
+from hetrun.backends.cuda.crossing.shelf import ENOUGH, Plane, Shelf, put_away
+from hetrun.backends.cuda.driver import Address, Copy, Driver, Event, Launch
+from hetrun.backends.cuda.kernel_cache import Library, at, long, number
 from hetrun.backends.cuda.memory import PACKED, Bytes, Memory
 from hetrun.backends.cuda.programs import Source
 from hetrun.errors import BudgetError
 from hetrun.memory.kv.arrivals import Arrivals
-from hetrun.memory.kv.cache import KvCache, KvTable
+from hetrun.memory.kv.cache import KvCache
 
 ROWS = 32  # of a slab
 # What comes home at once, and on how many of these there may be: a pass waits for one of them at most, which
@@ -37,20 +38,7 @@ THREADS = 128
 ROWS_CU, SMALL_CU = Source("rows"), Source("small")
 
 
-@dataclass(frozen=True, slots=True)
-class Plane:
-    """The K or the V rows of one layer: the host's, and where they begin in a slab and in a packed row."""
-
-    table: KvTable
-    at: int
-    packed_at: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of a row, of these heads."""
-        return int(self.table.raw.shape[1])
-
-
+Saw = tuple[int, int, int]  # of a sequence its first row, its first block, and the one behind its last
 Part = tuple[int, int, int]  # a layer, its first KV head that is meant, and how many
 Parts = Mapping[int, tuple[Part, ...]]  # by group
 
@@ -79,7 +67,8 @@ class Slabs:
         # By block, as a pass may see thousands: whether it has a slab, and which pass used it last.
         self._there = np.zeros(blocks, np.bool_)
         self._used = np.zeros(blocks, np.int64)
-        self.last_used = 0
+        self.last_used = self._use = 0  # by the last pass; by the last one that looked at its blocks
+        self._seen: list[Saw] = []  # by that one, if nothing has been dropped since
         self._is_in_use = False  # by a pass that is not over
         self.table = memory.take(8 * blocks, "the table of keys and values")
         memory.driver.fill(self.table, 0, 8 * blocks, memory.computing)
@@ -91,6 +80,7 @@ class Slabs:
         )  # rows that cross in one piece, with their numbers
         self._landings: list[Landing] = []  # that are free
         self._more = MOST_LANDINGS  # that there may be besides
+        self._shelf: Shelf | None = None
 
     def _described(self) -> Bytes:
         """What kernels that move rows know of the planes: where in a slab, where in a packed row, sizes."""
@@ -107,30 +97,53 @@ class Slabs:
     def prepare(self, work: Pass, written_here: bool = True) -> None:
         """Have slabs for all rows of a pass, and in them what it sees and others wrote: its own rows, too, if
         they were not `written_here`."""
-        views = [part.kv[self.group] for part in work.parts]
-        seen = [slice(v.first // ROWS, -(-v.end // ROWS)) for v in views]
         self.last_used, self._is_in_use = self._memory.next_use(), True
+        if self._goes_on(work.parts, written_here):
+            return
+        sees = [
+            (view.first, view.end, view.end - (part.b - part.a) * written_here)
+            for part in work.parts
+            for view in (part.kv[self.group],)
+        ]
+        self._seen, self._use = [], self.last_used
+        seen = [slice(first // ROWS, -(-end // ROWS)) for first, end, _ in sees]
         for blocks in seen:
-            self._used[blocks] = self.last_used
+            self._used[blocks] = self._use
         new = np.empty(0, np.int64)
         if not all(self._there[blocks].all() for blocks in seen):
-            new = np.flatnonzero((self._used == self.last_used) & ~self._there)
+            new = np.flatnonzero((self._used == self._use) & ~self._there)
             self._add(new.tolist())
-        missing = [
-            self._missing(view.first, view.end - (part.b - part.a) * written_here, new)
-            for view, part in zip(views, work.parts, strict=True)
-        ]
+        missing = [self._missing(first, own, new) for first, _, own in sees]
         for rows in missing:
             for a in range(0, len(rows), self._most):
                 self._bring(rows[a : a + self._most])
+        self._seen = [
+            (first, blocks.start, blocks.stop) for (first, _, _), blocks in zip(sees, seen, strict=True)
+        ]
+
+    def _goes_on(self, parts: Sequence[SequencePart], written_here: bool) -> bool:
+        """Whether a pass sees what the last one that looked closely had brought, and rows that were written
+        here since: that is most of an answer's passes. Those slabs are still there, and a row that is here as
+        it is now says the same of those before it, which that pass saw as well."""
+        if len(parts) != len(self._seen):
+            return False
+        for part, (from_, begin, behind) in zip(parts, self._seen, strict=True):
+            view = part.kv[self.group]
+            first, end = view.first, view.first + view.length
+            if first < from_ or first // ROWS != begin or -(-end // ROWS) != behind:
+                return False
+            own = end - (part.b - part.a) * written_here
+            if own > first and self._known[own - 1] != self._stamps[own - 1]:
+                return False
+        return True
 
     def leave_off(self) -> None:
         """The pass is over, or did not begin: what it saw may be dropped for others."""
         self._is_in_use = False
 
-    def written(self, slots: Ints) -> None:
-        """A pass has written these rows, here and at home."""
-        self._known[slots] = self._stamps[slots]
+    def written(self, slots: Ints, stamps: Ints) -> None:
+        """A pass has written these rows, with these stamps."""
+        self._known[slots] = stamps
 
     def _missing(self, first: int, end: int, new: Ints) -> Ints:
         """Rows that are not here as they are now.
@@ -161,12 +174,13 @@ class Slabs:
 
     def drop_oldest(self) -> bool:
         """Give the memory of the slab up that was used longest ago; False where all are in use."""
-        free = self._used < self.last_used if self._is_in_use else self._used >= 0
+        free = self._used < self._use if self._is_in_use else self._used >= 0
         there = np.flatnonzero(self._there & free)
         if not there.size:
             return False
         block = int(there[self._used[there].argmin()])
         self._settle()
+        self._seen = []
         self._known[block * ROWS : (block + 1) * ROWS] = 0
         self._there[block] = False
         self._memory.give(self._slabs.pop(block))
@@ -188,9 +202,9 @@ class Slabs:
         """Copy rows of the host's cache into their slabs."""
         self._settle()
         slots = self._slots(rows)
-        packed = [plane.table.raw[rows].reshape(-1) for plane in self.planes.values()]
-        self._memory.send(self._packed, np.concatenate(packed))
-        self._move("spread_rows", len(rows), slots)
+        packed = [plane.table.raw[rows] for plane in self.planes.values()]
+        self._memory.send(self._packed, np.concatenate(packed, axis=1).reshape(-1))
+        self._memory.run(self._mover("spread_rows", len(rows), slots))
         self._known[rows] = self._stamps[rows]
 
     def _slots(self, rows: Ints) -> Address:
@@ -198,13 +212,38 @@ class Slabs:
         self._memory.send(target, np.ascontiguousarray(rows, np.int64).view(np.uint8))
         return target
 
-    def _move(self, kernel: str, n: int, slots: Address) -> None:
+    def _mover(self, kernel: str, n: int, slots: Address) -> Launch:
         planes = len(self.planes)
         facts = at(self._facts), at(self._facts + 16 * planes), at(self._facts + 8 * planes)
-        arguments = at(self.table), at(slots), *facts, at(self._packed)
-        self._memory.run(self._library.launch(ROWS_CU, kernel, (n, planes), THREADS, *arguments))
+        arguments = at(self.table), at(slots), *facts, at(self._packed), long(self.row_bytes)
+        return self._library.launch(ROWS_CU, kernel, (n, planes), THREADS, *arguments)
 
     # --- after a pass
+
+    @property
+    def few(self) -> int:
+        """Rows of a pass up to which they come home with its results."""
+        return min(ENOUGH, self.piece)
+
+    def packs(self, n: int, slots: Address, target: int) -> tuple[Launch, Copy | Launch]:
+        """What brings so few rows home, to page-locked memory."""
+        pack = self._mover("pack_rows", n, slots)
+        return pack, self._memory.outward(target, self._packed, n * self.row_bytes)
+
+    def keep(self, slots: Ints, stamps: Ints, packed: Bytes) -> None:
+        """Rows that have come so; their memory may change."""
+        kv = self._kv()
+        assert kv is not None
+        self.written(slots, stamps)
+        if self._shelf is None:
+            planes = list(self.planes.values())
+            self._shelf = Shelf(self.layers, self.group, planes, self._stamps, self.few)
+        self._shelf.add(slots, stamps, packed)
+        kv.arrivals.keep(self._shelf)
+
+    def stamps(self, slots: Ints) -> Ints:
+        """What rows are now."""
+        return self._stamps[slots]
 
     def send_home(self, slots: Ints) -> Homecoming:
         """Rows that a pass wrote, on their way to the host's cache."""
@@ -220,7 +259,7 @@ class Slabs:
         if not self._landings:
             return None
         found, driver, nbytes = self._landings.pop(), self._memory.driver, len(rows) * self.row_bytes
-        self._move("pack_rows", len(rows), self._slots(rows))
+        self._memory.run(self._mover("pack_rows", len(rows), self._slots(rows)))
         self._memory.collect(int(found.memory.ctypes.data), self._packed, nbytes)
         driver.record(found.landed, self._memory.computing)
         return found
@@ -232,14 +271,8 @@ class Slabs:
         if not piece.is_there:
             landing.driver.synchronize(landing.landed)
         good = self._stamps[rows] == piece.stamps
-        which = rows if good.all() else rows[good]
-        # Rows that follow each other are copied at once.
-        target = slice(rows[0], rows[0] + n) if len(which) == n and rows[-1] - rows[0] == n - 1 else which
-        for plane in self.planes.values():
-            size = plane.size
-            begin = n * plane.packed_at
-            packed = landing.memory[begin : begin + n * size].reshape(n, size)
-            plane.table.raw[target] = packed if len(which) == n else packed[good]
+        packed = landing.memory[: n * self.row_bytes].reshape(n, self.row_bytes)
+        put_away(list(self.planes.values()), *((rows, packed) if good.all() else (rows[good], packed[good])))
         self._landings.append(landing)
 
     def close(self) -> None:
@@ -296,7 +329,7 @@ class Homecoming:
     """Rows on their way home: as many pieces at once as there are places to land."""
 
     def __init__(self, slabs: Slabs, arrivals: Arrivals, slots: Ints, stamps: Ints) -> None:
-        self._slabs, self._arrivals, self._slots = slabs, arrivals, slots
+        self._slabs, self._arrivals, self._slots, self._stamps = slabs, arrivals, slots, stamps
         step = slabs.piece
         self._pieces = deque(
             Piece(slots[a : a + step], stamps[a : a + step]) for a in range(0, len(slots), step)
@@ -316,7 +349,7 @@ class Homecoming:
 
     def finish(self) -> None:
         """The pass is over: the rows are good here, and the host's cache gets them by and by."""
-        self._slabs.written(self._slots)
+        self._slabs.written(self._slots, self._stamps)
         for piece in self._pieces:
             piece.is_there = piece.landing is not None  # sent before the pass was over
         if self._pieces:

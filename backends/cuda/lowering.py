@@ -17,7 +17,7 @@ from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.matmul_launch import Output
-from hetrun.backends.cuda.pass_args import AXES, FEW, Given, Seeing
+from hetrun.backends.cuda.pass_args import AXES, FEW, Tellers
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.rope import Rotations
 from hetrun.backends.cuda.stages import Portion, Work
@@ -62,6 +62,7 @@ class Place:
     states: StateMirror | None
     exact: bool  # else inputs of products may be rounded to bytes
     rotations: Rotations
+    tellers: Tellers
     scratch: Address  # for weights that are unpacked
     scratch_bytes: int
     processors: int
@@ -90,10 +91,10 @@ class Emitter:
         self._angles: dict[int, Address] = {}  # by what turns alike
         self._in_bytes: dict[Value, Address] = {}  # of inputs that have been rounded, as long as they live
         kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
-        self.seeing = [Seeing(shape, kind) for kind in kinds]
-        slotted = [op for op in segment.ops if isinstance(op.attrs, Moe) and op.attrs.slots]
-        counts, groups = self._most_counts(segment), list(place.slabs)
-        self.given = Given(shape, self.seeing, groups, place.states is not None, counts, slotted)
+        slotted = tuple(op for op in segment.ops if isinstance(op.attrs, Moe) and op.attrs.slots)
+        own, groups = (self._most_counts(segment), slotted), tuple(place.slabs)
+        self.given = place.tellers.of(shape, tuple(kinds), groups, place.states is not None, *own)
+        self.seeing = self.given.seeing
         self.given_at = self.arena.take(self.given.nbytes, "what a pass tells")
         self.at: dict[Value, Address] = {}
         self.inputs = {value: self.make(value) for value in segment.reads}

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backends.cuda.arena import GrowingArena
-from hetrun.backends.cuda.driver import Address, Driver, Launch, Stream
+from hetrun.backends.cuda.driver import Address, Copy, Driver, Launch, Stream
 from hetrun.errors import BudgetError
 
 Bytes = NDArray[np.uint8]
 Move = Callable[[Address, int, int], None]  # to, from, how many
+Fetch = Callable[[Address, int, int], Launch]  # the same as a kernel
 FEW_BYTES, WORD = 256 << 10, 4
 OUTBOX = 8 << 20  # bytes on their way to the device at once
 PACKED = 8 << 20  # bytes of keys and values that cross in one piece
@@ -33,7 +34,7 @@ class Memory:
         self.bringing = driver.stream()
         self._done = driver.event()
         # How few bytes get from page-locked memory to the device, where copies of weights would hold them up.
-        self.fetch: Move | None = None
+        self.fetch: Fetch | None = None
         # Called where there is no room: gives some memory up, or says that there is nothing left to give.
         self.give_up: Callable[[], bool] = lambda: False
         self._outbox = Outbox(driver, self.computing, self._move)
@@ -65,18 +66,30 @@ class Memory:
         self._outbox.send(target, source)
 
     def collect(self, target: int, source: Address, nbytes: int) -> None:
-        """Bytes for the host, behind what `computing` has. With one engine a copy would wait behind those of
-        weights that cross: a kernel writes them instead."""
+        """Bytes for the host, behind what `computing` has."""
+        self._give(self.outward(target, source, nbytes))
+
+    def outward(self, target: int, source: Address, nbytes: int) -> Copy | Launch:
+        """What brings bytes to the host's page-locked memory. With one engine a copy would wait behind those
+        of weights that cross: a kernel writes them instead."""
         if self.fetch and self.driver.device.engines < 2 and nbytes % WORD == 0:
-            self.fetch(target, source, nbytes)
-        else:
-            self.driver.copy(target, source, nbytes, self.computing)
+            return self.fetch(target, source, nbytes)
+        return Copy(target, source, nbytes)
+
+    def inward(self, target: Address, source: int, nbytes: int) -> Copy | Launch:
+        """What brings bytes of the host's page-locked memory to the device."""
+        if self.fetch and nbytes <= FEW_BYTES and nbytes % WORD == 0:
+            return self.fetch(target, source, nbytes)
+        return Copy(target, source, nbytes)
 
     def _move(self, target: Address, source: int, nbytes: int) -> None:
-        if self.fetch and nbytes <= FEW_BYTES and nbytes % WORD == 0:
-            self.fetch(target, source, nbytes)
+        self._give(self.inward(target, source, nbytes))
+
+    def _give(self, work: Copy | Launch) -> None:
+        if isinstance(work, Launch):
+            self.run(work)
         else:
-            self.driver.copy(target, source, nbytes, self.computing)
+            self.driver.copy(work.target, work.source, work.nbytes, self.computing)
 
     def packing(self) -> Address:
         """Where rows of keys and values lie together that cross: PACKED bytes, for `computing` only, one set

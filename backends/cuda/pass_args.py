@@ -1,14 +1,16 @@
 """What a pass tells its kernels: tokens, positions, rows of the cache, what each query row sees.
 
 The kernels of a segment are recorded once and run again, so all that changes lies in device memory, at
-addresses that depend on the pass's shape only. It is packed here and crosses as one copy.
+addresses that depend on the pass's shape only. It is packed here, once for all segments of a pass that are
+told the same, and crosses with their inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +102,7 @@ class Given:
     ) -> None:
         """`counts`: of blocks that have ended; kernels find zeros there, and leave zeros. `mixtures`: those
         whose experts lie in slots."""
-        self._seeing, self._groups, self._mixtures = seeing, groups, mixtures
+        self.seeing, self._groups, self._mixtures = seeing, groups, mixtures
         parts, spans = _sequences(shape if has_states else PassShape(()))
         self.spans = len(spans)
         word, long = np.dtype(np.int32), np.dtype(np.int64)
@@ -114,16 +116,13 @@ class Given:
         for op in mixtures:
             assert isinstance(op.attrs, Moe)
             kinds[slots_name(op)] = word, op.attrs.n_experts
-        self._offsets: dict[str, int] = {}
+        self._kinds, self._offsets = kinds, dict[str, int]()
         self.nbytes = 0
         for name, (kind, n) in kinds.items():
             self._offsets[name] = self.nbytes
             self.nbytes += -(-kind.itemsize * n // ALIGNED) * ALIGNED
         self._packed = np.zeros(self.nbytes, np.uint8)
-        self._at: dict[str, NDArray[Any]] = {}  # parts of it, so that a pass has only numbers to write
-        for name, (kind, n) in kinds.items():
-            begin = self._offsets[name]
-            self._at[name] = self._packed[begin : begin + kind.itemsize * n].view(kind)
+        self._at = self.parts_of(self._packed)  # so that a pass has only numbers to write
         self._at["spans"][:], self._at["parts"][:] = spans, parts
         for i, s in enumerate(seeing):
             s.begin(self._at[f"rows {i}"], self._at[f"tiles {i}"])
@@ -132,27 +131,67 @@ class Given:
         """Where something begins."""
         return self._offsets[name]
 
-    def pack(self, work: Pass, places: Places | None = None) -> NDArray[np.uint8]:
-        """A pass's own, and where its states are; good until the next one."""
+    def parts_of(self, packed: NDArray[np.uint8]) -> Mapping[str, NDArray[Any]]:
+        """All that is told, by name, in memory where it lies."""
+        found = dict[str, NDArray[Any]]()
+        for name, (kind, n) in self._kinds.items():
+            begin = self._offsets[name]
+            found[name] = packed[begin : begin + kind.itemsize * n].view(kind)
+        return found
+
+    def told(self, work: Pass) -> NDArray[np.uint8]:
+        """A pass's own but for where its states are, which differs from segment to segment."""
+        found: NDArray[np.uint8] | None = work.worked_out.get(self)
+        if found is None:
+            found = work.worked_out[self] = self._pack(work).copy()
+        return found
+
+    def _pack(self, work: Pass) -> NDArray[np.uint8]:
         at = self._at
         at["tokens"][:], at["positions"][:], at["wanted"][:] = work.tokens, work.positions, work.wanted
         for axis, name in enumerate(AXES):
             at[name][:] = work.along(axis)
         for g in self._groups:
             at[f"slots {g}"][:] = work.slots[g]
-        for i, s in enumerate(self._seeing):
+        for i, s in enumerate(self.seeing):
             s.fill(work, at[f"rows {i}"], at[f"tiles {i}"])
         for op in self._mixtures:
             at[slots_name(op)][:] = slots_of(op, work)
-        if places:
-            at["parts"]["read"] = places.read
-            at["writes"][:] = places.write
         return self._packed
 
 
 def slots_name(op: Op) -> str:
     """What is told of a mixture: the slot of each expert."""
     return f"experts {op.scope}"
+
+
+def tell_places(at: Mapping[str, NDArray[Any]], places: Places) -> None:
+    """Where a segment finds and leaves states, where it looks for that."""
+    at["parts"]["read"], at["writes"][:] = places.read, places.write
+
+
+class Tellers:
+    """The same one for all segments that look at the same in passes of one shape."""
+
+    def __init__(self) -> None:
+        self._made: WeakValueDictionary[object, Given] = WeakValueDictionary()
+
+    def of(
+        self,
+        shape: PassShape,
+        kinds: tuple[Looking, ...],
+        groups: tuple[int, ...],
+        has_states: bool,
+        counts: int,
+        mixtures: tuple[Op, ...],
+    ) -> Given:
+        """Where that lies."""
+        key = shape, kinds, groups, has_states, counts, tuple(map(id, mixtures))  # kept by what is found
+        found = self._made.get(key)
+        if found is None:
+            seeing = [Seeing(shape, kind) for kind in kinds]
+            found = self._made[key] = Given(shape, seeing, groups, has_states, counts, mixtures)
+        return found
 
 
 def _sequences(shape: PassShape) -> tuple[NDArray[np.void], NDArray[np.void]]:

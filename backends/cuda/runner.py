@@ -1,4 +1,9 @@
-"""A compiled segment on a GPU: what it tells the device, runs there and brings back."""
+"""A compiled segment on a GPU: what it tells the device, runs there and brings back.
+
+Passes over both sides run many segments, one after the other, and the device waits meanwhile. So all that
+depends on the shape only is made once: what few tokens need crosses by copies that are recorded with the
+work, from and to memory that stays where it is.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +15,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hetrun.backend import FLOAT_BYTES, Done, Floats, Pass, PassShape, Segment
+from hetrun.backend import FLOAT_BYTES, Done, Floats, Ints, Pass, PassShape, Segment
 from hetrun.backends.cuda import top_k
 from hetrun.backends.cuda.arena import in_arena
+from hetrun.backends.cuda.crossing.recorded import crossing
 from hetrun.backends.cuda.driver import Address
-from hetrun.backends.cuda.kv_mirror import Homecoming
+from hetrun.backends.cuda.kv_mirror import Homecoming, Slabs
 from hetrun.backends.cuda.lowering import Emitter, Place, rows_of
+from hetrun.backends.cuda.memory import FEW_BYTES, Bytes
+from hetrun.backends.cuda.pass_args import tell_places
 from hetrun.backends.cuda.result import Result
 from hetrun.backends.cuda.states.mirror import Written
 from hetrun.backends.cuda.top_k import Choosing
-from hetrun.errors import BudgetError
+from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import Value
 
 if TYPE_CHECKING:
@@ -27,7 +35,22 @@ if TYPE_CHECKING:
 
 LONG_S = 0.002  # of a wait for which a core had better not be kept busy
 
-Coming = Homecoming | Written  # rows on their way home, and states that stay
+
+@dataclass(slots=True)
+class Few:
+    """Rows of keys and values that come home with the results: here."""
+
+    slabs: Slabs
+    packed: Bytes
+    slots: Ints
+    stamps: Ints
+
+    def finish(self) -> None:
+        """The pass is over."""
+        self.slabs.keep(self.slots, self.stamps, self.packed)
+
+
+Coming = Few | Homecoming | Written  # rows on their way home, and states that stay
 
 
 class CudaRunner:
@@ -41,21 +64,58 @@ class CudaRunner:
         self._begin = self._memory.take(size, "results of a pass")
         try:
             emitted = self._emitted(place, segment, shape)
+            assert emitted.result_bytes <= size
+            self._given, self._portions = emitted.given, emitted.portions
+            self._inputs(emitted, segment)
+            self._outputs(emitted, segment)
+            self._rows_home(emitted, shape)
         except BaseException:
             self._memory.give(self._begin)
             raise
-        assert emitted.result_bytes <= size
-        self._given, self._given_at, self._portions = emitted.given, emitted.given_at, emitted.portions
-        there = [v for v in segment.reads if emitted.rows(v)]
-        self._reads = [(v, emitted.inputs[v]) for v in there]
-        self._results = [
-            Result(v, emitted.at[v], self._landing(emitted.rows(v), v.width))
-            for v in segment.writes
-            if emitted.rows(v)
-        ]
-        self._empty = [v for v in segment.writes if not emitted.rows(v)]
+        self._empty = {
+            v.name: np.empty((0, v.width), np.float32) for v in segment.writes if not emitted.rows(v)
+        }
         self._choosing: dict[int, Choosing | None] = {}  # by how many; None: there was no memory for that
         self._done, self._is_long = self._memory.driver.event(), False
+
+    def _inputs(self, emitted: Emitter, segment: Segment) -> None:
+        """What a pass tells and its few inputs cross with the work; large ones before it, unless they are
+        there."""
+        there = [v for v in segment.reads if emitted.rows(v)]
+        few = [v for v in there if _nbytes(emitted, v) <= FEW_BYTES]
+        self._large = [(v, emitted.inputs[v]) for v in there if v not in few]
+        told = emitted.given_at, emitted.given.nbytes
+        parts = [told, *((emitted.inputs[v], _nbytes(emitted, v)) for v in few)]
+        made = crossing(self._memory.driver, parts, self._memory.inward)
+        self._told, *memories = made.parts
+        self._told_parts = emitted.given.parts_of(self._told)
+        self._few = [(v.name, _floats(m, v)) for v, m in zip(few, memories, strict=True)]
+        self._portions[0].work[:0] = made.work
+
+    def _outputs(self, emitted: Emitter, segment: Segment) -> None:
+        """Few results come with the work; large ones behind it, and logits, of which a few numbers may do."""
+        there = [v for v in segment.writes if emitted.rows(v)]
+        logits = {op.out for op in segment.ops if op.kind == "head"}
+        few = [v for v in there if v not in logits and _nbytes(emitted, v) <= FEW_BYTES]
+        few.sort(key=lambda v: emitted.at[v])
+        parts = [(emitted.at[v], _nbytes(emitted, v)) for v in few]
+        made = crossing(self._memory.driver, parts, lambda at, host, n: self._memory.outward(host, at, n))
+        self._made = {v.name: _floats(m, v) for v, m in zip(few, made.parts, strict=True)}
+        self._portions[-1].work += made.work
+        self._results = [
+            Result(v, emitted.at[v], self._landing(emitted.rows(v), v.width)) for v in there if v not in few
+        ]
+
+    def _rows_home(self, emitted: Emitter, shape: PassShape) -> None:
+        """Keys and values of a few tokens come with the work, too."""
+        n, given = shape.tokens, emitted.given
+        self._few_rows: list[tuple[Slabs, Bytes]] = []
+        for slabs in [slabs for slabs in self._slabs if n <= slabs.few]:
+            packed = self._memory.driver.pinned(n * slabs.row_bytes)
+            slots = emitted.given_at + given.offset(f"slots {slabs.group}")
+            self._portions[-1].work += slabs.packs(n, slots, int(packed.ctypes.data))
+            self._few_rows.append((slabs, packed.reshape(n, slabs.row_bytes)))
+        self._many_rows = [slabs for slabs in self._slabs if n > slabs.few]
 
     def _emitted(self, place: Place, segment: Segment, shape: PassShape) -> Emitter:
         """The work of a segment, in a place that others use, too. What it takes is known only then, so the
@@ -74,30 +134,54 @@ class CudaRunner:
     def submit(self, work: Pass) -> Done:
         """Give the device everything at once; who waits gets the results."""
         self._backend.check()
-        driver, stream = self._memory.driver, self._memory.computing
         try:
             for slabs in self._slabs:
                 slabs.prepare(work)
             for slabs in self._borrowed:
                 slabs.prepare(work, written_here=False)
+            return self._begun(work)
         except BaseException:
             self._leave_off()
+            self._let_run_out()
             raise
+
+    def _begun(self, work: Pass) -> Done:
+        """What was prepared, given to the device."""
         self._kv.arrivals.send()
         places = self._states.prepare(work) if self._states else None
-        self._memory.send(self._given_at, self._given.pack(work, places))
-        for value, address in self._reads:
+        self._told[:] = self._given.told(work)
+        if places:
+            tell_places(self._told_parts, places)
+        for name, memory in self._few:
+            memory[:] = work.values[name]
+        for value, address in self._large:
             self._read(value, address, work)
         self._compute()
         chosen = self._choose(work)
         for r in self._results:
             if chosen is None or r.value.name != chosen.name:
                 self._memory.collect(int(r.array.ctypes.data), r.address, r.array.nbytes)
-        coming: list[Coming] = [slabs.send_home(work.slots[slabs.group]) for slabs in self._slabs]
+        coming = self._coming(work)
         if places:
             coming.append(places.written)
-        driver.record(self._done, stream)
+        self._memory.driver.record(self._done, self._memory.computing)
         return Running(self, work, coming, chosen)
+
+    def _let_run_out(self) -> None:
+        """What the device has of a pass that failed reads memory which the next one fills."""
+        with suppress(BackendError):
+            self._memory.driver.record(self._done, self._memory.computing)
+            self._memory.driver.synchronize(self._done)
+
+    def _coming(self, work: Pass) -> list[Coming]:
+        """Rows that are on their way home."""
+        coming: list[Coming] = []
+        for slabs, packed in self._few_rows:
+            slots = work.slots[slabs.group]
+            coming.append(Few(slabs, packed, slots, slabs.stamps(slots)))
+        for slabs in self._many_rows:
+            coming.append(slabs.send_home(work.slots[slabs.group]))
+        return coming
 
     def _leave_off(self) -> None:
         for slabs in (*self._slabs, *self._borrowed):
@@ -147,9 +231,10 @@ class CudaRunner:
     def finish(self, work: Pass, coming: Sequence[Coming], chosen: Choosing | None) -> None:
         """Wait, and put results where others find them."""
         driver, start = self._memory.driver, perf_counter()
-        while not driver.happened(self._done) and self._kv.advance(wait=False):
+        while not (happened := driver.happened(self._done)) and self._kv.advance(wait=False):
             pass
-        driver.synchronize(self._done)
+        if not happened:
+            driver.synchronize(self._done)
         if not self._is_long and perf_counter() - start > LONG_S:
             self._is_long = True
             driver.drop(self._done)
@@ -157,13 +242,13 @@ class CudaRunner:
         for each in coming:
             each.finish()
         self._leave_off()
+        work.values.update(self._made)
         for r in self._results:
             if chosen is None or r.value.name != chosen.name:
                 work.values[r.value.name] = r.array
                 self._backend.gpu.made[r.value.name] = r
         work.greatest = chosen.greatest if chosen else work.greatest
-        for value in self._empty:
-            work.values[value.name] = np.empty((0, value.width), np.float32)
+        work.values.update(self._empty)
 
     def close(self) -> None:
         """Give its memory back."""
@@ -188,7 +273,15 @@ def _result_bytes(segment: Segment, shape: PassShape) -> int:
     return sum(in_arena(size) for size in sizes)
 
 
-@dataclass(frozen=True, slots=True)
+def _nbytes(emitted: Emitter, value: Value) -> int:
+    return FLOAT_BYTES * emitted.rows(value) * value.width
+
+
+def _floats(memory: Bytes, value: Value) -> Floats:
+    return memory.view(np.float32).reshape(-1, value.width)
+
+
+@dataclass(slots=True)
 class Running:
     """Work that the device has."""
 

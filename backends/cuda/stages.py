@@ -11,12 +11,11 @@ from itertools import combinations
 from hetrun.backend import Buffer, Buffers, WeightUse
 from hetrun.backends.cuda import fusion
 from hetrun.backends.cuda.driver import Driver, Graph, Launch, Product, Stream
+from hetrun.backends.cuda.driver import Work as Work
 from hetrun.backends.cuda.fusion import Fused
 from hetrun.backends.cuda.weight_ring import Block, Ring
 from hetrun.backends.cuda.weights import OnHost
 from hetrun.errors import BackendError
-
-Work = Launch | Product
 
 
 @dataclass(slots=True)
@@ -55,8 +54,10 @@ def give(driver: Driver, stream: Stream, work: Sequence[Work]) -> None:
     for each in work:
         if isinstance(each, Launch):
             driver.launch(each, stream)
-        else:
+        elif isinstance(each, Product):
             driver.multiply(each, stream)
+        else:
+            driver.copy(each.target, each.source, each.nbytes, stream)
 
 
 Laid = tuple[Mapping[WeightUse, Buffer], Mapping[int, Sequence[Block]]]

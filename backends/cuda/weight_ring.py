@@ -16,7 +16,8 @@ of what comes next by then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -42,10 +43,26 @@ class Block:
     # What was needed behind it the last time; before that, what was compiled behind it.
     next: Block | None = field(default=None, repr=False)
     is_forgotten: bool = False
+    copies: Sequence[tuple[Address, int, int]] = field(init=False, repr=False)  # to, from, how many
+
+    def __post_init__(self) -> None:
+        self.copies = [piece for at, weight in self.parts for piece in _pieces(at, weight)]
 
     def meets(self, other: Block) -> bool:
         """Whether the two lie on top of each other."""
         return self.begin < other.end and other.begin < self.end
+
+    def met(self, others: Iterable[Block]) -> list[Block]:
+        """Those that lie on top of it."""
+        begin, end = self.begin, self.end
+        return [other for other in others if begin < other.end and other.begin < end]
+
+
+def _pieces(target: Address, weight: OnHost) -> Iterator[tuple[Address, int, int]]:
+    """A weight's copies."""
+    source = int(weight.memory.ctypes.data)
+    for at in range(0, weight.nbytes, PIECE):
+        yield target + at, source + at, min(PIECE, weight.nbytes - at)
 
 
 class Ring:
@@ -57,6 +74,7 @@ class Ring:
         self._begin = memory.take(nbytes, "weights that cross") if nbytes else 0
         self._at = 0  # where the next block is laid
         self._there: list[Block] = []
+        self._coming: deque[Block] = deque()  # what was brought ahead, from the block behind the last on
         self._last: Block | None = None
         self._newest: Block | None = None
         self.crossed = 0  # bytes so far
@@ -96,15 +114,20 @@ class Ring:
     def done(self, block: Block) -> None:
         """What `computing` was given so far is all that reads it."""
         self._driver.record(block.left, self._memory.computing)
+        if self._coming and self._coming[0] is block:
+            self._coming.popleft()
+        else:
+            self._coming.clear()
         if self._last:
             self._last.next = block
         self._last = block
 
     def ahead(self) -> None:
         """Bring what was needed next the last time, as far as there is room beside what comes before it."""
-        coming: list[Block] = []
-        block = self._last and self._last.next
-        while block and not block.is_forgotten and not any(block.meets(other) for other in coming):
+        coming = self._coming
+        before = coming[-1] if coming else self._last
+        block = before and before.next
+        while block and not block.is_forgotten and not block.met(coming):
             if not block.there:
                 self._bring(block)
             coming.append(block)
@@ -112,15 +135,15 @@ class Ring:
 
     def _bring(self, block: Block) -> None:
         driver, stream = self._driver, self._memory.bringing
-        for other in [other for other in self._there if other.meets(block)]:
+        if block.met(self._coming):
+            self._coming.clear()
+        for other in block.met(self._there):
             driver.wait(stream, other.left)
             other.there = False
             self._there.remove(other)
-        for address, weight in block.parts:
-            source = int(weight.memory.ctypes.data)
-            for at in range(0, weight.nbytes, PIECE):
-                driver.copy(address + at, source + at, min(PIECE, weight.nbytes - at), stream)
-            self.crossed += weight.nbytes
+        for target, source, nbytes in block.copies:
+            driver.copy(target, source, nbytes, stream)
+            self.crossed += nbytes
         driver.record(block.arrived, stream)
         block.there = True
         self._there.append(block)
@@ -131,6 +154,7 @@ class Ring:
         for block in self._there:
             block.there, block.next = False, None
         self._there.clear()
+        self._coming.clear()
         self._last = None
 
     # --- ends
@@ -143,6 +167,7 @@ class Ring:
         if block.there:
             self._there.remove(block)
         block.is_forgotten, block.next = True, None
+        self._coming.clear()
         if self._newest is block:
             self._newest = None
         if self._last is block:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend import Floats, Pass
+from hetrun.backend import Floats, Ints, Pass
 from hetrun.backends.llamacpp import ggml_api, kernels
 from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref
 from hetrun.backends.llamacpp.kernels import Kernels, Layer, PassPart
@@ -32,6 +32,7 @@ Span = tuple[int, tuple[int, int]]  # a sequence of a pass, and its first and la
 
 ALL_THREADS = -1
 CACHE_LINE = 64
+SEEN = 3  # numbers of a sequence that change from pass to pass
 MOST_ROWS = 32  # of a sequence in one node: what it works in grows with them
 
 
@@ -175,6 +176,8 @@ class Patched:
         self.most_rows = int(counts.max())
         self._counters = np.zeros(2 + len(spans) * max(layer.kv_heads for layer in layers), np.int32)
         self._partial: int = max(layer.heads * kernels.partial_size(layer.head_dim) for layer in layers)
+        # What another segment of a pass has found out of it.
+        self._key = common.group, common.rows, common.spans, tuple(shape)
         part = common.part
         part.n, part.window = len(spans), common.window
         part.sequences, part.ends = self._sequences.ctypes.data, self._ends.ctypes.data
@@ -185,18 +188,27 @@ class Patched:
 
     def patch(self, work: Pass) -> int:
         """Before a run; returns how many floats its nodes need for what they put aside."""
+        found: tuple[Ints, Ints] | None = work.worked_out.get(self._key)
+        if found is None:
+            found = work.worked_out[self._key] = self._look(work)
+        self._sequences[:, :SEEN], self._ends[:] = found
+        self._counters[:] = 0
+        return self._lib.plan(self.common.part) * self._partial
+
+    def _look(self, work: Pass) -> tuple[Ints, Ints]:
+        """What sequences are like, and where each query row's keys end."""
         common = self.common
         views = [work.parts[i].kv[common.group] for i in self._numbers]
         lengths = np.array([view.length for view in views], np.int64)
-        self._sequences[:, 0] = [view.first for view in views]
-        self._sequences[:, 1] = lengths - self._unseen
-        self._sequences[:, 2] = work.positions[self._lasts] + 1 - lengths
-        ends = lengths[self._of] + self._behind
+        sequences, ends = np.empty((len(views), SEEN), np.int64), np.zeros_like(self._ends)
+        sequences[:, 0] = [view.first for view in views]
+        sequences[:, 1] = lengths - self._unseen
+        sequences[:, 2] = work.positions[self._lasts] + 1 - lengths
+        behind = lengths[self._of] + self._behind
         if common.rows == "wanted":
-            ends += work.wanted[self._rows] - self._firsts[self._of]
-        self._ends[self._rows] = ends
-        self._counters[:] = 0
-        return self._lib.plan(common.part) * self._partial
+            behind += work.wanted[self._rows] - self._firsts[self._of]
+        ends[self._rows] = behind
+        return sequences, ends
 
 
 class _Scratch:

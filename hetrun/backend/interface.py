@@ -112,6 +112,8 @@ class Pass:
     # changes that while a pass runs.
     residents: Mapping[Slotted, Slots] = field(default_factory=dict)
     places: Ints | None = None  # of each token its positions in time, height and width; None: all are one
+    # What a backend has worked out of the pass for one of its segments, and needs for others.
+    worked_out: dict[Any, Any] = field(default_factory=dict)
 
     def along(self, axis: int, rows: WhichRows = "tokens") -> Ints:
         """The positions along an axis of all tokens, or of those that are wanted, for what turns by them."""

@@ -40,8 +40,8 @@ class Timed:
     measured: Measured | None
     runner: Runner
     of_wanted: bool  # wanted rows are what its times depend on
-    reads_states: bool = False  # from the host, where they may have to be brought to
-    reads_rows: frozenset[int] = frozenset()  # of these layers, in the same way
+    reads_states: frozenset[int] = frozenset()  # of these layers, on the host
+    reads_rows: frozenset[int] = frozenset()  # the same of keys and values
     warm: bool = False
 
     def add(self, work: Pass, ran: Ran, seconds: float) -> None:

@@ -276,14 +276,14 @@ class Executor:
             self._inside = inside
             self._away = away + perf_counter() - start  # a step inside that one is a part of it
 
-    def _settle(self, work: Pass) -> None:
-        """Have the states at home that a pass reads."""
+    def _settle(self, work: Pass, layers: frozenset[int]) -> None:
+        """Have the states of some layers at home that a pass reads."""
         states = self._kv.states
         if states is None or not states.any_lent:
             return
         for part in work.parts:
             if part.states and part.states.read != NONE:
-                states.settle(part.states.read, int(work.positions[part.a]))
+                states.settle(part.states.read, int(work.positions[part.a]), layers)
 
     def _overwrite(self, work: Pass) -> None:
         """What a pass writes takes the place of what devices may have of these slots."""
@@ -301,10 +301,11 @@ class Executor:
         begun: list[tuple[Timed, float, Done]] = []
         failed: BaseException | None = None
         away = self._away
-        if any(timed.reads_states for timed in stage):
-            self._settle(work)
-        if any(self._kv.arrivals.touch(timed.reads_rows) for timed in stage):
-            self._kv.settle()
+        for timed in stage:
+            if timed.reads_states:
+                self._settle(work, timed.reads_states)
+            if timed.reads_rows and self._kv.arrivals.touch(timed.reads_rows):
+                self._kv.settle()
         for timed in stage:
             self.segment = timed.name
             self._stats.segments += 1
@@ -393,10 +394,11 @@ class Executor:
             raise
         return compiled
 
-    def _reads_states(self, segment: Segment) -> bool:
-        """Whether states that it reads must be on the host."""
-        keeps = self._backends[segment.backend].keeps_states
-        return not keeps and any(isinstance(op.attrs, Stateful) for op in segment.ops)
+    def _reads_states(self, segment: Segment) -> frozenset[int]:
+        """Layers whose states must be on the host."""
+        if self._backends[segment.backend].keeps_states:
+            return frozenset()
+        return frozenset(op.attrs.layer for op in segment.ops if isinstance(op.attrs, Stateful))
 
     def _reads_rows(self, segment: Segment) -> frozenset[int]:
         """Layers whose keys and values must be on the host."""

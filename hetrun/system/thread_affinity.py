@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from ctypes import CFUNCTYPE, POINTER, Structure, c_int64, c_uint, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -93,6 +93,15 @@ def chosen() -> Chosen:
     return Chosen(this_machine())
 
 
+ANYWHERE = nullcontext()
+
+
+@cache
+def everywhere() -> tuple[int, ...]:
+    """All CPUs that this process may use."""
+    return this_machine().cpus
+
+
 class Team(threading.local):
     """The threads that one library computes with when the calling thread asks it to."""
 
@@ -101,14 +110,16 @@ class Team(threading.local):
         self._run = _runner(library)
         self._seated = 0  # threads, at most
 
-    @contextmanager
-    def seated(self, threads: int) -> Iterator[None]:
+    def seated(self, threads: int) -> AbstractContextManager[None]:
         """So many threads in their seats, for a computation."""
         cores = chosen().of(threads) if self._run else None
-        if cores is None or seats(cores) == (this_machine().cpus,):
+        if cores is None or seats(cores) == (everywhere(),):
             self.rise()
-            yield
-            return
+            return ANYWHERE
+        return self._in_their_seats(cores, threads)
+
+    @contextmanager
+    def _in_their_seats(self, cores: CoreSet, threads: int) -> Iterator[None]:
         # Each time: what else computes here may have ended some threads, and those that are made in their
         # place begin where the engine's thread is.
         self._sit(seats(cores), threads)
@@ -116,7 +127,7 @@ class Team(threading.local):
         try:
             yield
         finally:
-            _move(this_machine().cpus)
+            _move(everywhere())
 
     def _sit(self, masks: Masks, threads: int) -> None:
         if self._run:
@@ -125,7 +136,7 @@ class Team(threading.local):
     def rise(self) -> None:
         """Let all threads go wherever this process may."""
         if self._seated:
-            self._sit((this_machine().cpus,), self._seated)
+            self._sit((everywhere(),), self._seated)
             self._seated = 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.cuda.needs import FLAGS, needs
 from tests.cuda.rows import Table
 
-STAGES = ("pack", "check", "smoke", "peer", "kernels", "conformance", "model", "speed", "beyond")
+STAGES = ("pack", "check", "smoke", "peer", "kernels", "sides", "conformance", "model", "speed", "beyond")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -68,6 +68,10 @@ def _run(stage: str, models: Path, table: Table, only: str) -> None:
         from tests.cuda.kernel_times import kernel_times
 
         kernel_times(table, only)
+    elif stage == "sides":
+        from tests.cuda.sides import measure
+
+        measure(table)
     elif stage == "peer":
         from tests.cuda.peer import build_here
 

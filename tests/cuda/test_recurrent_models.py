@@ -168,3 +168,26 @@ def test_a_state_is_brought_once() -> None:
     assert mirror.brought == 1
     mine.close()
     right.close()
+
+
+def test_states_of_layers_on_both_sides_stay_on_their_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model of 4B they are 50 MiB, which would cross for each token."""
+    home, brought = StateMirror.home, list[int]()
+
+    def noted(mirror: StateMirror, slot: int) -> None:
+        brought.append(slot)
+        home(mirror, slot)
+
+    monkeypatch.setattr(StateMirror, "home", noted)
+    mine, right = both(*PLACES["beside others"])
+    a, b = mine.kv.alloc(), right.kv.alloc()
+    for i, n in enumerate((9, 1, 1, 1)):
+        close(mine.logits(a, tokens_of(n, i)), right.logits(b, tokens_of(n, i)))
+    assert brought == []
+    fork, other = mine.kv.fork(a), right.kv.fork(b)
+    close(mine.logits(fork, tokens_of(2, 5)), right.logits(other, tokens_of(2, 5)))
+    for x, y in zip(mine.kv.export(fork, 14), right.kv.export(other, 14), strict=True):
+        close(np.frombuffer(x, np.float32), np.frombuffer(y, np.float32))
+    assert brought
+    mine.close()
+    right.close()

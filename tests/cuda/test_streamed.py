@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hetrun.backends.cuda.backend import CudaBackend, StreamedBackend
 from hetrun.backends.cuda.driver import Stream
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.runner import CudaRunner
-from hetrun.backends.cuda.weight_ring import Ring
+from hetrun.backends.cuda.weight_ring import Block, Ring
 from hetrun.backends.cuda.weights import OnHost, expert_bytes
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
@@ -283,6 +284,47 @@ def test_large_weights_cross_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found == weight.memory).all()
     assert ring.crossed == 9000
     ring.forget(block)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_that_follows_and_has_room_is_there_after_any_order(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of several shapes, one after the other, some of which are forgotten; and in the end the same one
+    again and again, for which each block is looked at once or twice, however many are on their way."""
+    driver, rng = EmulatedDriver(seed=seed), np.random.default_rng(seed)
+    memory = Memory(driver, 8 << 20)
+    ring = Ring(memory, 128 << 10)
+    shapes = [
+        [ring.block([on_host(driver, 1024 * int(rng.integers(1, 20)))]) for _ in range(n)] for n in (3, 12, 9)
+    ]
+    looks = 0
+    met = Block.met
+
+    def counted(block: Block, others: Iterable[Block]) -> list[Block]:
+        nonlocal looks
+        looks += 1
+        return met(block, others)
+
+    monkeypatch.setattr(Block, "met", counted)
+    for turn in range(16):
+        for block in shapes[int(rng.integers(len(shapes))) if turn < 12 else -1]:
+            looks = 0
+            ring.need(block)
+            ring.done(block)
+            ring.ahead()
+            coming: list[Block] = []
+            follows = block.next
+            while follows and not follows.is_forgotten and not any(follows.meets(b) for b in coming):
+                assert follows.there
+                coming.append(follows)
+                follows = follows.next
+        if turn == 8:
+            for block in shapes.pop(0):
+                ring.forget(block)
+    assert 0 < looks <= 12, "of the last one of a pass"
+    for block in [block for shape in shapes for block in shape]:
+        ring.forget(block)
     memory.close()
     driver.close()
 

@@ -892,3 +892,19 @@ def test_a_step_of_no_tokens_changes_nothing() -> None:
     step(kv, a, 10)
     kv.extend(a, 0)
     assert read(kv, view(kv, a, 10, 10).read) == 10
+
+
+def test_who_reads_some_layers_leaves_others_where_they_are() -> None:
+    """Layers of a model are on both sides: the device's states do not cross for each pass of the host's."""
+    kv, near, far = cache(), list[int](), list[int]()
+    _, slot = begun(kv)
+    of(kv).lend(slot, 4, near.append, frozenset((0, 1)))
+    of(kv).lend(slot, 4, far.append, frozenset((2,)))
+    of(kv).settle(slot, 4, frozenset((3,)))
+    assert near == far == []
+    of(kv).settle(slot, 4, frozenset((1, 3)))
+    assert (near, far) == ([slot], [])
+    assert of(kv).is_lent(slot, far.append)
+    of(kv).settle(slot, 4)
+    assert (near, far) == ([slot], [slot])
+    assert not of(kv).any_lent

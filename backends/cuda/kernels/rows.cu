@@ -1,5 +1,5 @@
 // Rows of keys and values between the slabs that they lie in and one piece of memory, in which a copy takes
-// them to the host or brings them: [plane][token][row_bytes]. The planes are the K and V rows of each layer.
+// them to the host or brings them: [token][plane]. The planes are the K and V rows of each layer.
 
 #include "common.cuh"
 
@@ -18,25 +18,25 @@ __device__ __forceinline__ void copy_row(byte *target, const byte *source, int n
 }
 
 __device__ __forceinline__ void copy_bytes(byte *target, const byte *source, int nbytes) {
-    if (nbytes % 4 == 0)
+    if (((uint64)target | (uint64)source | nbytes) % 4 == 0)
         copy_row<uint_t>(target, source, nbytes);
     else
         copy_row<ushort_t>(target, source, nbytes);
 }
 
 // A block for each row (x) of each plane (y). `sizes[p]` are the bytes of a row of plane p, `planes[p]` where
-// the plane begins in a slab, `packed_at[p]` where it begins in the packed rows: a sum over what is before it,
-// for one row; so plane p of n tokens begins at n * packed_at[p].
+// the plane begins in a slab, `packed_at[p]` where it begins in what a token has there, which are `token_bytes`.
 extern "C" __global__ void pack_rows(const uint64 *slabs, const int64 *slots, const int64 *planes,
-                                     const int *sizes, const int64 *packed_at, byte *packed) {
+                                     const int *sizes, const int64 *packed_at, byte *packed, int64 token_bytes) {
     int p = blockIdx.y, size = sizes[p];
-    byte *target = packed + gridDim.x * packed_at[p] + (int64)blockIdx.x * size;
+    byte *target = packed + blockIdx.x * token_bytes + packed_at[p];
     copy_bytes(target, place(slabs, slots[blockIdx.x], planes[p], size), size);
 }
 
 extern "C" __global__ void spread_rows(const uint64 *slabs, const int64 *slots, const int64 *planes,
-                                       const int *sizes, const int64 *packed_at, const byte *packed) {
+                                       const int *sizes, const int64 *packed_at, const byte *packed,
+                                       int64 token_bytes) {
     int p = blockIdx.y, size = sizes[p];
-    const byte *source = packed + gridDim.x * packed_at[p] + (int64)blockIdx.x * size;
+    const byte *source = packed + blockIdx.x * token_bytes + packed_at[p];
     copy_bytes(place(slabs, slots[blockIdx.x], planes[p], size), source, size);
 }

@@ -82,6 +82,16 @@ class Places:
     written: Written
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which states a pass reads, of each sequence, and writes, after which token; NONE: none."""
+
+    reads: Sequence[tuple[int, Knowledge]]
+    writes: Sequence[tuple[int, int, Knowledge]]
+    read_slots: frozenset[int]
+    slots: frozenset[int]  # all of them
+
+
 class StateMirror:
     """What some layers keep in states, as far as it is here."""
 
@@ -94,57 +104,53 @@ class StateMirror:
             table, self.at[layer, kind] = kv.state(layer, kind), size
             stretches += _cut(table, size)
             size += in_arena(FLOAT_BYTES * table.shape[1])
+        self._layers = frozenset(layer for layer, _ in kept)
         self.brought = 0  # states that came from the host
         self._size, self._pieces = size, _grouped(stretches)
         self._copies: OrderedDict[int, Copy] = OrderedDict()  # by slot; those used longest ago come first
         self._in_use: frozenset[int] = frozenset()  # by the last pass
         self._writing: set[int] = set()  # slots of passes that are not over yet
         self._left: list[Address] = []  # places that the last pass may still read
+        self._spare: list[Address] = []  # those of the pass before it
         self._landings: list[Landing] = []  # two, once something has come home
 
     # --- before a pass
 
     def prepare(self, work: Pass) -> Places:
         """Have places for all slots of a pass, and in them what it reads and others wrote."""
-        self._give_back()
-        reads = [self._reads(work, i) for i in range(len(work.parts))]
-        writes = dict(self._writes(work))
-        self._in_use = frozenset({slot for slot, _ in reads if slot != NONE} | writes.keys())
-        read = np.zeros(len(reads), np.int64)
-        for i, (slot, knowledge) in enumerate(reads):
+        asked: Asked | None = work.worked_out.get(key := (Asked, self._states))
+        if asked is None:
+            asked = work.worked_out[key] = self._asked(work)
+        self._spare += self._left
+        self._left = []
+        self._in_use = asked.slots
+        read, write = np.zeros(len(asked.reads), np.int64), np.zeros(len(work.tokens), np.int64)
+        for i, (slot, knowledge) in enumerate(asked.reads):
             if slot != NONE:
                 read[i] = self._read(slot, knowledge)
         made: dict[int, tuple[Copy, Knowledge]] = {}
-        read_slots = {slot for slot, _ in reads}
-        for slot, knowledge in writes.items():
-            if slot in read_slots and slot in self._copies:
+        for token, slot, knowledge in asked.writes:
+            if slot not in made and slot in asked.read_slots and slot in self._copies:
                 self._left.append(self._copies.pop(slot).address)
-            made[slot] = self._place(slot), knowledge
-            made[slot][0].known = None
+            copy = self._place(slot)
+            made[slot], copy.known, write[token] = (copy, knowledge), None, copy.address
         self._writing |= made.keys()
-        return Places(read, self._targets(work), Written(self, made))
+        self._give_back(self._spare)
+        return Places(read, write, Written(self, made))
 
-    def _reads(self, work: Pass, i: int) -> tuple[int, Knowledge]:
-        part = work.parts[i]
-        assert part.states is not None
-        slot = part.states.read
-        return slot, (self._stamp(slot), int(work.positions[part.a]) if part.b > part.a else 0)
-
-    def _writes(self, work: Pass) -> Iterator[tuple[int, Knowledge]]:
+    def _asked(self, work: Pass) -> Asked:
+        """What a pass wants of each of its mirrors."""
+        reads, writes = list[tuple[int, Knowledge]](), list[tuple[int, int, Knowledge]]()
         for part in work.parts:
             assert part.states is not None
+            known = int(work.positions[part.a]) if part.b > part.a else 0
+            reads.append((part.states.read, (self._stamp(part.states.read), known)))
             for token in np.flatnonzero(part.states.write != NONE).tolist():
                 slot = int(part.states.write[token])
-                yield slot, (self._stamp(slot), int(work.positions[part.a + token]) + 1)
-
-    def _targets(self, work: Pass) -> Ints:
-        """The place after each token."""
-        found = np.zeros(len(work.tokens), np.int64)
-        for part in work.parts:
-            assert part.states is not None
-            for token in np.flatnonzero(part.states.write != NONE).tolist():
-                found[part.a + token] = self._copies[int(part.states.write[token])].address
-        return found
+                known = int(work.positions[part.a + token]) + 1
+                writes.append((part.a + token, slot, (self._stamp(slot), known)))
+        read_slots = frozenset(slot for slot, _ in reads if slot != NONE)
+        return Asked(reads, writes, read_slots, read_slots | {slot for _, slot, _ in writes})
 
     def _stamp(self, slot: int) -> int:
         return int(self._states.stamps[slot])
@@ -153,7 +159,7 @@ class StateMirror:
         """The place of a state, which is brought if it is not there."""
         copy = self._place(slot)
         if copy.known != knowledge:
-            self._states.settle(slot, knowledge[1])
+            self._states.settle(slot, knowledge[1], self._layers)
             for piece in self._pieces:
                 for stretch in piece:
                     numbers = stretch.table[slot].view(np.uint8)
@@ -166,10 +172,12 @@ class StateMirror:
         """A place for a slot: its own, or one of a slot that has become another's, or a new one."""
         if slot not in self._copies:
             old = next((s for s in self._copies if self._is_stale(s)), None)
-            if old is None:
-                self._copies[slot] = Copy(self._memory.take(self._size, "states"))
-            else:
+            if old is not None:
                 self._copies[slot] = Copy(self._copies.pop(old).address)
+            elif self._spare:
+                self._copies[slot] = Copy(self._spare.pop())
+            else:
+                self._copies[slot] = Copy(self._memory.take(self._size, "states"))
         self._copies.move_to_end(slot)
         return self._copies[slot]
 
@@ -193,13 +201,12 @@ class StateMirror:
         """Have home what is nowhere else."""
         known = self._copies[slot].known
         if known and self._states.is_lent(slot, self.home):
-            self._states.settle(slot, known[1])
+            self._states.settle(slot, known[1], self._layers)
 
-    def _give_back(self) -> None:
+    def _give_back(self, places: list[Address]) -> None:
         """What no pass reads any more."""
-        for address in self._left:
-            self._memory.give(address)
-        self._left.clear()
+        while places:
+            self._memory.give(places.pop())
 
     # --- after a pass
 
@@ -208,7 +215,7 @@ class StateMirror:
         for slot, (copy, knowledge) in copies.items():
             copy.known = knowledge
             self._writing.discard(slot)
-            self._states.lend(slot, knowledge[1], self.home)
+            self._states.lend(slot, knowledge[1], self.home, self._layers)
 
     def home(self, slot: int) -> None:
         """What is known here, into the host's slot: one piece lands while the one before is put away."""
@@ -245,7 +252,8 @@ class StateMirror:
 
     def close(self) -> None:
         """Give everything back; the cache is gone."""
-        self._give_back()
+        self._give_back(self._left)
+        self._give_back(self._spare)
         for copy in self._copies.values():
             self._memory.give(copy.address)
         self._copies.clear()

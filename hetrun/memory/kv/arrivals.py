@@ -1,13 +1,14 @@
-"""Rows of keys and values that a device has written and the host does not have yet.
+"""Rows of keys and values that a device has written and the host's cache does not have yet.
 
 A pass would have to wait for them, and few things read them: forks, files, a backend that attends on the
 host. So they come piece by piece while a device computes the next passes, and all at once where something
-reads them before that (`KvCache.settle`).
+reads them before that (`KvCache.settle`). Those of a few tokens come with the pass's results, and wait beside
+the cache until there are some.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-class Arrival(Protocol):
-    """Rows that a pass wrote, of some layers of one group."""
+class Rows(Protocol):
+    """Rows of some layers of one group."""
 
     @property
     def layers(self) -> frozenset[int]:
@@ -28,6 +29,14 @@ class Arrival(Protocol):
     def group(self) -> int:
         """Of which group."""
         ...
+
+    def forget(self, first: int, end: int) -> None:
+        """These rows are not wanted any more."""
+        ...
+
+
+class Arrival(Rows, Protocol):
+    """Rows that a pass wrote, and that are still on a device."""
 
     def send(self) -> bool:
         """Have as much of it on its way as there is room for; False where there is room for no more."""
@@ -46,8 +55,17 @@ class Arrival(Protocol):
         """Rows that are not there."""
         ...
 
-    def forget(self, first: int, end: int) -> None:
-        """These rows are not wanted any more."""
+
+class Waiting(Rows, Protocol):
+    """Rows that have left their device, and wait to be put away."""
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether they had better be put away when there is time."""
+        ...
+
+    def clear(self) -> None:
+        """Put them away."""
         ...
 
 
@@ -56,40 +74,66 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._coming: deque[Arrival] = deque()
+        self._waiting: dict[Waiting, None] = {}
+        self._enough: deque[Waiting] = deque()  # those of them that have
+        self._layers: Counter[int] = Counter()  # of how many of all these
 
     def expect(self, arrival: Arrival) -> None:
         """One more."""
         self._coming.append(arrival)
+        self._layers.update(arrival.layers)
+
+    def keep(self, waiting: Waiting) -> None:
+        """There are rows, or more of them, that wait."""
+        if waiting not in self._waiting:
+            self._waiting[waiting] = None
+            self._layers.update(waiting.layers)
+        if waiting.has_enough and waiting not in self._enough:
+            self._enough.append(waiting)
 
     def __bool__(self) -> bool:
-        return bool(self._coming)
+        return bool(self._coming or self._waiting)
 
     def touch(self, layers: frozenset[int]) -> bool:
-        """Whether rows of these layers are still on their way."""
-        return any(not layers.isdisjoint(arrival.layers) for arrival in self._coming)
+        """Whether rows of these layers are not at home yet."""
+        return any([self._layers.get(layer) for layer in layers])
 
     def send(self) -> bool:
         """Have as much as there is room for on its way, the oldest first; whether that is everything."""
-        return all(arrival.send() for arrival in self._coming)
+        return all(arrival.send() for arrival in self._coming) if self._coming else True
 
     def advance(self, wait: bool) -> bool:
-        """Put one piece away; False where nothing is on its way, or not there yet, unless it is to `wait`."""
+        """Put some rows away; False where there are none or, without `wait`, none that are there and worth
+        it. Those that wait go first: whatever happens to a device, they are there."""
+        if self._waiting and (wait or self._enough):
+            self._put_away(self._enough[0] if self._enough else next(iter(self._waiting)))
+            return True
         if not self._coming:
             return False
         oldest = self._coming[0]
         moved = oldest.advance(wait)
         if oldest.over:
             self._coming.popleft()
+            self._layers.subtract(oldest.layers)
         return moved
+
+    def _put_away(self, waiting: Waiting) -> None:
+        if waiting in self._enough:
+            self._enough.remove(waiting)
+        del self._waiting[waiting]
+        self._layers.subtract(waiting.layers)
+        waiting.clear()
 
     def forget(self, group: int, first: int, end: int) -> None:
         """These rows of a group are not wanted any more."""
-        for arrival in self._coming:
-            if arrival.group == group:
-                arrival.forget(first, end)
+        for rows in (*self._coming, *self._waiting):
+            if rows.group == group:
+                rows.forget(first, end)
 
     def lost(self) -> list[tuple[int, Ints]]:
         """What will not come any more, by group: the device has failed."""
         found = [(arrival.group, arrival.left()) for arrival in self._coming]
+        for arrival in self._coming:
+            self._layers.subtract(arrival.layers)
         self._coming.clear()
         return found

@@ -33,6 +33,18 @@ Bring = Callable[[int], None]  # what a device has of a slot comes home
 
 
 @dataclass(frozen=True, slots=True)
+class Lent:
+    """What a device has of a slot: what some layers, or all, know after so many tokens."""
+
+    position: int
+    layers: frozenset[int] | None
+
+    def touches(self, layers: frozenset[int] | None) -> bool:
+        """Whether some of these layers are among them."""
+        return layers is None or self.layers is None or not self.layers.isdisjoint(layers)
+
+
+@dataclass(frozen=True, slots=True)
 class StateView:
     """The slots of one sequence in a pass: where its state is read, and after which of its tokens it is
     written where (`NONE`: not after that one)."""
@@ -97,7 +109,7 @@ class States:
         self.stamps = np.zeros(self.slots, np.int64)
         self._stamp = 0
         # By slot the devices that have what is known there, or a part of it, and after how many tokens.
-        self._away: dict[int, dict[Bring, int]] = {}
+        self._away: dict[int, dict[Bring, Lent]] = {}
         self._free = list(range(self.slots))[::-1]
         self._held: dict[int, _Held] = {}
         self.layout = " ".join(f"{layer}:{dict(shape.floats)}" for layer, shape in sorted(shapes.items()))
@@ -132,9 +144,9 @@ class States:
         """What a layer keeps under a name, a row for each slot."""
         return self._tables[layer, kind]
 
-    def lend(self, slot: int, position: int, bring: Bring) -> None:
-        """A device has what some layers know after so many tokens, and the slot has not."""
-        self._away.setdefault(slot, {})[bring] = position
+    def lend(self, slot: int, position: int, bring: Bring, layers: frozenset[int] | None = None) -> None:
+        """A device has what some layers know after so many tokens, and the slot has not; None: all layers."""
+        self._away.setdefault(slot, {})[bring] = Lent(position, layers)
 
     @property
     def any_lent(self) -> bool:
@@ -145,18 +157,19 @@ class States:
         """Whether a device has what its slot has not."""
         return bring in self._away.get(slot, ())
 
-    def settle(self, slot: int, position: int) -> None:
-        """Have in a slot what is known after so many tokens, wherever it is.
+    def settle(self, slot: int, position: int, layers: frozenset[int] | None = None) -> None:
+        """Have in a slot what is known after so many tokens, wherever it is: of some layers, or of all.
 
         A state that a device cannot give any more is lost: no sequence has it then.
         """
         away = self._away.pop(slot, None)
         if not away:
             return
+        wanted = [b for b, lent in away.items() if lent.position == position and lent.touches(layers)]
         # Other layers may have gone on in the same slot already: what these have made is not asked for yet.
-        if ahead := {bring: known for bring, known in away.items() if known > position}:
-            self._away[slot] = ahead
-        for bring in [bring for bring, known in away.items() if known == position]:
+        if stays := {b: lent for b, lent in away.items() if lent.position >= position and b not in wanted}:
+            self._away[slot] = stays
+        for bring in wanted:
             try:
                 bring(slot)
             except BaseException:
