@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hetrun.backend import OwnMemory, WeightUse
 from hetrun.backends.cuda.arena import ALIGNMENT, in_arena
 from hetrun.backends.cuda.driver import Address, Driver, Launch
-from hetrun.backends.cuda.expert_slots import GpuSlots
+from hetrun.backends.cuda.experts.slots import GpuSlots
 from hetrun.backends.cuda.few_rows import FewRows
 from hetrun.backends.cuda.kernel_cache import HasPrograms, Library, at, long
 from hetrun.backends.cuda.kv_mirror import Part, Slabs

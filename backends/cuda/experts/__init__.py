@@ -1,0 +1,1 @@
+"""Experts of a mixture that come to the GPU and leave it while the model runs."""
