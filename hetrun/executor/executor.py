@@ -419,6 +419,11 @@ class Executor:
             for value, part in zip(table.values, parts, strict=True):
                 work.values[value.name] = np.ascontiguousarray(part)
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether a pass stands still for the step that runs now: it goes on by what was compiled for it."""
+        return bool(self._busy)
+
     def forget_compiled(self) -> None:
         """Give the compiled graphs back: their backends are closed next."""
         for cache in (self._small, self._large):
