@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,8 @@ class Fragile(InterpretingBackend):
 
     made: list[Fragile] = []  # noqa: RUF012 - emptied by each test
 
-    def __init__(self) -> None:
-        super().__init__("fragile", TABLE)
+    def __init__(self, name: str = "fragile") -> None:
+        super().__init__(name, TABLE)
         self.broken, self.closed, self.passes = False, False, 0
         self.made.append(self)
 
@@ -275,3 +276,23 @@ def test_a_pass_that_stands_still_keeps_what_it_runs_by(path: Path) -> None:
         device.broken = True
         run(model, second, 7)
         assert device.closed
+
+
+def test_a_model_that_was_only_there_is_read_into_ram(path: Path) -> None:
+    expected, wanted = right(path), options(path, 0.0)
+    assert wanted.ram
+    assert wanted.vram
+    make = partial(Fragile, "wanted")  # before all others
+    wanted_most = Descriptor("wanted", lambda: Available("a test"), make, preference=1000, own_memory=True)
+    undo = registry.register(wanted_most)
+    names = ("wanted", "llamacpp")
+    with opened(path, replace(wanted, backends=names, vram=8 * wanted.vram, ram=None)) as model:
+        undo()
+        assert model.plans.backends == ["wanted"]
+        seq = model.alloc()
+        close(run(model, seq, *TEXT[0]), expected[0])
+        Fragile.made[-1].broken = True
+        for ids, logits in zip(TEXT[1:], expected[1:], strict=True):
+            close(run(model, seq, *ids), logits)
+        assert model.plans.backends == ["llamacpp"]
+        assert model.streaming() is None
