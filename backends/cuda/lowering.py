@@ -92,9 +92,9 @@ class Emitter:
         self._in_bytes: dict[Value, Address] = {}  # of inputs that have been rounded, as long as they live
         kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
         slotted = tuple(op for op in segment.ops if isinstance(op.attrs, Moe) and op.attrs.slots)
+        self.seeing = [place.tellers.seeing(shape, kind) for kind in kinds]
         own, groups = (self._most_counts(segment), slotted), tuple(place.slabs)
-        self.given = place.tellers.of(shape, tuple(kinds), groups, place.states is not None, *own)
-        self.seeing = self.given.seeing
+        self.given = place.tellers.of(shape, self.seeing, groups, place.states is not None, *own)
         self.given_at = self.arena.take(self.given.nbytes, "what a pass tells")
         self.at: dict[Value, Address] = {}
         self.inputs = {value: self.make(value) for value in segment.reads}

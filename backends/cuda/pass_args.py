@@ -174,22 +174,30 @@ class Tellers:
     """The same one for all segments that look at the same in passes of one shape."""
 
     def __init__(self) -> None:
+        self._seeing: WeakValueDictionary[tuple[PassShape, Looking], Seeing] = WeakValueDictionary()
         self._made: WeakValueDictionary[object, Given] = WeakValueDictionary()
+
+    def seeing(self, shape: PassShape, looking: Looking) -> Seeing:
+        """The query rows of an attention."""
+        found = self._seeing.get((shape, looking))
+        if found is None:
+            found = self._seeing[shape, looking] = Seeing(shape, looking)
+        return found
 
     def of(
         self,
         shape: PassShape,
-        kinds: tuple[Looking, ...],
+        seeing: Sequence[Seeing],
         groups: tuple[int, ...],
         has_states: bool,
         counts: int,
         mixtures: tuple[Op, ...],
     ) -> Given:
-        """Where that lies."""
+        """Where all that lies."""
+        kinds = tuple(s.looking for s in seeing)
         key = shape, kinds, groups, has_states, counts, tuple(map(id, mixtures))  # kept by what is found
         found = self._made.get(key)
         if found is None:
-            seeing = [Seeing(shape, kind) for kind in kinds]
             found = self._made[key] = Given(shape, seeing, groups, has_states, counts, mixtures)
         return found
 

@@ -435,6 +435,11 @@ class Executor:
             for value, part in zip(table.values, parts, strict=True):
                 work.values[value.name] = np.ascontiguousarray(part)
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether a pass stands still for the step that runs now: it goes on by what was compiled for it."""
+        return bool(self._busy)
+
     def forget_compiled(self) -> None:
         """Give the compiled graphs and slots back: their backends are closed next."""
         while self.experts:

@@ -301,7 +301,8 @@ class PlannedModel:
         """A device had its part of weights for which RAM has no room. What it had comes from disk from now
         on: all is decided and read again, as without the device. Keys and values stay as they are."""
         others = tuple(n for n in self._backends if n != name)
-        if self.predictor or not others:  # a block that guesses has its weights there, too
+        # A block that guesses has its weights there, too.
+        if self._executor.stands_still or self.predictor or not others:
             return False
         wishes = replace(self._options.wishes, ubatch=self.plans.ubatch, plan=None)
         options = replace(self._options, backends=others, ctx=self.context, ram=self.books.granted.nbytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,8 @@ class Fragile(InterpretingBackend):
 
     made: list[Fragile] = []  # noqa: RUF012 - emptied by each test
 
-    def __init__(self) -> None:
-        super().__init__("fragile", TABLE)
+    def __init__(self, name: str = "fragile") -> None:
+        super().__init__(name, TABLE)
         self.broken, self.closed, self.passes = False, False, 0
         self.made.append(self)
 
@@ -236,3 +237,63 @@ def test_as_much_lies_on_a_device_as_passes_have_shown_to_pay(path: Path) -> Non
     assert (fewer, min(seen)) == (0, 0), "none of its passes was faster than those without"
     assert ran(seen[0], PassTimes(5.0, 1e-3, 1.0, 0.0, rate)) > 0, "the host has become slower still"
     assert homes(path, replace(wanted, planner="static"))[0] == most
+
+
+def test_mapped_weights_are_mapped_again(path: Path) -> None:
+    expected, wanted = right(path), replace(options(path, 0.5), streaming="mmap")
+    with opened(path, wanted) as model:
+        before = model._maps
+        assert before is not None
+        seq = model.alloc()
+        close(run(model, seq, *TEXT[0]), expected[0])
+        assert "fragile" in model.plans.backends
+        Fragile.made[-1].broken = True
+        for ids, logits in zip(TEXT[1:], expected[1:], strict=True):
+            close(run(model, seq, *ids), logits)
+        assert model.plans.backends == ["llamacpp"]
+        assert model._maps not in (None, before)
+        assert model.bill()["left"] >= 0
+
+
+def test_a_pass_that_stands_still_keeps_what_it_runs_by(path: Path) -> None:
+    """Another step fails in the middle of it, and nothing is read again under its feet."""
+    with opened(path, options(path, 0.05)) as model:
+        assert model.stands_aside
+        first, second, failed = model.alloc(), model.alloc(), list[str]()
+        device = Fragile.made[-1]
+
+        def between() -> None:
+            if not failed:
+                device.broken = True
+                with pytest.raises(BackendError, match="its driver says no") as e:
+                    run(model, second, 7)
+                failed.append(str(e.value))
+                device.broken = False
+
+        chunk = Chunk(first, np.array(TEXT[0]), np.arange(len(TEXT[0])))
+        close(model._executor.run(Step((chunk,)), between).copy(), right(path)[0])
+        assert failed
+        assert not device.closed
+        device.broken = True
+        run(model, second, 7)
+        assert device.closed
+
+
+def test_a_model_that_was_only_there_is_read_into_ram(path: Path) -> None:
+    expected, wanted = right(path), options(path, 0.0)
+    assert wanted.ram
+    assert wanted.vram
+    make = partial(Fragile, "wanted")  # before all others
+    wanted_most = Descriptor("wanted", lambda: Available("a test"), make, preference=1000, own_memory=True)
+    undo = registry.register(wanted_most)
+    names = ("wanted", "llamacpp")
+    with opened(path, replace(wanted, backends=names, vram=8 * wanted.vram, ram=None)) as model:
+        undo()
+        assert model.plans.backends == ["wanted"]
+        seq = model.alloc()
+        close(run(model, seq, *TEXT[0]), expected[0])
+        Fragile.made[-1].broken = True
+        for ids, logits in zip(TEXT[1:], expected[1:], strict=True):
+            close(run(model, seq, *ids), logits)
+        assert model.plans.backends == ["llamacpp"]
+        assert model.streaming() is None
