@@ -10,10 +10,10 @@ from hetrun.backend import OwnMemory, WeightUse
 from hetrun.backends.cuda.arena import ALIGNMENT, in_arena
 from hetrun.backends.cuda.driver import Address, Driver, Launch
 from hetrun.backends.cuda.experts.slots import GpuSlots
-from hetrun.backends.cuda.few_rows import FewRows
 from hetrun.backends.cuda.kernel_cache import HasPrograms, Library, at, long
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.lowering import SMALL, THREADS
+from hetrun.backends.cuda.measured.few_rows import FewRows
 from hetrun.backends.cuda.memory import PACKED, WORD, Memory, Workplaces
 from hetrun.backends.cuda.pass_args import Tellers
 from hetrun.backends.cuda.result import Result

@@ -11,12 +11,12 @@ from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, counts, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
-from hetrun.backends.cuda.few_rows import MOST, FewRows
 from hetrun.backends.cuda.fusion import Fused, Gated, Item, Products, Turned
 from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.matmul_launch import Output
+from hetrun.backends.cuda.measured.few_rows import MOST, FewRows
 from hetrun.backends.cuda.pass_args import AXES, FEW, Tellers
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.rope import Rotations

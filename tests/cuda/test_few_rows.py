@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetrun.backends.cuda import few_rows
 from hetrun.backends.cuda.backend import CudaBackend
-from hetrun.backends.cuda.few_rows import FewRows
+from hetrun.backends.cuda.measured import few_rows
+from hetrun.backends.cuda.measured.few_rows import FewRows
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.weights import Held
 from hetrun.backends.reference import descriptor

@@ -1,0 +1,1 @@
+"""Facts of a device that are measured when they first matter, and kept."""
