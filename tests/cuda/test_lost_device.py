@@ -149,7 +149,7 @@ def steps(model: PlannedModel, seq: int, text: list[int]) -> np.ndarray:
     return model.step(Step((Chunk(seq, ids, np.arange(len(ids))),))).copy()
 
 
-@pytest.mark.parametrize("after", first([9, 1, 20]))
+@pytest.mark.parametrize("after", first([5, 1, 9]))  # calls: in each of three passes
 def test_the_step_in_which_it_is_lost_is_answered_by_the_host(
     piloted: tuple[PlannedModel, EmulatedDriver], after: int
 ) -> None:
