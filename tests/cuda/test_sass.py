@@ -170,8 +170,8 @@ def multiplying(kernel: Compiled) -> Code:
 @pytest.mark.parametrize(
     ("quant", "most", "architecture"),
     [
-        ("Q4_K", 26, "sm_86"),
-        *[pytest.param("Q4_K", 26, name, marks=exhaustive) for name in ("sm_89", "sm_90")],
+        ("Q4_K", 25, "sm_86"),
+        *[pytest.param("Q4_K", 25, name, marks=exhaustive) for name in ("sm_89", "sm_90")],
         *[pytest.param(*other, marks=exhaustive) for other in OTHERS],
     ],
 )
@@ -184,7 +184,8 @@ def test_experts_of_a_prompt_multiply_bytes_as_all_products_do(
         hot = multiplying(kernel)
         deep = 16 if quant == "Q6_K" else 32
         assert len(of_kind(hot, "IMMA")) == (size // 2) * 32 * 64 // (16 * 8 * deep)
-        assert len(hot) <= most * 32 * 64 * size // 2 // (16 * 8 * 32), name
+        # One more for each product than elsewhere: a list says where rows lie.
+        assert len(hot) <= (most + 1) * 32 * 64 * size // 2 // (16 * 8 * 32), name
         assert of_kind(hot, "LDSM")
         assert 16 in {i.nbytes for i in of_kind(hot, "LDGSTS")}
         if quant == "Q4_K":
