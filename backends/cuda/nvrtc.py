@@ -21,13 +21,11 @@ from hetrun.errors import BackendUnavailable
 DRIVERS = {13: 580, 12: 525}
 CUPY = {13: "cupy-cuda13x", 12: "cupy-cuda12x"}
 PACKAGES = {
-    13: f"{CUPY[13]} cuda-pathfinder nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt nvidia-cublas",
-    12: f"{CUPY[12]} cuda-pathfinder nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 nvidia-cuda-nvcc-cu12 "
-    "nvidia-cublas-cu12",
+    13: f"{CUPY[13]} cuda-pathfinder nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cublas",
+    12: f"{CUPY[12]} cuda-pathfinder nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 nvidia-cublas-cu12",
 }
 NEWEST, LEAST = 13, 12
-# What sources include: a folder with the first but without the second is common, as they are two packages.
-HEADERS = "cuda_fp16.h", "crt/mma.h"
+HEADERS = "cuda_fp16.h", "cuda_bf16.h"  # that sources include
 ARCHITECTURE = "--gpu-architecture"
 # The end of the name of a library that another one loads by name, so it has to be there before that.
 BESIDE = {"nvrtc": "-builtins", "cublas": "Lt"}
@@ -40,7 +38,7 @@ class Compiler:
     def __init__(self) -> None:
         """BackendUnavailable where something is missing, with the line that mends it."""
         self._library = _library()
-        self._headers = _headers()
+        self._headers = chosen_folder(folders_of_headers())
         major, minor = c_int(), c_int()
         self._call("nvrtcVersion", byref(major), byref(minor))
         self.version = major.value, minor.value
@@ -54,7 +52,7 @@ class Compiler:
         program = c_void_p()
         self._call("nvrtcCreateProgram", byref(program), text.encode(), name.encode(), 0, None, None)
         try:
-            folders = [f"-I{each}" for each in (folder, *self._headers)]
+            folders = [f"-I{each}" for each in (folder, self._headers)]
             given = [*folders, "--std=c++17", "-default-device", *options]
             array = (c_char_p * len(given))(*[option.encode() for option in given])
             is_ptx = any(option.startswith(f"{ARCHITECTURE}=compute_") for option in options)
@@ -145,24 +143,15 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _headers() -> tuple[Path, ...]:
-    """Folders that hold every header together; BackendUnavailable names what none has."""
-    return chosen_folders(folders_of_headers())
-
-
-def chosen_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
-    """Of these, in order, those that have a header which none before them has."""
-    missing, found = set(HEADERS), list[Path]()
+def chosen_folder(folders: Iterable[Path]) -> Path:
+    """The first of these with all headers; BackendUnavailable if none has them."""
     for folder in folders:
-        if there := {name for name in missing if (folder / name).is_file()}:
-            missing -= there
-            found.append(folder)
-    if missing:
-        raise BackendUnavailable(
-            f"CUDA's headers ({', '.join(sorted(missing))}) are not installed: "
-            f"pip install nvidia-cuda-runtime nvidia-cuda-crt, or {install()}"
-        )
-    return tuple(found)
+        if all((folder / name).is_file() for name in HEADERS):
+            return folder
+    raise BackendUnavailable(
+        f"CUDA's headers ({', '.join(HEADERS)}) are not installed: pip install nvidia-cuda-runtime, "
+        f"or {install()}"
+    )
 
 
 def folders_of_headers() -> Iterator[Path]:

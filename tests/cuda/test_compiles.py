@@ -14,7 +14,7 @@ from hetrun.backends.cuda.nvrtc import (
     CUPY,
     HEADERS,
     Compiler,
-    chosen_folders,
+    chosen_folder,
     compiler,
     folders_of_headers,
     installed,
@@ -212,11 +212,21 @@ def test_headers_are_those_of_the_cuda_that_cupy_is_made_for(
     assert found == {13: ["cu13"], 12: ["cuda_nvcc", "cuda_runtime"]}
 
 
-def test_headers_are_taken_from_as_many_folders_as_it_takes(tmp_path: Path) -> None:
-    for folder, name in (("runtime", HEADERS[0]), ("nothing", "other.h"), ("crt", HEADERS[1])):
-        (tmp_path / folder / name).parent.mkdir(parents=True)
-        (tmp_path / folder / name).touch()
-    folders = [tmp_path / name for name in ("nothing", "runtime", "crt")]
-    assert chosen_folders(folders) == (folders[1], folders[2])
-    with pytest.raises(BackendUnavailable, match=r"\(crt/mma.h\) are not .*nvidia-cuda-crt"):
-        chosen_folders(folders[:2])
+def test_headers_are_taken_from_the_first_folder_that_has_all_of_them(tmp_path: Path) -> None:
+    there = {"nothing": ["other.h"], "some": HEADERS[:1], "runtime": HEADERS, "system": HEADERS}
+    for folder, names_ in there.items():
+        (tmp_path / folder).mkdir()
+        for name in names_:
+            (tmp_path / folder / name).touch()
+    folders = [tmp_path / name for name in there]
+    assert chosen_folder(folders) == folders[2]
+    with pytest.raises(
+        BackendUnavailable, match=r"\(cuda_fp16.h, cuda_bf16.h\) are not .*nvidia-cuda-runtime"
+    ):
+        chosen_folder(folders[:2])
+
+
+def test_kernels_include_nothing_but_the_headers_that_are_looked_for() -> None:
+    """All of them are in one package, so no other one has to be installed."""
+    read = "".join(path.read_text() for path in FOLDER.iterdir())
+    assert set(re.findall(r"#include <(.*)>", read)) == set(HEADERS)

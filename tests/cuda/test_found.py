@@ -120,7 +120,7 @@ def test_each_gpu_speaks_for_itself(files: Path, monkeypatch: pytest.MonkeyPatch
             FakeDriver(("One", 9, 0)),
             False,
             "CuPy is not installed: pip install cupy-cuda13x cuda-pathfinder nvidia-cuda-nvrtc "
-            "nvidia-cuda-runtime nvidia-cuda-crt nvidia-cublas",
+            "nvidia-cuda-runtime nvidia-cublas",
         ),
     ],
 )
@@ -139,7 +139,7 @@ def test_what_is_missing_is_said(
             True,
             "the NVIDIA driver can run CUDA 12.4 at most, and cupy-cuda13x needs CUDA 13: install driver 580 "
             "or newer, or pip uninstall cupy-cuda13x, then pip install cupy-cuda12x cuda-pathfinder "
-            "nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 nvidia-cuda-nvcc-cu12 nvidia-cublas-cu12",
+            "nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 nvidia-cublas-cu12",
         ),
         (
             11080,
@@ -153,7 +153,7 @@ def test_what_is_missing_is_said(
             13,
             False,
             "CuPy is not installed: pip install cupy-cuda12x cuda-pathfinder nvidia-cuda-nvrtc-cu12 "
-            "nvidia-cuda-runtime-cu12 nvidia-cuda-nvcc-cu12 nvidia-cublas-cu12",
+            "nvidia-cuda-runtime-cu12 nvidia-cublas-cu12",
         ),
         (12080, 12, True, ""),
         (13010, 12, True, ""),
@@ -212,7 +212,7 @@ def test_a_closer_look_compiles_what_a_first_prompt_needs(
         ("attention.cu", ["--gpu-architecture=sm_86", "-DKV=F16", "-DHEAD=128"]),
         ("tiles.cu", ["--gpu-architecture=sm_86", "-DQUANT=Q4_K"]),
     ]
-    missing = "CUDA's headers (crt/mma.h) are not installed: pip install nvidia-cuda-crt"
+    missing = "CUDA's headers (cuda_bf16.h) are not installed: pip install nvidia-cuda-runtime"
     monkeypatch.setattr(Compiling, "missing", missing)
     assert descriptor.examine() == Unavailable(f"One, compute capability 8.6: {missing}")
 
