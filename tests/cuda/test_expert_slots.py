@@ -14,6 +14,7 @@ import pytest
 
 from hetrun.backend import Available, Backend, Descriptor, registry
 from hetrun.backend.conformance.random_weights import random_weights
+from hetrun.backends import reference
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.weights import READ
@@ -40,6 +41,7 @@ from tests.cuda.emulated.kernels import needs_compiler
 from tests.cuda.models import Wanted, made
 from tests.cuda.test_backend import close, cuda, tokens
 from tests.models.tiny import TinyLlama
+from tests.planner import test_hot_experts as planned
 from tests.support.rig import Rig, graph_of, plan_set, rig_of
 from tests.support.tiers import first
 
@@ -412,3 +414,27 @@ def test_a_plan_from_a_file_has_slots_and_what_was_found_there_is_told(
     assert gpu.most_allocated + CONTEXT <= vram
     model.close()
     assert gpu.closed
+
+
+def test_what_the_planner_decides_runs_within_the_room_that_it_was_given() -> None:
+    """By times that a test makes up; the weights are zeros, so what is compared is who computes what."""
+    far, room = emulated(EmulatedDriver(), GRANT, planned.FAR), 14 * planned.EACH
+    backends: dict[str, Backend] = {planned.HOST: reference.create(planned.HOST), planned.FAR: far}
+    decide = planned.ConcurrentPlanner(
+        planned.GRAPH, backends, planned.measured(), (1,), (planned.HOST, planned.FAR)
+    )
+    decide.listen(planned.Taste(dict(planned.BOTH)).likely)
+    proposal = decide.propose(planned.on_the_host(), planned.now(room))
+    assert proposal
+    assert 0.8 * room < proposal.plans.devices[planned.FAR]["parts"] <= room
+    mine = rig_of(planned.GRAPH, backends, plans=proposal.plans, context=64)
+    mine.executor._store.load({planned.HOST: backends[planned.HOST].wants(planned.GRAPH.ops)})
+    seq = mine.kv.alloc()
+    for i in range(3):
+        mine.logits(seq, tokens(2, i))
+        read(mine)
+    found = followed(mine).report
+    assert found
+    assert found.slots == sum(map(len, planned.experts(proposal.plans).values()))
+    assert 0 < found.found < found.chosen
+    mine.close()
