@@ -172,7 +172,7 @@ class CudaBackend(Backend):
         scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
         chip = device.processors, 0 if self.exact else int8.most_rows(device)
         place = Place(
-            *(gpu.library, weights, blocks, kv, slabs, borrowed, states, self.exact),
+            *(gpu.library, weights, blocks, kv, slabs, borrowed, states, gpu.slots, self.exact),
             *(gpu.rotations, *scratch, *chip),
         )
         return CudaRunner(self, segment, shape, place)

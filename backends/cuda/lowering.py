@@ -11,6 +11,7 @@ from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
+from hetrun.backends.cuda.experts.slots import GpuSlots
 from hetrun.backends.cuda.fusion import Gated, Item, Products, Turned
 from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
@@ -30,7 +31,6 @@ from hetrun.graph.ops import (
     Gelu,
     Grow,
     LayerNorm,
-    Moe,
     PerHead,
     Positions,
     RmsNorm,
@@ -58,6 +58,7 @@ class Place:
     slabs: Mapping[int, Slabs]  # by group
     borrowed: Mapping[int, Slabs]  # of layers that are not the segment's
     states: StateMirror | None
+    slots: GpuSlots  # for experts
     exact: bool  # else inputs of products may be rounded to bytes
     rotations: Rotations
     scratch: Address  # for weights that are unpacked
@@ -87,8 +88,7 @@ class Emitter:
         self._in_bytes: dict[Value, Address] = {}  # of inputs that have been rounded, as long as they live
         kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
         self.seeing = [Seeing(shape, kind) for kind in kinds]
-        slotted = [op for op in segment.ops if isinstance(op.attrs, Moe) and op.attrs.slots]
-        self.given = Given(shape, self.seeing, list(place.slabs), place.states is not None, slotted)
+        self.given = Given(shape, self.seeing, list(place.slabs), place.states is not None)
         self.given_at = self.arena.take(self.given.nbytes, "what a pass tells")
         self.at: dict[Value, Address] = {}
         self.inputs = {value: self.make(value) for value in segment.reads}

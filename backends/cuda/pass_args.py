@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend import Ints, Pass, PassShape, slots_of
+from hetrun.backend import Ints, Pass, PassShape
 from hetrun.backends.cuda.attention_launch import LINES, ROW, TILE, TILED
 from hetrun.backends.cuda.states.launch import PART, SPAN, SPAN_DTYPE
 from hetrun.backends.cuda.states.mirror import Places
-from hetrun.graph import Op, Rows
-from hetrun.graph.ops import Moe
+from hetrun.graph import Rows
 
 FEW = 32  # rows up to which weights, and keys and values, are read for each few of them
 ALIGNED = 16
@@ -90,15 +89,9 @@ class Given:
     """Where everything lies that passes of one shape tell."""
 
     def __init__(
-        self,
-        shape: PassShape,
-        seeing: Sequence[Seeing],
-        groups: Sequence[int],
-        has_states: bool = False,
-        mixtures: Sequence[Op] = (),
+        self, shape: PassShape, seeing: Sequence[Seeing], groups: Sequence[int], has_states: bool = False
     ) -> None:
-        """`mixtures`: those whose experts lie in slots."""
-        self._seeing, self._groups, self._mixtures = seeing, groups, mixtures
+        self._seeing, self._groups = seeing, groups
         parts, spans = _sequences(shape if has_states else PassShape(()))
         self.spans = len(spans)
         word, long = np.dtype(np.int32), np.dtype(np.int64)
@@ -108,9 +101,6 @@ class Given:
         for i, s in enumerate(seeing):
             kinds |= {f"rows {i}": (ROW, s.rows), f"tiles {i}": (TILE, s.tiles)}
         kinds |= {"parts": (PART, len(parts)), "spans": (SPAN_DTYPE, len(spans))}
-        for op in mixtures:
-            assert isinstance(op.attrs, Moe)
-            kinds[slots_name(op)] = word, op.attrs.n_experts
         kinds["writes"] = long, shape.tokens * has_states
         self._offsets: dict[str, int] = {}
         self.nbytes = 0
@@ -140,17 +130,10 @@ class Given:
             at[f"slots {g}"][:] = work.slots[g]
         for i, s in enumerate(self._seeing):
             s.fill(work, at[f"rows {i}"], at[f"tiles {i}"])
-        for op in self._mixtures:
-            at[slots_name(op)][:] = slots_of(op, work)
         if places:
             at["parts"]["read"] = places.read
             at["writes"][:] = places.write
         return self._packed
-
-
-def slots_name(op: Op) -> str:
-    """What is told of a mixture: the slot of each expert."""
-    return f"experts {op.scope}"
 
 
 def _sequences(shape: PassShape) -> tuple[NDArray[np.void], NDArray[np.void]]:

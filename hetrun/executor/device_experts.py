@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -151,11 +152,18 @@ class DeviceExperts:
 
     def _settle(self) -> None:
         """Take note of what has arrived, and send what was read."""
-        try:
-            self._land()
-            self._send()
-        except HetrunError as e:  # the pass itself meets a device that is lost
-            self._give_up(e)
+        before = self._table.copy()
+        for step in (self._land, self._send, lambda: self._tell(before)):
+            try:
+                step()
+            except HetrunError as e:  # the pass itself meets a device that is lost
+                self._give_up(e)
+
+    def _tell(self, before: Slots) -> None:
+        """Have the device know what has changed."""
+        changed = (self._table != before).any(axis=1)
+        for key, known in compress(self._known.items(), changed):
+            self._slots.tell(key, known.slots)
 
     def _follow(self) -> None:
         """The mixtures that have slots now; what was counted of those that stay is kept."""
@@ -268,8 +276,9 @@ class DeviceExperts:
 
     def _give_up(self, error: Exception) -> None:
         """What lies in slots stays there."""
+        if not self._off:
+            log.warning("experts stay where they are, on the host or on a device: %s", error)
         self._off = True
-        log.warning("experts stay where they are, on the host or on a device: %s", error)
 
     # --- how well that goes
 
