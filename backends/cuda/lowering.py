@@ -11,6 +11,7 @@ from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, counts, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
+from hetrun.backends.cuda.experts.slots import GpuSlots
 from hetrun.backends.cuda.fusion import Fused, Gated, Item, Products, Turned
 from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
@@ -31,7 +32,6 @@ from hetrun.graph.ops import (
     Gelu,
     Grow,
     LayerNorm,
-    Moe,
     PerHead,
     Positions,
     RmsNorm,
@@ -60,6 +60,7 @@ class Place:
     slabs: Mapping[int, Slabs]  # by group
     borrowed: Mapping[int, Slabs]  # of layers that are not the segment's
     states: StateMirror | None
+    slots: GpuSlots  # for experts
     exact: bool  # else inputs of products may be rounded to bytes
     rotations: Rotations
     tellers: Tellers
@@ -91,10 +92,9 @@ class Emitter:
         self._angles: dict[int, Address] = {}  # by what turns alike
         self._in_bytes: dict[Value, Address] = {}  # of inputs that have been rounded, as long as they live
         kinds = dict.fromkeys(looks(place.kv, op) for op in segment.ops if op.kind == "attention")
-        slotted = tuple(op for op in segment.ops if isinstance(op.attrs, Moe) and op.attrs.slots)
         self.seeing = [place.tellers.seeing(shape, kind) for kind in kinds]
-        own, groups = (self._most_counts(segment), slotted), tuple(place.slabs)
-        self.given = place.tellers.of(shape, self.seeing, groups, place.states is not None, *own)
+        groups, ended = tuple(place.slabs), self._most_counts(segment)
+        self.given = place.tellers.of(shape, self.seeing, groups, place.states is not None, ended)
         self.given_at = self.arena.take(self.given.nbytes, "what a pass tells")
         self.at: dict[Value, Address] = {}
         self.inputs = {value: self.make(value) for value in segment.reads}

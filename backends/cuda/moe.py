@@ -12,7 +12,7 @@ from hetrun.backends.cuda.driver import Address, Argument
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kernel_cache import at, long, number
 from hetrun.backends.cuda.matmul_launch import Output
-from hetrun.backends.cuda.pass_args import FEW, slots_name
+from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op
@@ -74,7 +74,7 @@ def _route(e: Emitter, op: Op, a: Moe, router: Held, more: More, chosen: Address
     x, n = op.inputs[-1], e.rows(op.out)
     scores = e.arena.take(FLOAT_BYTES * n * a.n_experts, op.scope)
     e.few(router.source, x, [Output(router.address, 0, 0, scores, a.n_experts, a.n_experts)])
-    slots = e.told(slots_name(op)).value if a.slots else None
+    slots = e.place.slots.table_of(op) if a.slots else None
     routing = routing_of(a, {name: held.address for name, held in more.items()}, slots)
     e.do(
         *(SMALL, "route", (-(-n // WARPS),), 32 * WARPS),

@@ -15,12 +15,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend import Ints, Pass, PassShape, slots_of
+from hetrun.backend import Ints, Pass, PassShape
 from hetrun.backends.cuda.attention_launch import LINES, ROW, TILE, TILED
 from hetrun.backends.cuda.states.launch import PART, SPAN, SPAN_DTYPE
 from hetrun.backends.cuda.states.mirror import Places
-from hetrun.graph import Op, Rows
-from hetrun.graph.ops import Moe
+from hetrun.graph import Rows
 
 FEW = 32  # rows up to which weights, and keys and values, are read for each few of them
 ALIGNED = 16
@@ -98,11 +97,9 @@ class Given:
         groups: Sequence[int],
         has_states: bool = False,
         counts: int = 0,
-        mixtures: Sequence[Op] = (),
     ) -> None:
-        """`counts`: of blocks that have ended; kernels find zeros there, and leave zeros. `mixtures`: those
-        whose experts lie in slots."""
-        self.seeing, self._groups, self._mixtures = seeing, groups, mixtures
+        """`counts`: of blocks that have ended; kernels find zeros there, and leave zeros."""
+        self.seeing, self._groups = seeing, groups
         parts, spans = _sequences(shape if has_states else PassShape(()))
         self.spans = len(spans)
         word, long = np.dtype(np.int32), np.dtype(np.int64)
@@ -113,9 +110,6 @@ class Given:
             kinds |= {f"rows {i}": (ROW, s.rows), f"tiles {i}": (TILE, s.tiles)}
         kinds |= {"parts": (PART, len(parts)), "spans": (SPAN_DTYPE, len(spans))}
         kinds |= {"writes": (long, shape.tokens * has_states), "ended": (word, counts)}
-        for op in mixtures:
-            assert isinstance(op.attrs, Moe)
-            kinds[slots_name(op)] = word, op.attrs.n_experts
         self._kinds, self._offsets = kinds, dict[str, int]()
         self.nbytes = 0
         for name, (kind, n) in kinds.items():
@@ -155,14 +149,7 @@ class Given:
             at[f"slots {g}"][:] = work.slots[g]
         for i, s in enumerate(self.seeing):
             s.fill(work, at[f"rows {i}"], at[f"tiles {i}"])
-        for op in self._mixtures:
-            at[slots_name(op)][:] = slots_of(op, work)
         return self._packed
-
-
-def slots_name(op: Op) -> str:
-    """What is told of a mixture: the slot of each expert."""
-    return f"experts {op.scope}"
 
 
 def tell_places(at: Mapping[str, NDArray[Any]], places: Places) -> None:
@@ -191,14 +178,13 @@ class Tellers:
         groups: tuple[int, ...],
         has_states: bool,
         counts: int,
-        mixtures: tuple[Op, ...],
     ) -> Given:
         """Where all that lies."""
         kinds = tuple(s.looking for s in seeing)
-        key = shape, kinds, groups, has_states, counts, tuple(map(id, mixtures))  # kept by what is found
+        key = shape, kinds, groups, has_states, counts
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = Given(shape, seeing, groups, has_states, counts, mixtures)
+            found = self._made[key] = Given(shape, seeing, groups, has_states, counts)
         return found
 
 

@@ -42,6 +42,10 @@ class ExpertSlots(Protocol):
         """Those that work was compiled for, as long as their memory is there."""
         ...
 
+    def tell(self, key: Slotted, slots: Slots) -> None:
+        """From the next work on experts of a mixture lie there; at first they do as its key says."""
+        ...
+
     def staging(self, nbytes: int) -> Bytes:
         """Memory of the host from which experts are copied. BudgetError where there is none."""
         ...

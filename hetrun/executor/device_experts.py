@@ -16,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
@@ -42,7 +43,7 @@ from hetrun.prefetch.expert_trace import Kept, judge_layers
 MOST_TOKENS = 16  # of a pass whose choices are counted
 STAGED, STAGED_BYTES = 8, 16 << 20  # experts on their way at once, at least one
 
-TRACED = 1 << 13  # mixtures' choices that are remembered, to compare what was found with what could have been
+TRACED = 512  # passes whose choices are remembered, to compare what was found with what could have been
 NONE = np.zeros((0, 3), np.int32)
 
 log = logging.getLogger(__name__)
@@ -85,9 +86,13 @@ class DeviceExperts:
     def __init__(self, slots: ExpertSlots) -> None:
         self._slots = slots
         self._known: dict[Slotted, Residents] = {}
-        # By router its mixtures, with their numbers for the rule: two while one plan follows another.
-        self._by_router: dict[str, list[tuple[int, Residents]]] = {}
+        # By router the numbers of its mixtures: two while one plan follows another.
+        self._by_router: dict[str, list[int]] = {}
+        # Of all mixtures, a row for each: their slots, what moves, and which experts there are.
+        self._table = np.zeros((0, 0), np.int32)
+        self._moving = self._exists = np.zeros((0, 0), np.bool_)
         self._rule = SlotRule(0, 0)
+        self._heard = list[tuple[int, NDArray[np.integer[Any]]]]()  # of a mixture what tokens have chosen
         self._line = _Pipeline()
         self._pieces = self._staged = 0  # of that memory, and bytes of each
         self._sent: list[tuple[int, Sequence[Move]]] = []
@@ -100,8 +105,10 @@ class DeviceExperts:
 
     def begin(self, work: Pass) -> None:
         """A pass begins: what lies where until it ends."""
-        if not self._passes and not self._off:
-            self._settle()
+        if not self._passes:
+            self._follow()
+            if not self._off:
+                self._settle()
         self._passes += 1
         if not self._known:
             return
@@ -113,6 +120,7 @@ class DeviceExperts:
     def end(self) -> None:
         """It has ended, maybe in the middle."""
         self._passes -= 1
+        self._count()
         if self._known and not self._off and not self._passes:
             self._ask()
 
@@ -125,25 +133,37 @@ class DeviceExperts:
         return hear
 
     def _hear(self, router: str, chosen: NDArray[np.integer[Any]]) -> None:
-        for number, known in self._by_router.get(router, ()):
-            self._rule.saw(number, chosen)
-            rows = np.empty((chosen.size, 3), np.int32)
-            rows[:, 0], rows[:, 1] = number, chosen.reshape(-1)
-            rows[:, 2] = known.slots[rows[:, 1]] >= 0
-            self._chosen += chosen.size
-            self._found += int(rows[:, 2].sum())
-            self._trace.append(rows)
+        self._heard += [(number, chosen.reshape(-1).copy()) for number in self._by_router.get(router, ())]
+
+    def _count(self) -> None:
+        """Take note of what was heard, of all mixtures at once: a pass has dozens."""
+        if not self._heard:
+            return
+        numbers = np.repeat([n for n, _ in self._heard], [chosen.size for _, chosen in self._heard])
+        chosen = np.concatenate([chosen for _, chosen in self._heard])
+        found = self._table[numbers, chosen] >= 0
+        self._rule.saw(numbers, chosen)
+        self._chosen += chosen.size
+        self._found += int(found.sum())
+        self._trace.append(np.stack((numbers, chosen, found), axis=1).astype(np.int32))
+        self._heard.clear()
 
     # --- between passes
 
     def _settle(self) -> None:
         """Take note of what has arrived, and send what was read."""
-        try:
-            self._follow()
-            self._land()
-            self._send()
-        except HetrunError as e:  # the pass itself meets a device that is lost
-            self._give_up(e)
+        before = self._table.copy()
+        for step in (self._land, self._send, lambda: self._tell(before)):
+            try:
+                step()
+            except HetrunError as e:  # the pass itself meets a device that is lost
+                self._give_up(e)
+
+    def _tell(self, before: Slots) -> None:
+        """Have the device know what has changed."""
+        changed = (self._table != before).any(axis=1)
+        for key, known in compress(self._known.items(), changed):
+            self._slots.tell(key, known.slots)
 
     def _follow(self) -> None:
         """The mixtures that have slots now; what was counted of those that stay is kept."""
@@ -151,19 +171,26 @@ class DeviceExperts:
         if self._is_known(found):
             return
         old, before = self._rule, {key: i for i, key in enumerate(self._known)}
-        kept = {key: k for key, k in self._known.items() if found.get(key) is k.mixture}
-        self._known = {
-            key: kept.get(key) or Residents(m, first_slots(m.experts, key[1]), np.zeros(m.experts, np.bool_))
-            for key, m in found.items()
-        }
-        self._rule = SlotRule(len(found), max((m.experts for m in found.values()), default=0))
-        self._by_router = {}
-        for i, ((router, slots), residents) in enumerate(self._known.items()):
-            self._by_router.setdefault(router, []).append((i, residents))
-            same = before.get((router, slots), next((n for k, n in before.items() if k[0] == router), None))
+        shape = len(found), max((m.experts for m in found.values()), default=0)
+        self._table, self._rule = np.full(shape, -1, np.int32), SlotRule(*shape)
+        self._moving, self._exists = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+        known, self._by_router = dict[Slotted, Residents](), {}
+        for i, (key, mixture) in enumerate(found.items()):
+            slots, moving = self._table[i, : mixture.experts], self._moving[i, : mixture.experts]
+            self._exists[i, : mixture.experts] = True
+            residents = self._known.get(key)
+            if residents and residents.mixture is mixture:
+                slots[:], moving[:] = residents.slots, residents.moving
+                residents.slots, residents.moving = slots, moving
+            else:
+                slots[:] = first_slots(mixture.experts, key[1])
+                residents = Residents(mixture, slots, moving)
+            known[key] = residents
+            self._by_router.setdefault(key[0], []).append(i)
+            same = before.get(key, next((n for k, n in before.items() if k[0] == key[0]), None))
             if same is not None:
-                n = residents.mixture.experts
-                self._rule.counts[i, :n] = old.counts[same, :n]
+                self._rule.counts[i, : mixture.experts] = old.counts[same, : mixture.experts]
+        self._known = known
         self._trace.clear()  # its numbers are others now
 
     def _is_known(self, found: Mapping[Slotted, SlottedMixture]) -> bool:
@@ -209,13 +236,9 @@ class DeviceExperts:
         free = self._free()
         if not free:
             return
-        lies, may_come = (np.zeros(self._rule.counts.shape, np.bool_) for _ in range(2))
-        for i, known in enumerate(self._known.values()):
-            n = known.mixture.experts
-            lies[i, :n] = (known.slots >= 0) & ~known.moving
-            may_come[i, :n] = (known.slots < 0) & ~known.moving
+        lies, rests = self._table >= 0, ~self._moving & self._exists
         keys = list(self._known)
-        for change in self._rule.changes(lies, may_come, free):
+        for change in self._rule.changes(lies & rests, ~lies & rests, free):
             residents = self._known[keys[change.mixture]]
             residents.moving[[change.comes, change.goes]] = True
             self._line.asked.put(Move(keys[change.mixture], residents, change, self._line.free.pop()))
@@ -253,8 +276,9 @@ class DeviceExperts:
 
     def _give_up(self, error: Exception) -> None:
         """What lies in slots stays there."""
+        if not self._off:
+            log.warning("experts stay where they are, on the host or on a device: %s", error)
         self._off = True
-        log.warning("experts stay where they are, on the host or on a device: %s", error)
 
     # --- how well that goes
 

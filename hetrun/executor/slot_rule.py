@@ -40,10 +40,10 @@ class SlotRule:
         """So many more have chosen."""
         self.counts *= 0.5 ** (tokens / self._half_life)
 
-    def saw(self, mixture: int, chosen: NDArray[np.integer]) -> None:
-        """Some of these tokens' choices."""
-        row = self.counts[mixture]
-        row += np.bincount(chosen.reshape(-1), minlength=len(row))
+    def saw(self, mixtures: NDArray[np.integer] | int, chosen: NDArray[np.integer]) -> None:
+        """Some of these tokens' choices, each of a mixture."""
+        flat = (mixtures * self.counts.shape[1] + chosen).reshape(-1)
+        self.counts += np.bincount(flat, minlength=self.counts.size).reshape(self.counts.shape)
 
     def changes(self, lies: NDArray[np.bool_], may_come: NDArray[np.bool_], most: int) -> list[Change]:
         """What should change, what is worth most first: at most one expert of a mixture at a time. `lies`: in

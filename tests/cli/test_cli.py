@@ -231,7 +231,7 @@ def test_run_json_is_one_object(answer: Run) -> None:
 def test_run_json_full_has_the_plan_and_the_bill_of_memory_as_well(answer: Run) -> None:
     short = json.loads(answer("-n", "2", "--json", "hello").out)
     full = json.loads(answer("-n", "2", "--json=full", "hello").out)
-    assert set(full) - set(short) == {"memory", "streaming", "plan"}
+    assert set(full) - set(short) == {"memory", "streaming", "device_slots", "plan"}
     assert full["text"] == short["text"]
     assert full["plan"]["plans"][0]["stages"][0][0]["backend"] == "reference"
     assert full["memory"]["weights"] > 0

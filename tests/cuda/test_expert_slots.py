@@ -14,12 +14,14 @@ import pytest
 
 from hetrun.backend import Available, Backend, Descriptor, registry
 from hetrun.backend.conformance.random_weights import random_weights
+from hetrun.backends import reference
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.weights import READ
 from hetrun.backends.llamacpp import descriptor as llamacpp
 from hetrun.backends.reference import descriptor
 from hetrun.cli.run import in_slots
+from hetrun.client.events import DeviceSlots
 from hetrun.errors import BackendError, ModelFileError
 from hetrun.executor import device_experts
 from hetrun.executor.device_experts import DeviceExperts
@@ -34,12 +36,14 @@ from hetrun.graph.sharding import Share
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
+from hetrun.planner.two_device.planner import ConcurrentPlanner
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.cuda.models import Wanted, made
 from tests.cuda.test_backend import close, cuda, tokens
 from tests.models.tiny import TinyLlama
+from tests.planner import test_hot_experts as planned
 from tests.support.rig import Rig, graph_of, plan_set, rig_of
 from tests.support.tiers import first
 
@@ -317,21 +321,35 @@ def test_when_the_gpu_is_lost_the_text_goes_on_without_it(seed: int) -> None:
 def test_when_an_expert_cannot_be_read_all_stay_where_they_are(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Also where their memory is given back and comes again, with what lies there at first."""
     graph, driver = with_mixtures("Q4_0"), EmulatedDriver()
     mine, right = both(graph, plans_of(graph, np.random.default_rng(6)), driver)
-    a, b = mine.kv.alloc(), right.kv.alloc()
+    a, b, plans = mine.kv.alloc(), right.kv.alloc(), mine.executor.plans
+
+    def passes(first: int) -> DeviceSlots:
+        for i in range(first, first + 6):
+            close(mine.logits(a, tokens(1, i)), right.logits(b, tokens(1, i)), 5e-4)
+            read(mine)
+        found = followed(mine).report
+        assert found
+        return found
 
     def changed(*given: object) -> None:
         raise ModelFileError("model.gguf", "was changed while in use; open it again")
 
-    monkeypatch.setattr("hetrun.executor.device_experts.FileReader.read", changed)
-    for i in range(6):
-        close(mine.logits(a, tokens(1, i)), right.logits(b, tokens(1, i)), 5e-4)
-        read(mine)
-    assert len([r for r in caplog.records if "experts stay where they are" in r.message]) == 1
-    found = followed(mine).report
-    assert found
-    assert found.came == 0 < found.chosen
+    assert passes(0).came
+    ops = [op for s in plans.plan(1).segments if s.backend == "cuda" for op in s.ops]
+    uses = mine.backends["cuda"].wants(ops)
+    with monkeypatch.context() as broken:
+        broken.setattr("hetrun.executor.device_experts.FileReader.read", changed)
+        before = passes(10)
+        assert passes(20).came == before.came
+        assert len([r for r in caplog.records if "experts stay where they are" in r.message]) == 1
+    mine.executor.adopt(plan_set(graph, {"": "reference"}, 64))
+    mine.executor._store.drop("cuda", uses)
+    mine.executor._store.load({"cuda": uses})
+    mine.executor.adopt(plans)
+    passes(30)
     mine.close()
     right.close()
     assert driver.closed
@@ -359,7 +377,7 @@ def test_slots_are_in_the_bill_and_given_back() -> None:
     mine.executor._store.drop("cuda", slotted_uses)
     assert not slots.mixtures
     assert all(driver.happened(event) for event in slots._sent.values()), "what comes next lies there"
-    assert backend.gpu.memory.arena.used == used - slotted_bytes
+    assert backend.gpu.memory.arena.used == used - slotted_bytes - LAYERS * in_arena(4 * EXPERTS)
     mine.logits(mine.kv.alloc(), tokens(1))
     assert followed(mine).report is None
     mine.close()
@@ -412,3 +430,25 @@ def test_a_plan_from_a_file_has_slots_and_what_was_found_there_is_told(
     assert gpu.most_allocated + CONTEXT <= vram
     model.close()
     assert gpu.closed
+
+
+def test_what_the_planner_decides_runs_within_the_room_that_it_was_given() -> None:
+    """By times that a test makes up; the weights are zeros, so what is compared is who computes what."""
+    far, room = emulated(EmulatedDriver(), GRANT, planned.FAR), 14 * planned.EACH
+    backends: dict[str, Backend] = {planned.HOST: reference.create(planned.HOST), planned.FAR: far}
+    decide = ConcurrentPlanner(planned.GRAPH, backends, planned.measured(), (1,), (planned.HOST, planned.FAR))
+    decide.listen(planned.Taste(dict(planned.BOTH)).likely)
+    proposal = decide.propose(planned.on_the_host(), planned.now(room))
+    assert proposal
+    assert 0.8 * room < proposal.plans.devices[planned.FAR]["parts"] <= room
+    mine = rig_of(planned.GRAPH, backends, plans=proposal.plans, context=64)
+    mine.executor._store.load({planned.HOST: backends[planned.HOST].wants(planned.GRAPH.ops)})
+    seq = mine.kv.alloc()
+    for i in range(3):
+        mine.logits(seq, tokens(2, i))
+        read(mine)
+    found = followed(mine).report
+    assert found
+    assert found.slots == sum(map(len, planned.experts(proposal.plans).values()))
+    assert 0 < found.found < found.chosen
+    mine.close()

@@ -354,7 +354,7 @@ def test_slots_stay_when_the_taste_changes_and_the_plan_says_how_many_are_found(
     shares = [p for p in proposal.plans.plans["1"].placements if p.share]
     assert {p.backend for p in shares} == {HOST, FAR}
     assert all(p.share and p.share.moving for p in shares)
-    assert room / 2 < on_device(after := follow(before, proposal)) <= room
+    assert 0.8 * room < on_device(after := follow(before, proposal)) <= room
     for p in (p for p in shares if p.backend == FAR):
         heat, n = BOTH[ROUTERS[SCOPES.index(p.scope)]], len(experts(proposal.plans)[p.scope])
         found = np.sort(heat)[::-1][:n].sum() / heat.sum()

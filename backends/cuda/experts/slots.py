@@ -2,7 +2,7 @@
 
 A slot is one expert's part of each weight of a mixture, and lies where the weights of that many experts would
 lie: the kernels that multiply by them see no difference. The router gives slots in place of experts, by a
-table that crosses with each pass. So recorded work stays what it is, whatever lies in the slots.
+table in the GPU's memory. So recorded work stays what it is, whatever lies in the slots.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hetrun.backend import Buffers, ReadInto, WeightUse, slotted
-from hetrun.backend.expert_slots import Bytes, Coming, Slotted, SlottedMixture
+from hetrun.backend.expert_slots import Bytes, Coming, Slots, Slotted, SlottedMixture, first_slots
 from hetrun.backends.cuda import fusion, weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Event
@@ -40,6 +42,7 @@ class Laid(SlottedMixture):
     """A mixture, and where its slots lie."""
 
     parts: tuple[Part, ...]
+    table: Address
 
 
 class GpuSlots:
@@ -59,16 +62,28 @@ class GpuSlots:
             nbytes = weights.device_bytes(use) // len(use.slots)
             parts.append(Part(use, weights.held(buffers, use).address, nbytes, at))
             at += in_arena(nbytes)
-        made, key = Laid(op.attrs.n_experts, at, tuple(parts)), slotted(op)
-        if self.mixtures.get(key) != made:  # else it is known, with all that has moved there since
-            self.mixtures[key] = made
+        key, n = slotted(op), op.attrs.n_experts
+        if key in self.mixtures:  # with all that has moved there since
+            assert self.mixtures[key].parts == tuple(parts)
+            return
+        table = self._gpu.memory.take(first_slots(n, ()).nbytes, "slots of experts")
+        self.mixtures[key] = Laid(n, at, tuple(parts), table)
+        self.tell(key, first_slots(n, op.attrs.slots))
+
+    def table_of(self, op: Op) -> Address:
+        """Where kernels find which slot each expert of a mixture has."""
+        return self.mixtures[slotted(op)].table
+
+    def tell(self, key: Slotted, slots: Slots) -> None:
+        """From the next work on experts lie there."""
+        self._gpu.memory.send(self.mixtures[key].table, slots.view(np.uint8))
 
     def leave(self, address: Address) -> None:
         """The memory of some slots, or of any other weight, is given back. What takes it next is written
         behind all that was given to one of the streams: nothing may be on its way there."""
         gone = [key for key, held in self.mixtures.items() if address in [p.address for p in held.parts]]
         for key in gone:
-            del self.mixtures[key]
+            self._gpu.memory.give(self.mixtures.pop(key).table)
         if gone:
             self._wait()
 

@@ -298,10 +298,12 @@ def _named(experts: Experts) -> str:
 
 def _wanted(layers: Sequence[Layer], room: int) -> tuple[dict[str, Experts], int]:
     """The experts that should lie on the device if it were empty, and how much room they leave: enough for
-    others of any layer to come beside them, so no layer has more."""
-    share = SPARE_OF_SLOTS if all(layer.moving for layer in layers) else SPARE
-    spare = int(room * max(share, 1 / (len(layers) + 1)))
-    most = [min(len(layer.heat) - 1, (spare - layer.besides) // layer.each) for layer in layers]
+    others of any layer to come beside them, so no layer has more; less where others come into their slots."""
+    if layers and all(layer.moving for layer in layers):
+        spare, most = int(room * SPARE_OF_SLOTS), [len(layer.heat) - 1 for layer in layers]
+    else:
+        spare = int(room * max(SPARE, 1 / (len(layers) + 1)))
+        most = [min(len(layer.heat) - 1, (spare - layer.besides) // layer.each) for layer in layers]
     curves = [layer.seconds(layer.order, max(0, n)) for layer, n in zip(layers, most, strict=True)]
     counts = _spend(layers, curves, room - spare)
     wanted = {layer.scope: layer.order[:n] for layer, n in zip(layers, counts, strict=True) if n}
