@@ -481,8 +481,8 @@ def convert(
 ) -> None:
     """Write MODEL, a folder of safetensors, to one GGUF file of another type.
 
-    MODEL may also be a GGUF file of type F32, F16 or BF16; one that is quantised only becomes F32 or F16,
-    or needs --allow-requantize. TYPE is one of llama.cpp's: f32 f16
+    MODEL may also be a GGUF file of type F32, F16 or BF16, or a name that hetrun list shows; one that is
+    quantised only becomes F32 or F16, or needs --allow-requantize. TYPE is one of llama.cpp's: f32 f16
     bf16 q8_0 q6_k q5_k_m q5_k_s q5_1 q5_0 q4_k_m q4_k_s q4_1 q4_0 iq4_nl iq4_xs mxfp4_moe q3_k_l q3_k_m
     q3_k_s q2_k.
     """

@@ -36,6 +36,7 @@ Doubles = NDArray[np.float64]
 
 REFERENCE = "reference"
 AGAINST = (REFERENCE, "llama.cpp")
+IN_WORDS = {REFERENCE: "the same file, computed in float32"}
 TOKENS = 2048
 MOST_TEXT = 64 << 20  # bytes of a text
 SHORT = 256  # tokens
@@ -102,7 +103,7 @@ class Report:
         rows = [
             ("tokens", str(self.tokens), ""),
             ("passes", f"{_tokens(self.ubatch)}, by {self.plan}", ""),
-            ("against", self.against, ""),
+            ("against", IN_WORDS.get(self.against, self.against), ""),
             ("perplexity", f"{self.ppl:.4f}", f"{self.vs.ppl:.4f}" if self.vs else ""),
             ("mean KL", f"{self.mean_kl:.6f}", f"{self.vs.mean_kl:.6f}" if self.vs else ""),
             ("99 % of KL below", f"{self.p99_kl:.6f}", f"{self.vs.p99_kl:.6f}" if self.vs else ""),
