@@ -23,6 +23,7 @@ from hetrun.backend.expert_slots import ExpertSlots
 from hetrun.backends.cuda import fusion, weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.attention_launch import WIDEST
+from hetrun.backends.cuda.file_feed import FileFeed, feed_bytes
 from hetrun.backends.cuda.gpu import Gpu
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kv_mirror import Part, Parts
@@ -32,7 +33,7 @@ from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.stages import laid_out
 from hetrun.backends.cuda.states.launch import MOST_COLUMNS, MOST_TAPS
-from hetrun.backends.cuda.weights import Held, OnHost
+from hetrun.backends.cuda.weights import Crossing, Held, InFile
 from hetrun.errors import Cancelled
 from hetrun.graph import Op, Weight
 from hetrun.graph.ops import Attention, CausalConv, DeltaNet, Moe, PerHead, Rope, Stateful
@@ -233,6 +234,7 @@ class StreamedBackend(CudaBackend):
         super().__init__(name, gpu)
         self._routers: set[Weight] = set()  # of mixtures that cross in parts: every part reads its router
         self._groups: dict[int, tuple[Op, tuple[Op, ...]]] = {}  # by identity: what mixtures become
+        self._read: ReadInto | None = None  # what reads weights for every pass; None: they are kept
 
     @property
     def crossed(self) -> int:  # type: ignore[override]  # the ring counts
@@ -280,8 +282,15 @@ class StreamedBackend(CudaBackend):
     def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
         return super().compile(replace(segment, ops=self._in_groups(segment.ops)), shape, buffers, kv)
 
+    @property
+    def bytes_from_files(self) -> int:
+        return feed_bytes()
+
+    def stream_from_files(self, read: ReadInto) -> None:
+        self._read = read
+
     def resident_bytes(self, wanted: Sequence[WeightUse]) -> int:
-        return sum(weights.device_bytes(use) for use in wanted if self.streams(use))
+        return 0 if self._read else sum(weights.device_bytes(use) for use in wanted if self.streams(use))
 
     def device_bytes(self, wanted: Sequence[WeightUse]) -> int:
         return 0
@@ -300,8 +309,12 @@ class StreamedBackend(CudaBackend):
         if not self.streams(wanted):
             return super().upload(wanted, read)
         self.start()
+        if self._read:
+            if self.gpu.ring.feed is None:
+                self.gpu.ring.feed = FileFeed(self.gpu.memory, self._read, self.check)
+            return InFile(wanted)
         return self.gpu.loading.keep(wanted, read)
 
     def release(self, buffer: Buffer) -> None:
-        if not isinstance(buffer, OnHost):
+        if not isinstance(buffer, Crossing):
             super().release(buffer)

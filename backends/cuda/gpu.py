@@ -237,6 +237,7 @@ class Gpu:
             self._states.clear()
             self.made.clear()
             self.slots.clear()
+            self.ring.close()
             self.memory.close()
             self.started = False
         if self._opened:

@@ -14,7 +14,7 @@ from hetrun.backends.cuda.driver import Driver, Graph, Launch, Product, Stream
 from hetrun.backends.cuda.driver import Work as Work
 from hetrun.backends.cuda.fusion import Fused
 from hetrun.backends.cuda.weight_ring import Block, Ring
-from hetrun.backends.cuda.weights import OnHost
+from hetrun.backends.cuda.weights import Crossing
 from hetrun.errors import BackendError
 
 
@@ -64,17 +64,17 @@ Laid = tuple[Mapping[WeightUse, Buffer], Mapping[int, Sequence[Block]]]
 
 
 def laid_out(ring: Ring, fused: Fused, buffers: Buffers) -> Laid:
-    """Places in the ring for a segment's weights that are on the host; by the number of an item, the blocks
+    """Places in the ring for a segment's weights that cross; by the number of an item, the blocks
     that it needs. The other weights stay what they are."""
     segment = fused.segment
     wanted = {use for op in segment.ops for use in fused.uses[id(op)]}
-    if not any(isinstance(buffers[use], OnHost) for use in wanted):
+    if not any(isinstance(buffers[use], Crossing) for use in wanted):
         return buffers, {}
     found, whose = {use: buffers[use] for use in wanted}, dict[WeightUse, Block]()
     blocks: dict[int, Sequence[Block]] = {}
     for i, item in enumerate(fused.items):
         mine = dict.fromkeys(use for op in fusion.members(item) for use in fused.uses[id(op)])
-        new = {use: b for use in mine if isinstance(b := found[use], OnHost)}
+        new = {use: b for use in mine if isinstance(b := found[use], Crossing)}
         if new:
             block = ring.block(list(new.values()))
             whose |= dict.fromkeys(new, block)

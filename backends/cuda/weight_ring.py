@@ -21,11 +21,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from hetrun.backend import WeightUse
+from hetrun.backends.cuda import file_feed
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Event
+from hetrun.backends.cuda.file_feed import FileFeed
 from hetrun.backends.cuda.memory import Memory
-from hetrun.backends.cuda.weights import OnHost
+from hetrun.backends.cuda.weights import Crossing, InFile, OnHost, held_as, parts_of
 from hetrun.errors import BackendError, DeviceLost
+from hetrun.graph import Weight
 
 PIECE = 8 << 20  # bytes of a weight that cross at once: a third of a millisecond of a fast link
 
@@ -36,7 +40,7 @@ class Block:
 
     begin: Address
     end: Address
-    parts: Sequence[tuple[Address, OnHost]]
+    parts: Sequence[tuple[Address, Crossing]]
     arrived: Event
     left: Event  # the work that read it last is done
     there: bool = False  # or on its way
@@ -44,9 +48,14 @@ class Block:
     next: Block | None = field(default=None, repr=False)
     is_forgotten: bool = False
     copies: Sequence[tuple[Address, int, int]] = field(init=False, repr=False)  # to, from, how many
+    # Where pieces of files are to lie.
+    reads: Sequence[tuple[Address, WeightUse, Weight]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.copies = [piece for at, weight in self.parts for piece in _pieces(at, weight)]
+        here = [(at, w) for at, w in self.parts if isinstance(w, OnHost)]
+        self.copies = [piece for at, weight in here for piece in _pieces(at, weight)]
+        there = [(at, w.use) for at, w in self.parts if isinstance(w, InFile)]
+        self.reads = [piece for at, use in there for piece in _pieces_of_file(at, use)]
 
     def meets(self, other: Block) -> bool:
         """Whether the two lie on top of each other."""
@@ -65,6 +74,14 @@ def _pieces(target: Address, weight: OnHost) -> Iterator[tuple[Address, int, int
         yield target + at, source + at, min(PIECE, weight.nbytes - at)
 
 
+def _pieces_of_file(target: Address, use: WeightUse) -> Iterator[tuple[Address, WeightUse, Weight]]:
+    """The same of a weight in its file."""
+    row = held_as(use).row_bytes(use.weight.shape[1])
+    for part in parts_of(use, file_feed.PIECE):
+        yield target, use, part
+        target += part.shape[0] * row
+
+
 class Ring:
     """The memory through which weights cross."""
 
@@ -78,12 +95,13 @@ class Ring:
         self._last: Block | None = None
         self._newest: Block | None = None
         self.crossed = 0  # bytes so far
+        self.feed: FileFeed | None = None  # what brings weights from files
 
     # --- before work runs
 
-    def block(self, weights: Sequence[OnHost]) -> Block:
+    def block(self, weights: Sequence[Crossing]) -> Block:
         """A place for weights that are needed at once."""
-        size = sum(in_arena(w.nbytes) for w in weights)
+        size = sum(in_arena(w.device_bytes) for w in weights)
         if size > self.nbytes:
             raise BackendError(
                 f"weights of {size >> 20} MiB are needed at once, and {self.nbytes >> 20} MiB of GPU memory "
@@ -96,7 +114,7 @@ class Ring:
         parts = []
         for w in weights:
             parts.append((at, w))
-            at += in_arena(w.nbytes)
+            at += in_arena(w.device_bytes)
         made = Block(begin, at, parts, self._driver.event(), self._driver.event())
         if self._newest and (self._newest.next is None or self._newest.next.is_forgotten):
             self._newest.next = made  # work is compiled in the order in which it runs
@@ -128,6 +146,8 @@ class Ring:
         before = coming[-1] if coming else self._last
         block = before and before.next
         while block and not block.is_forgotten and not block.met(coming):
+            if block.reads and not block.there:
+                break  # it is read ahead, and this thread would wait for it
             if not block.there:
                 self._bring(block)
             coming.append(block)
@@ -144,6 +164,9 @@ class Ring:
         for target, source, nbytes in block.copies:
             driver.copy(target, source, nbytes, stream)
             self.crossed += nbytes
+        if block.reads:
+            assert self.feed
+            self.crossed += self.feed.bring(block)
         driver.record(block.arrived, stream)
         block.there = True
         self._there.append(block)
@@ -174,3 +197,9 @@ class Ring:
             self._last = None
         for event in (block.arrived, block.left):
             self._driver.drop(event)
+
+    def close(self) -> None:
+        """Read nothing more."""
+        if self.feed:
+            self.feed.close()
+            self.feed = None

@@ -54,6 +54,27 @@ class Held:
 
 
 @dataclass(eq=False, slots=True)
+class InFile:
+    """A weight in its file, from where it crosses when it is needed."""
+
+    use: WeightUse
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the host that it takes."""
+        return 0
+
+    @property
+    def device_bytes(self) -> int:
+        """What it takes of the device while it is there."""
+        return device_bytes(self.use)
+
+    def at(self, address: Address) -> Held:
+        """The weight as work finds it there."""
+        return Held(address, self.use.weight.shape, held_as(self.use), self.device_bytes)
+
+
+@dataclass(eq=False, slots=True)
 class OnHost:
     """A weight in page-locked memory of the host, from where it crosses when it is needed."""
 
@@ -63,12 +84,20 @@ class OnHost:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the host that it takes, and of the device while it is there."""
+        """Memory of the host that it takes."""
+        return len(self.memory)
+
+    @property
+    def device_bytes(self) -> int:
+        """What it takes of the device while it is there."""
         return len(self.memory)
 
     def at(self, address: Address) -> Held:
         """The weight as work finds it there."""
         return Held(address, self.shape, self.quant, self.nbytes)
+
+
+Crossing = OnHost | InFile  # what does not stay on the device
 
 
 def held_as(use: WeightUse) -> QuantType:
@@ -127,14 +156,14 @@ class Loading:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._slices = [_Slice(memory.driver, memory.bringing) for _ in range(2)]
+        self._slices = [Slice(memory.driver, memory.bringing, SLICE) for _ in range(2)]
 
     def bring(self, use: WeightUse, read: ReadInto) -> Held:
         """A weight, read and copied. When it returns, all of it is there."""
         weight, size = use.weight, device_bytes(use)
         address = at = self._memory.take(size, weight.name)
         self._memory.wait_for_work()
-        for part in _parts(use):
+        for part in parts_of(use):
             s = self._free()
             at += s.send(at, fill(use, part, s.memory, read))
         for s in self._slices:
@@ -145,11 +174,11 @@ class Loading:
     def keep(self, use: WeightUse, read: ReadInto) -> OnHost:
         """A weight that stays on the host, as the device will want it."""
         memory, at = self._memory.driver.pinned(device_bytes(use)), 0
-        for part in _parts(use):
+        for part in parts_of(use):
             at += fill(use, part, memory[at:], read)
         return OnHost(memory, use.weight.shape, held_as(use))
 
-    def _free(self) -> _Slice:
+    def _free(self) -> Slice:
         """The slice that was sent first; it may be filled."""
         self._slices.reverse()
         self._slices[0].wait()
@@ -162,13 +191,13 @@ def _numbers(weight: Weight, read: ReadInto) -> NDArray[np.float32]:
     return weight.quant.dequantise(raw, weight.shape[1]).reshape(-1)
 
 
-def _parts(use: WeightUse) -> Iterator[Weight]:
+def parts_of(use: WeightUse, most: int = SLICE) -> Iterator[Weight]:
     """A weight in pieces that fit into a slice."""
     weight, cols = use.weight, use.weight.shape[1]
     widest = max(held_as(use).row_bytes(cols), weight.quant.row_bytes(cols))
-    if widest > SLICE:
+    if widest > most:
         raise BackendError(f"{weight.name} has rows of {cols} weights: too wide for a GPU here")
-    step = SLICE // widest
+    step = most // widest
     wholes = [expert_of(use, number) for number in use.slots] or [weight]
     return (w.rows(a, min(a + step, w.shape[0])) for w in wholes for a in range(0, w.shape[0], step))
 
@@ -187,11 +216,11 @@ def fill(use: WeightUse, part: Weight, target: Bytes, read: ReadInto) -> int:
     return len(converted)
 
 
-class _Slice:
+class Slice:
     """Page-locked memory that is on its way, or free."""
 
-    def __init__(self, driver: Driver, stream: Stream) -> None:
-        self.memory = driver.pinned(SLICE)
+    def __init__(self, driver: Driver, stream: Stream, nbytes: int) -> None:
+        self.memory = driver.pinned(nbytes)
         self._driver, self._stream = driver, stream
         self._gone: Event = driver.event()
 

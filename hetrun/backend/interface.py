@@ -298,6 +298,17 @@ class Backend(ABC):
         """Whether a weight does not stay in the device's own memory, and crosses a link for every pass."""
         return False
 
+    @property
+    def bytes_from_files(self) -> int:
+        """Memory of the host with which weights that cross a link can come from their files for every pass;
+        0: they cannot."""
+        return 0
+
+    def stream_from_files(self, read: ReadInto) -> None:
+        """Keep no weights that cross a link on the host: `read` reads them for every pass, on threads of the
+        backend's own. Before any is brought in."""
+        raise NotImplementedError(f"{self.name} cannot read weights for every pass")
+
     def evict_streamed(self) -> None:  # noqa: B027 - where nothing crosses
         """Between two runs: weights that have crossed are to cross again, as in a pass, in which those of
         other layers come in between. A part of a model that is measured would find its own."""

@@ -71,6 +71,9 @@ class Executor:
         self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like of late
         # Who is told of each pass, and decides whether anything is learnt from it.
         self.hear: Callable[[Ran], None] = Ran.learn
+        # What tokens are looked up as in passes that devices run, where the host's backend cannot do it by
+        # itself: its weights come from disk, in the order of passes of its own.
+        self.look_up: Callable[[Ints], Floats] | None = None
         # Who may ask a pass for more than its results, before it runs.
         self.ask: Callable[[Pass], object] = lambda work: None
         self._inside = 0.0  # seconds of all segments
@@ -208,6 +211,9 @@ class Executor:
         ran = Ran(plan.bucket, plan.threads, n, work.depth, len(work.parts) > 1, 0.0, True, [])
         if between:
             work.between = partial(self._step_aside, between, plan)
+        if self.look_up and plan.on_devices and not trip.embedded:
+            work.values[self._graph.embedded.name] = self.look_up(work.tokens)
+            trip.embedded = True
         self.ask(work)
         with ExitStack() as ends:
             for each in self.experts:

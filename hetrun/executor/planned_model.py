@@ -13,7 +13,7 @@ from typing import TypeVar
 from hetrun.backend import Backend, Descriptor, Floats, Rows, registry
 from hetrun.client.events import DeviceSlots, Streaming
 from hetrun.client.queries import LayerPlace
-from hetrun.errors import Cancelled, UserError
+from hetrun.errors import BudgetError, Cancelled, UserError
 from hetrun.executor.autotune.answer_pace import Gaps, Pace, pace_of
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.core_choice import recall_seats
@@ -28,7 +28,9 @@ from hetrun.executor.loading.backend_selection import vet
 from hetrun.executor.loading.context_length import USUAL_CONTEXT
 from hetrun.executor.loading.load_plan import Prepared, prepare
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, SOON, kv_of_all
+from hetrun.executor.loading.prompt_device import PromptDevice
 from hetrun.executor.loading.resident_budget import InMemory
+from hetrun.executor.long_prompts import FEWEST, LongPrompts
 from hetrun.executor.mtp import Predictor
 from hetrun.executor.stats import Stats
 from hetrun.executor.steps import Between, Step
@@ -131,6 +133,7 @@ class PlannedModel:
     def _follow(self, prepared: Prepared) -> None:
         """What was decided about where weights are."""
         self._streamed, self._within = prepared.streamed, _within(prepared)
+        self._device = prepared.prompts
         # Weights come from disk in the order of a pass: one in the middle of it would take its pieces.
         self.stands_aside = not prepared.streamed and not prepared.mapped and not prepared.experts
 
@@ -140,14 +143,24 @@ class PlannedModel:
         self._disk: FromDisk | None = None
         self._experts: FromExperts | None = None
         self._maps = FromMaps(prepared.mapped) if prepared.mapped else None
+        self.long_prompts: LongPrompts | None = None
         if streamed := prepared.streamed:
             self._disk = FromDisk(streamed, self._backends[streamed.backend], self._kv, self.books)
             undo.callback(self._disk.close)
+            if prepared.prompts:
+                self.long_prompts = self._with_device(prepared.prompts, prepared.plans, self._disk)
+                undo.callback(self.long_prompts.close)
         if part := prepared.experts:
             self._experts = FromExperts(part, self._backends[part.backend], self._kv, self.books)
             undo.callback(self._experts.close)
         self._budget = self._disk or self._experts or self._in_memory(prepared)
         return undo
+
+    def _with_device(self, device: PromptDevice, plans: PlanSet, disk: FromDisk) -> LongPrompts:
+        """What decides where prompts run, and what the device reads them through."""
+        found = LongPrompts(device, plans, self.graph, disk.seconds, lambda: disk.rate)
+        self._backends[device.backend].stream_from_files(found.read)
+        return found
 
     def _open_disk(self, progress: Progress | None) -> None:
         """Have the weights that stay in memory read, where others come from disk for every pass."""
@@ -155,6 +168,7 @@ class PlannedModel:
             self._executor.kept = KEPT_FEW
         if self._disk:
             self._disk.open(stretch(progress, 0.1, 1))
+        self._executor.look_up = self.long_prompts.look_up if self.long_prompts else None
         if self._experts:
             self._experts.open()
 
@@ -239,6 +253,8 @@ class PlannedModel:
             return self._watched(lambda: self._executor.run(step, between), step)
         if self._experts:
             self._experts.expect(min(step.tokens, self.plans.ubatch))
+        if self.long_prompts and self._on_device(self.long_prompts, step.tokens):
+            return self._prompt_on_device(self.long_prompts, step)
         start = perf_counter()
         rows = self._run(lambda: self._executor.run(step), step)
         if (reading := self._reading) is None:
@@ -249,6 +265,29 @@ class PlannedModel:
         answering, gap = certain == len(step.chunks), self._gaps.began(start) or 0.0
         reading.ran(end - start, step.tokens, certain + accepted, answering, gap)
         self._gaps.ended(end, answering)
+        return rows
+
+    def _on_device(self, prompts: LongPrompts, tokens: int) -> bool:
+        """Have the faster of two ways for so many tokens in force; whether it is the device's."""
+        if (plans := prompts.chosen(tokens, self.plans)) is not self.plans:
+            other = prompts.by_host if plans is prompts.with_device else prompts.with_device
+            self._executor.adopt(plans, other.plans.values())
+        return tokens >= FEWEST and plans is prompts.with_device
+
+    def _prompt_on_device(self, prompts: LongPrompts, step: Step) -> Floats:
+        """A step of a prompt there; by the host where the device has no room for it after all."""
+        start, compiling = perf_counter(), self.stats.compiling_seconds
+        try:
+            rows = self._run(lambda: self._executor.run(step), step)
+        except BudgetError as e:
+            log.warning("%s has no room for long prompts any more: %s", prompts.device.device, e)
+            prompts.give_up()
+            return self.step(step)
+        if self.long_prompts is prompts:  # not rescued from a device that failed
+            took = perf_counter() - start - (self.stats.compiling_seconds - compiling)
+            prompts.saw(step.tokens, took)
+            prompts.check()
+        self._gaps.ended(perf_counter(), False)
         return rows
 
     def choose(self, step: Step, k: int, between: Between | None = None) -> Rows:
@@ -289,22 +328,28 @@ class PlannedModel:
         if self.pilot and self.pilot.goes_on_without(name, error):
             return True
         device = self._backends.get(name)
-        if (
-            isinstance(error, Cancelled)
-            or device is None
-            or not device.device_bytes(self._wanted.get(name, ()))
-        ):
+        # A file that cannot be read is no fault of the device, nor is memory that others need.
+        if device is None or isinstance(error, Cancelled | UserError):
+            return False
+        if not (device.device_bytes(self._wanted.get(name, ())) or self._runs_prompts(name)):
             return False
         return self._reopen_without(name, error)
+
+    def _runs_prompts(self, name: str) -> bool:
+        return self._device is not None and name == self._device.backend
 
     def _reopen_without(self, name: str, error: Exception) -> bool:
         """A device had its part of weights for which RAM has no room. What it had comes from disk from now
         on: all is decided and read again, as without the device. Keys and values stay as they are."""
-        others = tuple(n for n in self._backends if n != name)
+        lost, ways = {name}, {self._device.backend} if self._device else set[str]()
+        if self._device and name in (self._device.backend, self._device.device):
+            lost = {self._device.backend, self._device.device}
+        others = tuple(n for n in self._backends if n not in lost | ways)
         # A block that guesses has its weights there, too.
         if self._executor.stands_still or self.predictor or not others:
             return False
-        wishes = replace(self._options.wishes, ubatch=self.plans.ubatch, plan=None)
+        at_once = self.plans.host_ubatch or self.plans.ubatch
+        wishes = replace(self._options.wishes, ubatch=at_once, plan=None)
         options = replace(self._options, backends=others, ctx=self.context, ram=self.books.granted.nbytes)
         options = replace(options, wishes=wishes, besides=self._process, mtp="off")
         try:
@@ -335,18 +380,26 @@ class PlannedModel:
             self.pilot = self.pace = None
             self._executor.hear, self._executor.ask = Ran.learn, lambda work: None
         self._executor.forget_compiled()
+        self._close_reading()
+        self._close_backends()
+        self._backends.clear()
+        if self.long_prompts:
+            self.long_prompts.close()
+        self.books.forget_weights()
+
+    def _close_reading(self) -> None:
+        """What passes read weights through."""
         if self._disk:
             self._disk.close()
         if self._experts:
             self._experts.close()
-        self._close_backends()
-        self._backends.clear()
-        self.books.forget_weights()
 
     def expect(self, tokens: int, between: Between | None = None) -> None:
         """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
         if self.pilot:
             self.pilot.expect(tokens, between)
+        if self.long_prompts:
+            self._on_device(self.long_prompts, tokens)
 
     def tend(self, idle: bool = False, between: Between | None = None) -> None:
         """Between two steps: look after the plan."""
@@ -358,8 +411,10 @@ class PlannedModel:
         """Take at most so many bytes from now on."""
         limit = granted(nbytes)
         self._budget.set_limit(limit)
-        within = self._within
-        self._executor.adopt(within(limit) if within else replace(self.plans, memory=self.bill()))
+        plans = self._within(limit) if self._within else replace(self.plans, memory=self.bill())
+        if self.long_prompts:
+            plans = self.long_prompts.follow(plans, self.plans)
+        self._executor.adopt(plans)
 
     def bill(self) -> Mapping[str, int]:
         """What takes how much now."""
@@ -414,7 +469,10 @@ class PlannedModel:
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
         """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""
         if disk := self._disk or self._experts:
-            return disk.predict(sum(n for n, _ in chunks))
+            tokens = sum(n for n, _ in chunks)
+            if self.long_prompts and tokens >= FEWEST and self.plans is self.long_prompts.with_device:
+                return self.long_prompts.on_device(tokens)
+            return disk.predict(tokens)
         return self.pilot.predict(chunks) if self.pilot else None
 
     @property
@@ -489,11 +547,10 @@ class PlannedModel:
             self.predictor.close()
             self.predictor = None  # it knows this model, and both would wait for the garbage collector
         self._executor.close()
-        if self._disk:
-            self._disk.close()
-        if self._experts:
-            self._experts.close()
+        self._close_reading()
         self._close_backends()
+        if self.long_prompts:
+            self.long_prompts.close()
 
     def _close_backends(self) -> None:
         for name, backend in self._backends.items():

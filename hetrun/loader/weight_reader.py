@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +85,11 @@ class FileReader:
             _check(path, file, part.stamp)
         return self._files[path][0]
 
+    def check(self) -> None:
+        """Raise if a file has changed since it was opened."""
+        for path, (file, stamp) in self._files.items():
+            _check(path, file, stamp)
+
     def close(self, drop_cache: bool = False) -> None:
         """Close the files, none of which may have changed; `drop_cache` also frees their page cache."""
         files = self._files
@@ -95,6 +102,37 @@ class FileReader:
                 if drop_cache:
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.close(file)
+
+
+class SharedReader:
+    """Reads weights for as long as a model runs, from any number of threads: each has files of its own."""
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+        self._all: list[FileReader] = []
+        self._lock = threading.Lock()
+
+    def read(self, weight: Weight, out: NDArray[np.uint8]) -> None:
+        """The stored bytes of a weight."""
+        reader = getattr(self._own, "reader", None)
+        if reader is None:
+            reader = self._own.reader = FileReader()
+            with self._lock:
+                self._all.append(reader)
+        reader.read(weight, out)
+
+    def check(self) -> None:
+        """Raise if a file that was read has changed since."""
+        with self._lock:
+            for reader in self._all:
+                reader.check()
+
+    def close(self) -> None:
+        """Close the files; no thread reads any more."""
+        with self._lock:
+            while self._all:
+                with suppress(ModelFileError):  # what was read is not used any more
+                    self._all.pop().close(drop_cache=True)
 
 
 def _check(path: str, file: int, stamp: Stamp | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hetrun.graph import Graph, Op
@@ -68,8 +68,11 @@ def trials_of(
     ubatch: int,
     wide: Sequence[int] = (),
     device: bool = False,
+    there: Collection[str] = (),
 ) -> list[Trial]:
-    """What to measure of a backend, the most telling first; `home` is where every weight lies already.
+    """What to measure of a backend, the most telling first; `home` is where every weight lies already, or
+    those of the scopes that are `there`, which stand for others like them: a device that they fill has no
+    room for more.
 
     Of the numbers of threads, `wide` are those with which large passes are measured, besides the most.
     """
@@ -78,6 +81,8 @@ def trials_of(
     by_form: dict[str, list[Unit]] = {}
     for unit in units:
         by_form.setdefault(unit.form, []).append(unit)
+    if there:
+        by_form = {form: [u for u in us if u.scope in there] or us for form, us in by_form.items()}
     found: list[Trial] = []
 
     def add(tokens: int, n_threads: int, seen: int = 0, deep: bool = False) -> None:
@@ -106,14 +111,16 @@ def trials_of(
             add(tokens, most, seen, deep=True)
     if home:
         whole = form_of(graph.ops), (graph.ops,)
-        found += [Trial("whole", *whole, backend, most, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]
-        found += [Trial("whole", *whole, backend, most, 1, 0, n) for n in (2, 4, 8, 16)]
-        if seen >= 256:
-            found.append(Trial("whole", *whole, backend, most, 1, seen))
+        if not there:
+            found += [Trial("whole", *whole, backend, most, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]
+            found += [Trial("whole", *whole, backend, most, 1, 0, n) for n in (2, 4, 8, 16)]
+            if seen >= 256:
+                found.append(Trial("whole", *whole, backend, most, 1, seen))
         for fewer in threads[:-1]:
             for tokens in [n for n in sizes if n <= SMALL or fewer in wide]:
                 add(tokens, fewer)
                 if seen >= 256:
                     add(tokens, fewer, seen, deep=True)
-            found.append(Trial("whole", *whole, backend, fewer, 1))
+            if not there:
+                found.append(Trial("whole", *whole, backend, fewer, 1))
     return found

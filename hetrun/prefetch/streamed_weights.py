@@ -290,6 +290,15 @@ class FromDisk:
         compute = self._compute.seconds(tokens)
         return None if compute is None else max(compute, self._kept.streamed_bytes / self._rate.rate)
 
+    def seconds(self, tokens: int) -> float:
+        """The same; before the first, what reading alone takes."""
+        return self.predict(tokens) or self._kept.streamed_bytes / self._rate.rate
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second that the disk gives."""
+        return self._rate.rate
+
     def _keep_times(self) -> None:
         """What passes took, for the next plan; a run of a few passes tells too little."""
         kept = self._kept

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetrun.backend import Available, Backend, Descriptor, Done, Pass, registry
+from hetrun.backend import Available, Backend, Descriptor, Done, Pass, WeightUse, registry
 from hetrun.backends.cuda import backend as device
-from hetrun.backends.cuda import weight_ring
+from hetrun.backends.cuda import file_feed, weight_ring
 from hetrun.backends.cuda.backend import CudaBackend, StreamedBackend
 from hetrun.backends.cuda.driver import Stream
+from hetrun.backends.cuda.file_feed import FileFeed
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.weight_ring import Block, Ring
-from hetrun.backends.cuda.weights import OnHost, expert_bytes
+from hetrun.backends.cuda.weights import InFile, OnHost, expert_bytes
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
 from hetrun.executor.autotune.prober import Prober
@@ -26,10 +27,11 @@ from hetrun.executor.loading.device_memory import with_streaming
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.executor.weight_store import WeightStore
-from hetrun.graph import in_scope, kv_shapes
+from hetrun.graph import Extent, Weight, in_scope, kv_shapes
 from hetrun.graph.ops import Moe
 from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
+from hetrun.loader.weight_reader import SharedReader
 from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.costmodel import Forecast
 from hetrun.planner.options import Options, Wishes
@@ -233,6 +235,50 @@ def test_blocks_in_any_order_are_whole_when_work_begins(seed: int) -> None:
         ring.forget(block)
     memory.close()
     driver.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_blocks_from_files_are_whole_in_any_order(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that come in an order that could not be known, from a disk that is late now and then."""
+    monkeypatch.setattr(file_feed, "PIECE", 4096)
+    driver, rng = EmulatedDriver(seed=seed), np.random.default_rng(seed)
+    memory = Memory(driver, 8 << 20)
+    ring = Ring(memory, 64 << 10)
+    uses = [in_file(tmp_path / f"{i}", int(rng.integers(3, 40)), rng) for i in range(10)]
+    reader = SharedReader()
+    ring.feed = FileFeed(memory, reader.read, lambda: None)
+    blocks = [ring.block([InFile(use)]) for use in uses]
+    order = [*range(10), *rng.integers(0, 10, 20).tolist(), *range(10)]
+    seen = []
+    for i in order:
+        use = uses[i]
+        out = driver.pinned(use.weight.nbytes)
+        ring.need(blocks[i])
+        driver.copy(int(out.ctypes.data), blocks[i].begin, len(out), memory.computing)
+        ring.done(blocks[i])
+        ring.ahead()
+        seen.append((out, np.fromfile(tmp_path / f"{i}", np.uint8)))
+    done = driver.event()
+    driver.record(done, memory.computing)
+    driver.synchronize(done)
+    assert all((out == right).all() for out, right in seen)
+    sizes = [uses[i].weight.nbytes for i in order]
+    assert 10 * 4096 < ring.crossed <= sum(sizes), "what lies there need not come again"
+    for block in blocks:
+        ring.forget(block)
+    ring.close()
+    reader.close()
+    memory.close()
+    driver.close()
+
+
+def in_file(path: Path, rows: int, rng: np.random.Generator) -> WeightUse:
+    """A weight that is a file."""
+    path.write_bytes(rng.integers(0, 256, rows * 1024, np.uint8).tobytes())
+    part = Extent(str(path), 0, rows, 1024, 1024)
+    return WeightUse(Weight(path.name, (rows, 256), by_name("F32"), (part,)), "product")
 
 
 def test_what_follows_is_brought_ahead() -> None:

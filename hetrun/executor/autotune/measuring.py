@@ -6,6 +6,7 @@ in turn, so that whatever the others do happens to all of them; these times are 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from os import cpu_count
 from time import perf_counter
 
 from hetrun.backend import Backend
-from hetrun.errors import Cancelled
+from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor.autotune.core_choice import heaviest, take_seats
 from hetrun.executor.autotune.cpu_contention import others_running
 from hetrun.executor.autotune.prober import HASTY_DOUBT, Prober, price_of_a_turn
@@ -31,6 +32,8 @@ from hetrun.planner.segment_cost import CALL
 from hetrun.planner.switch_cost import SIZES, turn
 from hetrun.planner.trials import BESIDE, Trial, trials_of
 from hetrun.system.progress import Progress, stretch
+
+log = logging.getLogger(__name__)
 
 PROBE_S = 8.0  # that a first use may take to measure
 LEAST_SHARE = 0.5  # of that, divided by all, for each backend, whatever others have taken
@@ -131,11 +134,13 @@ class Measuring:
     def _trials(self, name: str, threads: Sequence[int] = ()) -> list[Trial]:
         """What can be measured of a backend."""
         s, plans, device = self._setup, self._executor.plans, self._backends[name].asynchronous
-        home, units = name in s.home.values(), self._planner.units
+        units = self._planner.units
+        there = {scope for scope, backend in s.home.items() if backend == name}
+        home, part = bool(there), there if len(there) < len(s.home) else ()
         at_once = plans.host_ubatch or plans.ubatch
         ubatch = plans.ubatch if device else at_once
         trials = trials_of(
-            *(self._graph, units, name, home, threads or s.threads, s.context, ubatch, s.wide, device)
+            *(self._graph, units, name, home, threads or s.threads, s.context, ubatch, s.wide, device, part)
         )
         able = self._planner.costs.able
         forms = {u.form for i, u in enumerate(units) if name in able[i]}
@@ -183,7 +188,13 @@ class Measuring:
             works = [replace(trial.work, threads=n) for n in self._setup.threads]
             if not any(self._forecast.seconds(work, 1, 1.0) for work in works):
                 learn = partial(self._forecast.learn, trial.work, *trial.size, rough=rough)
-                self._prober.measure(trial, learn, once=True)
+                try:
+                    self._prober.measure(trial, learn, once=True)
+                except BudgetError as e:
+                    # Of what its memory has no room for nothing is placed there.
+                    if not self._backends[trial.backend].asynchronous:
+                        raise
+                    log.debug("%s is not measured on %s: %s", trial.name, trial.backend, e)
 
     def _in_turn(self, names: Sequence[str], threads: int) -> None:
         """Measure beside other programs, one size of everything before the next: nothing is planned of a

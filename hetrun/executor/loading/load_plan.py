@@ -41,8 +41,16 @@ from hetrun.executor.loading.memory_estimates import (
     mixture_bytes,
     work_bytes,
 )
+from hetrun.executor.loading.prompt_device import (
+    PromptDevice,
+    fits_beside,
+    lookup,
+    placements_of,
+    plans_for,
+    ways,
+)
 from hetrun.executor.mtp import PlannedBlock, plan_block
-from hetrun.graph import Extent, Graph, Op, kept_by, states_of
+from hetrun.graph import Extent, Graph, Op, in_scope, kept_by, states_of
 from hetrun.graph.quant import QuantType
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.hf_mapping import SEES
@@ -53,7 +61,7 @@ from hetrun.memory.kv.paged_allocator import BLOCK
 from hetrun.memory.kv.states import MOST_CHECKPOINTS, state_bytes
 from hetrun.memory.ledger import Granted, granted
 from hetrun.planner.options import Options, Wishes, this_machine
-from hetrun.planner.plan import Placement, PlanSet
+from hetrun.planner.plan import Placement, Plan, PlanSet
 from hetrun.planner.rates import SHORT, Rates, Residence
 from hetrun.planner.static import LARGEST_UBATCH, StaticPlanner
 from hetrun.prefetch import expert_cache, ring_buffer
@@ -74,6 +82,7 @@ MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, 
 AS_MANY = "each pass reads the {}, so it takes as many tokens as fit and are worthwhile"
 WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
 OF_BYTES = 5e-3  # the error of a product whose activations are rounded to 8 bits, in parts of its size
+ROWS_LEAVE = 0.7  # of the layers on a device must stay there where it is to run prompts of all layers as well
 WORTH = 1.1  # times as fast passes must be with less on a device
 BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
 
@@ -129,6 +138,7 @@ class Prepared:
     own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
     block: PlannedBlock | None = None  # that predicts one more token
     experts: ExpertPart | None = None
+    prompts: PromptDevice | None = None  # what runs prompts, where weights come from disk
 
 
 def prepare(source: ModelSource, options: Options, to_come: int = LIBRARIES) -> Prepared:
@@ -160,6 +170,7 @@ class Pieces:
     fixed: int  # bytes that are held whatever stays of the weights
     besides: Mapping[str, int]  # of these what is no weight, as a bill has it
     passes: Passes  # as earlier runs saw them
+    prompts: PromptDevice | None = None  # a device that reads all weights from disk itself for them
 
 
 class Deciding:
@@ -209,7 +220,7 @@ class Deciding:
             self._homes = self._places.homes()
             plans, wanted = self._planned(self._backends)
             if self._options.streaming != "off" and not self._fits(plans, wanted):
-                self._homes = self._fastest(self._homes)
+                self._homes = self._fastest(self._beside_prompts(self._homes))
                 if found := self._not_in_memory():
                     return found
         return self._in_memory(plans, wanted)
@@ -416,9 +427,7 @@ class Deciding:
         """Passes of as many tokens as a device takes, where plans may come to run prompts there alone:
         weights that do not stay there cross for each pass, however many tokens it has. The host's passes stay
         as long as they are."""
-        options = self._options
-        fixed = options.wishes.ubatch or options.wishes.plan or options.wishes.deterministic or options.rule
-        if fixed or not options.measures or self._homes:
+        if not self._decides_passes or self._homes:
             return plans
         devices = {n: b.most_at_once(self._graph.ops) for n, b in self._backends.items() if b.asynchronous}
         most = max(devices.values(), default=0)
@@ -488,9 +497,66 @@ class Deciding:
         others = sum(parts.values()) + whole
         plans = self._at_once(plans, others)
         work = work_bytes(self._graph, plans.ubatch)
+        if prompts := self._prompt_device(name, plans):
+            work = max(work, crossing_bytes(self._graph, prompts.ubatch)) + prompts.host_bytes
+            plans, wanted = prompts.over(plans), {**wanted, prompts.backend: [*prompts.wanted]}
         ahead = self._window(cut, disk, self._room(plans, others + work), plans.plan(1).threads)
         fixed, passes = others + work + ahead.nbytes, self._passes(name, plans)
-        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, fixed, parts, passes)
+        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, fixed, parts, passes, prompts)
+
+    def _prompt_device(self, host: str, plans: PlanSet) -> PromptDevice | None:
+        """A device that runs prompts with weights from disk; None where none can, or has no room for the keys
+        and values of all layers, or the host none for what crosses."""
+        if not self._decides_passes:
+            return None
+        for name, device in ways(self._backends, self._own):
+            way = self._backends[name]
+            placements = placements_of(self._graph, way, host, self._homes, self._backends)
+            if placements is None or not self._has_room_for_rows(device, self._homes):
+                continue
+            ubatch, room = way.most_at_once(self._graph.ops), WORK_SHARE * self._granted.nbytes
+            while ubatch > plans.ubatch and crossing_bytes(self._graph, ubatch) > room:
+                ubatch //= 2
+            made = plans_for(self._graph, plans, placements, self._backends)
+            if made and ubatch > plans.ubatch and way.bytes_from_files <= room:
+                return self._made(way, device, ubatch, made)
+        return None
+
+    def _made(self, way: Backend, device: str, ubatch: int, plans: Mapping[str, Plan]) -> PromptDevice:
+        segments = next(iter(plans.values())).segments
+        wanted = tuple(use for s in segments if s.backend == way.name for use in way.wants(s.ops))
+        found = lookup(self._graph)
+        assert found
+        nbytes = sum(use.weight.nbytes for use in wanted if way.streams(use))
+        return PromptDevice(way.name, device, ubatch, plans, wanted, found[1], nbytes, way.bytes_from_files)
+
+    @property
+    def _decides_passes(self) -> bool:
+        """Whether nothing that was asked for says how prompts run."""
+        options, wishes = self._options, self._options.wishes
+        fixed = wishes.ubatch or wishes.plan or wishes.deterministic or options.rule
+        return options.measures and not fixed
+
+    def _has_room_for_rows(self, device: str, homes: Sequence[Placement]) -> bool:
+        """Whether a device has room for keys and values of all layers beside what has its home there."""
+        mine = [home.scope for home in homes if home.backend == device]
+        ops = [op for op in self._graph.ops if any(in_scope(op.scope, scope) for scope in mine)]
+        held = self._backends[device].wants(ops) if ops else ()
+        return fits_beside(device, self._backends, self._own, held, self._rows_of(self._graph.ops))
+
+    def _beside_prompts(self, homes: tuple[Placement, ...]) -> tuple[Placement, ...]:
+        """As many of them as leave room for keys and values of all layers on the device that can run prompts,
+        unless that is most of them: a prompt is read from disk once instead of once for some hundred tokens,
+        and each answer reads a little more."""
+        if not self._decides_passes:
+            return homes
+        for _, device in ways(self._backends, self._own):
+            fewer = homes
+            while fewer and not self._has_room_for_rows(device, fewer):
+                fewer = fewer[:-1]
+            if len(fewer) >= ROWS_LEAVE * len(homes) and self._has_room_for_rows(device, fewer):
+                return fewer
+        return homes
 
     def _passes(self, backend: str, plans: PlanSet) -> Passes:
         """Those of this model, by a name for all that take equally long."""
@@ -576,7 +642,8 @@ class Deciding:
             *(short, found.passes.key),
         )
         plans = within(self._granted)
-        return self._prepared(plans, found.wanted, context, found.whole, of_all, streamed=streamed)
+        prepared = self._prepared(plans, found.wanted, context, found.whole, of_all, streamed=streamed)
+        return replace(prepared, prompts=found.prompts)
 
     def _prepared(
         self,
@@ -662,6 +729,7 @@ def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, g
         f"a token in a full context: {outlook}",
         f"read ahead: {found.window.why}",
         f"disk: {found.disk.why}",
+        *_about_prompts(found.prompts),
     )
     if not kept.streamed:
         notes = (f"all weights stay in memory now: {granted.words} is enough",)
@@ -677,6 +745,15 @@ def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, g
             kept.streamed_bytes,
         ),
         rates=_rates(found, first, kept, total),
+    )
+
+
+def _about_prompts(device: PromptDevice | None) -> tuple[str, ...]:
+    if device is None:
+        return ()
+    return (
+        f"long prompts: {device.device} can compute up to {device.ubatch:,} tokens at once, and reads "
+        f"{size_in_words(device.nbytes)} of weights from disk for them; it does where that is faster",
     )
 
 
@@ -700,5 +777,8 @@ def _rates(found: Pieces, first: Kept, full: Kept, total: int) -> Rates:
 
     short, long = (found.passes.at(kept.locked_bytes / total) for kept in (first, full))
     return Rates(
-        rate(first, short, found.plans.ubatch), rate(first, short, 1), rate(full, long, 1), basis_of(short)
+        rate(first, short, found.plans.host_ubatch or found.plans.ubatch),
+        rate(first, short, 1),
+        rate(full, long, 1),
+        basis_of(short),
     )
