@@ -23,7 +23,6 @@ from hetrun.backend.expert_slots import ExpertSlots
 from hetrun.backends.cuda import fusion, weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.attention_launch import WIDEST
-from hetrun.backends.cuda.file_feed import FileFeed, feed_bytes
 from hetrun.backends.cuda.gpu import Gpu
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kv_mirror import Part, Parts
@@ -33,6 +32,7 @@ from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.stages import laid_out
 from hetrun.backends.cuda.states.launch import MOST_COLUMNS, MOST_TAPS
+from hetrun.backends.cuda.streamed.file_feed import FileFeed, feed_bytes
 from hetrun.backends.cuda.weights import Crossing, Held, InFile
 from hetrun.errors import Cancelled
 from hetrun.graph import Op, Weight

@@ -19,7 +19,7 @@ from hetrun.backends.cuda.pass_args import Tellers
 from hetrun.backends.cuda.result import Result
 from hetrun.backends.cuda.rope import Rotations
 from hetrun.backends.cuda.states.mirror import Kept, StateMirror
-from hetrun.backends.cuda.weight_ring import Ring
+from hetrun.backends.cuda.streamed.weight_ring import Ring
 from hetrun.backends.cuda.weights import Loading, device_bytes
 from hetrun.errors import BackendError, BudgetError
 from hetrun.memory.kv.cache import KvCache

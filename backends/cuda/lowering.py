@@ -24,7 +24,7 @@ from hetrun.backends.cuda.rope import Rotations
 from hetrun.backends.cuda.stages import Portion, Work
 from hetrun.backends.cuda.states.lowering import causal_conv, delta_net
 from hetrun.backends.cuda.states.mirror import StateMirror
-from hetrun.backends.cuda.weight_ring import Block
+from hetrun.backends.cuda.streamed.weight_ring import Block
 from hetrun.backends.cuda.weights import Held
 from hetrun.graph import Op, Value
 from hetrun.graph.ops import (

@@ -13,7 +13,7 @@ from hetrun.backends.cuda import fusion
 from hetrun.backends.cuda.driver import Driver, Graph, Launch, Product, Stream
 from hetrun.backends.cuda.driver import Work as Work
 from hetrun.backends.cuda.fusion import Fused
-from hetrun.backends.cuda.weight_ring import Block, Ring
+from hetrun.backends.cuda.streamed.weight_ring import Block, Ring
 from hetrun.backends.cuda.weights import Crossing
 from hetrun.errors import BackendError
 

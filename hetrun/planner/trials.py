@@ -78,11 +78,7 @@ def trials_of(
     """
     most = threads[-1]
     sizes = [n for n in (*TOKENS[:-1], min(TOKENS[-1], ubatch)) if n <= min(ubatch, context)]
-    by_form: dict[str, list[Unit]] = {}
-    for unit in units:
-        by_form.setdefault(unit.form, []).append(unit)
-    if there:
-        by_form = {form: [u for u in us if u.scope in there] or us for form, us in by_form.items()}
+    by_form = _by_form(units, there)
     found: list[Trial] = []
 
     def add(tokens: int, n_threads: int, seen: int = 0, deep: bool = False) -> None:
@@ -110,17 +106,30 @@ def trials_of(
         for tokens in sizes:
             add(tokens, most, seen, deep=True)
     if home:
-        whole = form_of(graph.ops), (graph.ops,)
-        if not there:
-            found += [Trial("whole", *whole, backend, most, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]
-            found += [Trial("whole", *whole, backend, most, 1, 0, n) for n in (2, 4, 8, 16)]
-            if seen >= 256:
-                found.append(Trial("whole", *whole, backend, most, 1, seen))
+        whole = not there
+        if whole:
+            found += _of_all(graph, backend, most, ubatch, seen)
         for fewer in threads[:-1]:
             for tokens in [n for n in sizes if n <= SMALL or fewer in wide]:
                 add(tokens, fewer)
                 if seen >= 256:
                     add(tokens, fewer, seen, deep=True)
-            if not there:
-                found.append(Trial("whole", *whole, backend, fewer, 1))
+            if whole:
+                found.append(Trial("whole", form_of(graph.ops), (graph.ops,), backend, fewer, 1))
     return found
+
+
+def _by_form(units: Sequence[Unit], there: Collection[str]) -> dict[str, list[Unit]]:
+    """Units that are equal work; of each kind those that are `there`, if any are."""
+    found: dict[str, list[Unit]] = {}
+    for unit in units:
+        found.setdefault(unit.form, []).append(unit)
+    return {form: [u for u in some if u.scope in there] or some for form, some in found.items()}
+
+
+def _of_all(graph: Graph, backend: str, threads: int, ubatch: int, seen: int) -> list[Trial]:
+    """The whole graph as one segment."""
+    whole = "whole", form_of(graph.ops), (graph.ops,), backend, threads
+    found = [Trial(*whole, n) for n in (1, 2, 4, 8, 16, 32) if n <= ubatch]
+    found += [Trial(*whole, 1, 0, n) for n in (2, 4, 8, 16)]
+    return [*found, Trial(*whole, 1, seen)] if seen >= 256 else found

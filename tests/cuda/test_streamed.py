@@ -12,13 +12,13 @@ import pytest
 
 from hetrun.backend import Available, Backend, Descriptor, Done, Pass, WeightUse, registry
 from hetrun.backends.cuda import backend as device
-from hetrun.backends.cuda import file_feed, weight_ring
 from hetrun.backends.cuda.backend import CudaBackend, StreamedBackend
 from hetrun.backends.cuda.driver import Stream
-from hetrun.backends.cuda.file_feed import FileFeed
 from hetrun.backends.cuda.memory import Memory
 from hetrun.backends.cuda.runner import CudaRunner
-from hetrun.backends.cuda.weight_ring import Block, Ring
+from hetrun.backends.cuda.streamed import file_feed, weight_ring
+from hetrun.backends.cuda.streamed.file_feed import FileFeed
+from hetrun.backends.cuda.streamed.weight_ring import Block, Ring
 from hetrun.backends.cuda.weights import InFile, OnHost, expert_bytes
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError

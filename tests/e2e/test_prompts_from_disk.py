@@ -14,7 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hetrun.backends.cuda import backend, file_feed
+from hetrun.backends.cuda import backend
+from hetrun.backends.cuda.streamed import file_feed
 from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.errors import BudgetError, Cancelled, ModelFileError
 from hetrun.executor.loading import load_plan
@@ -122,7 +123,7 @@ def test_what_fills_ram_and_a_device_opens_with_measuring(path: Path) -> None:
     with gpus(EmulatedDriver(128 << 20)):
         need, weights = needed(path)
         wanted = options(need - weights // 4, room_for(path, weights // 2))
-        model = PlannedModel(open_model(path), replace(wanted, planner="measured", ctx=256))
+        model = PlannedModel(open_model(path), replace(wanted, planner="measured", ctx=256, streaming="off"))
         assert not model.streaming()
         assert model.pilot
         assert {"cuda", "llamacpp"} <= set(model.plans.backends)

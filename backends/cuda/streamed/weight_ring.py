@@ -22,11 +22,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hetrun.backend import WeightUse
-from hetrun.backends.cuda import file_feed
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Event
-from hetrun.backends.cuda.file_feed import FileFeed
 from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.streamed import file_feed
+from hetrun.backends.cuda.streamed.file_feed import FileFeed
 from hetrun.backends.cuda.weights import Crossing, InFile, OnHost, held_as, parts_of
 from hetrun.errors import BackendError, DeviceLost
 from hetrun.graph import Weight

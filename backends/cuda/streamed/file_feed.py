@@ -19,7 +19,7 @@ from hetrun.backends.cuda.weights import Slice, fill
 from hetrun.errors import DeviceLost
 
 if TYPE_CHECKING:
-    from hetrun.backends.cuda.weight_ring import Block
+    from hetrun.backends.cuda.streamed.weight_ring import Block
 
 PIECE = 8 << 20  # bytes that are read at once
 PIECES = 6  # that are read, or wait to be sent, at once
