@@ -446,8 +446,8 @@ class Executor:
         """Whether a pass stands still for the step that runs now: it goes on by what was compiled for it."""
         return bool(self._busy)
 
-    def forget_compiled(self) -> None:
-        """Give the compiled graphs and slots back: their backends are closed next."""
+    def forget_devices(self) -> None:
+        """Give back what lies in devices, compiled graphs and slots: their backends are closed next."""
         while self.experts:
             self.experts.pop().close()
         for cache in (self._small, self._large):
@@ -458,4 +458,4 @@ class Executor:
         """Give everything back."""
         for _, rows_of in self._tables:
             rows_of.close()
-        self.forget_compiled()
+        self.forget_devices()

@@ -379,7 +379,7 @@ class PlannedModel:
             self.pilot.close()
             self.pilot = self.pace = None
             self._executor.hear, self._executor.ask = Ran.learn, lambda work: None
-        self._executor.forget_compiled()
+        self._executor.forget_devices()
         self._close_reading()
         self._close_backends()
         self._backends.clear()

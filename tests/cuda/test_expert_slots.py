@@ -22,7 +22,7 @@ from hetrun.backends.llamacpp import descriptor as llamacpp
 from hetrun.backends.reference import descriptor
 from hetrun.cli.run import in_slots
 from hetrun.client.events import DeviceSlots
-from hetrun.errors import BackendError, ModelFileError
+from hetrun.errors import ModelFileError
 from hetrun.executor import device_experts
 from hetrun.executor.device_experts import DeviceExperts
 from hetrun.executor.interface import look
@@ -41,6 +41,7 @@ from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.cuda.models import Wanted, made
+from tests.cuda.survival import goes_on
 from tests.cuda.test_backend import close, cuda, tokens
 from tests.models.tiny import TinyLlama
 from tests.planner import test_hot_experts as planned
@@ -294,27 +295,8 @@ def test_when_the_gpu_is_lost_the_text_goes_on_without_it(seed: int) -> None:
     rng, driver = np.random.default_rng(seed), EmulatedDriver(seed=seed)
     graph = with_mixtures("Q4_0")
     mine, right = both(graph, plans_of(graph, rng), driver)
-    a, b, text, failures = mine.kv.alloc(), right.kv.alloc(), list[int](), 0
     driver.breaks_at = driver.calls + int(rng.integers(1, 250))
-    for i, n in enumerate(PASSES):
-        new = tokens(n, i)
-        expected = right.logits(b, new)
-        while mine.kv.length(a) < len(text) + n:
-            again = text[mine.kv.length(a) :] + new
-            try:
-                found = mine.logits(a, again)
-            except BackendError:
-                failures += 1
-                assert driver.loss
-                assert failures <= 2, "one for the device, and one for rows that it took along"
-                mine.executor.adopt(plan_set(graph, {"": "reference"}, 64))
-            read(mine)
-        close(found[-n:], expected, 5e-4)
-        text += new
-    mine.close()
-    right.close()
-    assert driver.loss or driver.calls < driver.breaks_at
-    assert driver.closed
+    goes_on(mine, right, driver, PASSES, partial(close, error=5e-4), lambda: read(mine))
 
 
 @pytest.mark.usefixtures("eager")

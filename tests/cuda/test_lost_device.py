@@ -13,7 +13,7 @@ from hetrun import LLM, SamplingParams
 from hetrun.backend import Available, Backend, Descriptor, registry
 from hetrun.backends.cuda import backend as device
 from hetrun.backends.reference import descriptor
-from hetrun.errors import BackendError, DeviceLost, EngineStopped
+from hetrun.errors import DeviceLost, EngineStopped
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.open_model import open_model
@@ -22,9 +22,10 @@ from hetrun.planner.plan import BUCKETS, Placement, make_plans
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
+from tests.cuda.survival import goes_on
 from tests.cuda.test_backend import close, tokens
 from tests.models.tiny import TinyLlama
-from tests.support.rig import Rig, model_file, plan_set, rig
+from tests.support.rig import Rig, model_file, rig
 from tests.support.tiers import first
 
 pytestmark = [needs_compiler, pytest.mark.slow]  # every kernel is built
@@ -71,27 +72,8 @@ def test_wherever_it_is_lost_the_text_goes_on_without_it(seed: int) -> None:
     """With the same step where all of its rows are at home, else from its beginning."""
     rng, driver = np.random.default_rng(seed), EmulatedDriver(seed=seed)
     mine, right = beside(driver, placed(rng)), rig(MODEL, {"reference": descriptor.create()}, context=128)
-    a, b, text = mine.kv.alloc(), right.kv.alloc(), list[int]()
     driver.breaks_at = driver.calls + int(rng.integers(1, CALLS))
-    failures = 0
-    for i, n in enumerate(PASSES):
-        new = tokens(n, i)
-        expected = right.logits(b, new)
-        while mine.kv.length(a) < len(text) + n:
-            again = text[mine.kv.length(a) :] + new
-            try:
-                found = mine.logits(a, again)
-            except BackendError:
-                failures += 1
-                assert driver.loss
-                assert failures <= 2, "one for the device, and one for rows that it took along"
-                mine.executor.adopt(plan_set(mine.graph, {"": "reference"}, 64))
-        close(found[-n:], expected)
-        text += new
-    mine.close()
-    right.close()
-    assert driver.loss or driver.calls < driver.breaks_at
-    assert driver.closed
+    goes_on(mine, right, driver, PASSES, close)
 
 
 def test_who_computes_on_it_hears_of_it_every_time_and_who_gives_back_does_not() -> None:

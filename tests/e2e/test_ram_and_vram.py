@@ -3,7 +3,7 @@ the rest comes from disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -91,10 +91,14 @@ def room_for(path: Path, nbytes: int) -> int:
     return own.besides + nbytes
 
 
-def logits(path: Path, wanted: Options) -> tuple[np.ndarray, PlannedModel]:
+def logits(
+    path: Path, wanted: Options, between: Callable[[PlannedModel], None] = lambda model: None
+) -> tuple[np.ndarray, PlannedModel]:
+    """Of a prompt and two tokens after it."""
     model = PlannedModel(open_model(path), wanted)
     seq = model.alloc()
     first = model.step(Step((Chunk(seq, IDS, np.arange(len(IDS))),))).copy()
+    between(model)
     more = [model.step(Step((Chunk(seq, np.array([i]), np.array([0])),))).copy() for i in (3, 4)]
     return np.concatenate([first, *more]), model
 
@@ -193,15 +197,15 @@ def test_a_device_that_is_lost_leaves_its_layers_to_the_disk(path: Path) -> None
         vram = room_for(path, weights // 4)
         right, model = logits(path, options(names=("llamacpp",)))
         model.close()
-        model = PlannedModel(open_model(path), options(need - weights // 2, vram))
-        seq = model.alloc()
-        first = model.step(Step((Chunk(seq, IDS, np.arange(len(IDS))),))).copy()
-        model.kv.settle()
-        driver.breaks_at = driver.calls + 5
-        more = [model.step(Step((Chunk(seq, np.array([i]), np.array([0])),))).copy() for i in (3, 4)]
+
+        def lose(model: PlannedModel) -> None:
+            model.kv.settle()
+            driver.breaks_at = driver.calls + 5
+
+        found, model = logits(path, options(need - weights // 2, vram), lose)
         assert driver.loss
         assert model.plans.backends == ["llamacpp"]
         assert model.streaming()
         model.close()
-    close(np.concatenate([first, *more]), right)
+    close(found, right)
     assert driver.closed

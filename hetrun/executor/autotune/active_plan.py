@@ -127,10 +127,12 @@ class InForce:
 
     def tell_planner(self) -> None:
         """How far off its predictions are for plans that share out single operations."""
-        for bucket, race in self._races.items():
-            if abs(off := self._shared_off(race)) > SURPRISE:
-                self._planner.saw(bucket, exp(off))
-        self.refresh()
+        off = {bucket: self._shared_off(race) for bucket, race in self._races.items()}
+        wrong = {bucket: each for bucket, each in off.items() if abs(each) > SURPRISE}
+        for bucket, each in wrong.items():
+            self._planner.saw(bucket, exp(each))
+        if wrong:  # else nothing has changed that plans were judged by
+            self.refresh()
 
     def surprised(self) -> str:
         """Whether passes that share out operations take another time than was predicted; empty if not."""
