@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -95,6 +96,33 @@ class PageLocked:
     def __init__(self) -> None:
         self.recording = False
         self._dead: list[int] = []
+        self._registered: dict[int, mmap.mmap] = {}  # the system's own memory, by address
+
+    def take(self, nbytes: int) -> int:
+        """So much of it. Where CUDA gets none from the system, as where it may lock little at once, memory
+        that is there is locked."""
+        try:
+            return int(rt.hostAlloc(nbytes, rt.hostAllocDefault))
+        except rt.CUDARuntimeError as e:
+            if e.status not in NOT_LOCKED or not (address := self._register(nbytes)):
+                raise
+            return address
+
+    def _register(self, nbytes: int) -> int:
+        """Memory of the system, locked; 0 where that cannot be."""
+        try:
+            memory = mmap.mmap(-1, nbytes)
+        except OSError:
+            return 0
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        try:
+            rt.hostRegister(address, nbytes, 0)
+        except rt.CUDARuntimeError as e:
+            if e.status not in NOT_LOCKED:
+                raise
+            return 0
+        self._registered[address] = memory
+        return address
 
     def give_back(self, address: int) -> None:
         """Nobody uses this any more."""
@@ -104,8 +132,13 @@ class PageLocked:
     def tidy(self) -> None:
         """Give back what has died."""
         while self._dead and not self.recording:
+            address = self._dead.pop()
+            memory = self._registered.pop(address, None)
             with suppress(rt.CUDARuntimeError):  # after an error that ends everything
-                rt.freeHost(self._dead.pop())
+                if memory is None:
+                    rt.freeHost(address)
+                else:
+                    rt.hostUnregister(address)
 
 
 class CupyDriver:
@@ -146,7 +179,7 @@ class CupyDriver:
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
         with self._here(f"page-locking {nbytes / 2**20:.0f} MiB of memory"):
             try:
-                address = rt.hostAlloc(max(1, nbytes), rt.hostAllocDefault)
+                address = self._locked.take(max(1, nbytes))
             except rt.CUDARuntimeError as e:
                 if e.status not in NOT_LOCKED:
                     raise

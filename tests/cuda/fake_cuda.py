@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,6 +136,14 @@ class FakeCuda:
         self.spoilt = self.spoilt or self.recording
         self.held["pinned"].remove(address)
 
+    def _hostRegister(self, address: int, size: int, flags: int) -> None:
+        ctypes.memset(address, 0, size)  # there is memory
+        self.held["pinned"].add(address)
+
+    def _hostUnregister(self, address: int) -> None:
+        self.spoilt = self.spoilt or self.recording
+        self.held["pinned"].remove(address)
+
     def _streamCreateWithFlags(self, flags: int) -> int:
         return self.make("streams")
 
@@ -184,6 +193,7 @@ class FakeCuda:
 RUNTIME = (
     *("getDeviceCount", "getDeviceProperties", "deviceGetPCIBusId", "setDevice", "deviceSynchronize"),
     *("malloc", "free", "memGetInfo", "hostAlloc", "freeHost", "memcpyAsync", "memsetAsync"),
+    *("hostRegister", "hostUnregister"),
     *("streamCreateWithFlags", "streamDestroy", "streamWaitEvent", "streamBeginCapture", "streamEndCapture"),
     *("eventCreateWithFlags", "eventDestroy", "eventRecord", "eventSynchronize", "eventQuery"),
     "eventElapsedTime",

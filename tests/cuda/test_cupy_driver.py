@@ -62,11 +62,23 @@ def test_ram_that_cannot_be_page_locked_is_no_broken_gpu(
     cuda: FakeCuda, module: ModuleType, status: int
 ) -> None:
     driver = module.CupyDriver(0)
-    cuda.fails["hostAlloc"] = status
+    cuda.fails |= {"hostAlloc": status, "hostRegister": status}
     with pytest.raises(BudgetError, match="20 MiB of RAM cannot be page-locked for A fake"):
         driver.pinned(20 * MIB)
-    del cuda.fails["hostAlloc"]
+    cuda.fails.clear()
     driver.pinned(MIB)
+
+
+def test_memory_that_is_there_is_locked_where_cuda_gets_none(cuda: FakeCuda, module: ModuleType) -> None:
+    driver = module.CupyDriver(0)
+    cuda.fails["hostAlloc"] = 2
+    found = driver.pinned(3 * MIB + 5)
+    found[:] = 7
+    assert len(found) == 3 * MIB + 5
+    assert int(found.ctypes.data) in cuda.held["pinned"]
+    del found
+    gc.collect()
+    assert not cuda.held["pinned"]
 
 
 def test_everything_is_given_back(cuda: FakeCuda, module: ModuleType) -> None:
