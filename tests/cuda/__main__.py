@@ -11,7 +11,19 @@ from pathlib import Path
 from tests.cuda.needs import FLAGS, needs
 from tests.cuda.rows import Table
 
-STAGES = ("pack", "check", "smoke", "peer", "kernels", "sides", "conformance", "model", "speed", "beyond")
+STAGES = (
+    "pack",
+    "check",
+    "smoke",
+    "peer",
+    "kernels",
+    "sides",
+    "conformance",
+    "model",
+    "speed",
+    "beyond",
+    "disk",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,6 +101,12 @@ def _run(stage: str, models: Path, table: Table, only: str) -> None:
         from tests.cuda.speed import MODELS, speed
 
         speed(models, table, chosen(MODELS, only))
+    elif stage == "disk":
+        from tests.cuda.disk import MODELS as LARGEST
+        from tests.cuda.disk import disk
+        from tests.cuda.models import chosen
+
+        disk(models, table, chosen(LARGEST, only))
     else:
         from tests.cuda.beyond import MODELS as LARGER
         from tests.cuda.beyond import beyond

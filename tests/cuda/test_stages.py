@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrun.backend import Available, Backend, Descriptor, Unavailable, registry
+from hetrun.backends.cuda.streamed import file_feed
 from hetrun.tools.bench.cases import Case
 from tests.cuda import __main__ as script
-from tests.cuda import beyond, conformance, measured, placements, speed
+from tests.cuda import beyond, conformance, disk, measured, placements, speed
 from tests.cuda import model as one_model
 from tests.cuda.best import Way, least
 from tests.cuda.emulated.device import emulated
@@ -24,6 +25,8 @@ from tests.cuda.models import Wanted
 from tests.cuda.needs import needs
 from tests.cuda.rows import Line, Table
 from tests.support.rig import model_file
+from tests.support.streamed import MIB, made_small
+from tests.support.streamed import least as least_ram
 from tests.support.tiers import first
 
 TINY = Wanted("tiny", "Q4_0")
@@ -171,6 +174,21 @@ def test_more_than_the_gpus_memory(gpu: None, tmp_path: Path, monkeypatch: pytes
     assert f"{what}: all over the link" in found
     assert any("layers on the GPU" in line for line in found)
     assert all(line.reached for line in table.lines if line.what.endswith("memory of the GPU"))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_more_than_all_memory(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_feed, "PIECE", 64 << 10)
+    table, case = Table("disk", None), Case("prefill", 40)
+    with made_small():
+        ram = least_ram(one_model.made(tmp_path, TINY), ctx=case.context + 64, backends=disk.HOST) + MIB
+        disk.disk(tmp_path, table, (TINY,), (case,), 1, lambda nbytes: (ram, 25 * MIB))
+    found = {line.what: line for line in table.lines}
+    what = "tiny-Q4_0 pp40 from disk"
+    assert found[f"{what}: CPU"].value > 0
+    assert found[f"{what}: GPU and CPU"].value > 0
+    assert found[f"{what}: memory of the GPU"].reached
 
 
 @needs_compiler

@@ -169,10 +169,11 @@ def test_several_devices_are_filled_one_after_the_other(path: Path) -> None:
     close(found, right)
 
 
-def test_too_little_of_everything_says_the_least(path: Path) -> None:
+@pytest.mark.parametrize("vram", [20, 60])  # MiB: a part of the model, and all of it
+def test_too_little_of_everything_says_the_least(path: Path, vram: int) -> None:
     with gpus(EmulatedDriver()):
         with pytest.raises(BudgetError, match=r"--ram 1 MiB is too little: .* at least \d+ MiB"):
-            prepare(open_model(path), options(MIB, 20 * MIB))
+            prepare(open_model(path), options(MIB, vram * MIB))
 
 
 def test_rows_of_keys_and_values_have_room_on_the_device(path: Path) -> None:

@@ -94,9 +94,11 @@ def plan_graph(
     homes: Sequence[Placement] = (),
     rule: str = "",
     why: str = "",
+    before: str = "",
 ) -> tuple[PlanSet, Wanted]:
-    """The plan set, and which weights each backend must hold for it."""
-    order = [name for name in places.order() if name in backends]
+    """The plan set, and which weights each backend must hold for it. `before`: a backend that has everything
+    without a home, whatever the order is."""
+    order = sorted((name for name in places.order() if name in backends), key=lambda name: name != before)
     plans = StaticPlanner(backends, order, homes, rule, why).plan(places.graph, this_machine(), wishes)
     wanted: dict[str, dict[WeightUse, None]] = {name: {} for name in backends}
     for segment in dict.fromkeys(
@@ -238,16 +240,18 @@ class Deciding:
     def _places(self) -> Places:
         return Places(self._graph, self._backends, self._own, self._rows_of)
 
-    def _planned(self, backends: Mapping[str, Backend], why: str = "") -> tuple[PlanSet, Wanted]:
+    def _planned(
+        self, backends: Mapping[str, Backend], why: str = "", before: str = ""
+    ) -> tuple[PlanSet, Wanted]:
         options = self._options
-        return plan_graph(self._places, backends, options.wishes, self._homes, options.rule, why)
+        return plan_graph(self._places, backends, options.wishes, self._homes, options.rule, why, before)
 
     def _left_to(self, name: str) -> tuple[PlanSet, Wanted, list[Segment]]:
         """All that has no home on a device planned for one backend, and what that runs."""
         some = {name: self._backends[name]} | {h.backend: self._backends[h.backend] for h in self._homes}
         others = self._allowed != [name]
         why = f"the first of {', '.join(self._allowed)} that can read weights from disk" if others else ""
-        plans, wanted = self._planned(some, why)
+        plans, wanted = self._planned(some, why, name)
         segments = dict.fromkeys(s for plan in plans.plans.values() for s in plan.segments)
         mine = [s for s in segments if s.backend == name]
         return replace(plans, devices=bills(some, self._own, wanted)), wanted, mine
