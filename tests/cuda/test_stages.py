@@ -15,7 +15,7 @@ from hetrun.backend import Available, Backend, Descriptor, Unavailable, registry
 from hetrun.backends.cuda.streamed import file_feed
 from hetrun.tools.bench.cases import Case
 from tests.cuda import __main__ as script
-from tests.cuda import beyond, conformance, disk, measured, placements, speed
+from tests.cuda import beyond, conformance, disk, measured, models, placements, speed
 from tests.cuda import model as one_model
 from tests.cuda.best import Way, least
 from tests.cuda.emulated.device import emulated
@@ -182,7 +182,7 @@ def test_more_than_all_memory(gpu: None, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(file_feed, "PIECE", 64 << 10)
     table, case = Table("disk", None), Case("prefill", 40)
     with made_small():
-        ram = least_ram(one_model.made(tmp_path, TINY), ctx=case.context + 64, backends=disk.HOST) + MIB
+        ram = least_ram(models.made(tmp_path, TINY), ctx=case.context + 64, backends=disk.HOST) + MIB
         disk.disk(tmp_path, table, (TINY,), (case,), 1, lambda nbytes: (ram, 25 * MIB))
     found = {line.what: line for line in table.lines}
     what = "tiny-Q4_0 pp40 from disk"
