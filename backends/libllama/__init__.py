@@ -67,10 +67,12 @@ PROMISES_OFF = (
 
 
 def open_encoder(setup: PictureSetup) -> PictureEncoder:
-    """The vision tower of a model, whatever runs its text."""
-    from hetrun.backends.libllama import pictures
+    """A vision tower, whose file is tried in a process of its own first: llama.cpp may end the process."""
+    from hetrun.backends.libllama import picture_trial
+    from hetrun.backends.libllama.pictures import MtmdEncoder
 
-    return pictures.open_encoder(setup)
+    picture_trial.check(setup)
+    return MtmdEncoder(setup)
 
 
 def bytes_for(setup: PictureSetup, width: int, height: int) -> int:

@@ -6,8 +6,8 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from hetrun.backend.picture_encoder import Floats, Ints, PictureSetup, Piece, Ro
 from hetrun.backends.libllama import mtmd_api
 from hetrun.backends.libllama.mtmd_api import IMAGE, InputPart, Place
 from hetrun.backends.libllama.picture_memory import encoding_bytes
-from hetrun.backends.llamacpp import ggml_api
-from hetrun.backends.llamacpp.vocabulary.stand_in import stand_in
+from hetrun.backends.llamacpp.vocabulary import text_stand_in
 from hetrun.errors import BackendError, Cancelled, ModelFileError, PictureError
 from hetrun.pictures.picture import Picture
 from hetrun.system.file_identity import unchanged
@@ -26,7 +25,8 @@ NODES_BETWEEN = 8  # of a graph that are computed before a cancel is looked for
 BEYOND = 1.25  # of the most rows: sides are rounded to whole rows
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Part:
     """Which part of which picture a piece of the prompt stands for."""
 
     picture: Picture
@@ -47,7 +47,7 @@ class MtmdEncoder:
         # Called on this thread between parts of the graph; kept, for the library has only its address.
         self._heard = mtmd_api.Heard(self._is_heard)
         with ExitStack() as undo:
-            text = undo.enter_context(stand_in(self.width, self.spatial))
+            text = undo.enter_context(text_stand_in(self.width, self.spatial))
             with unchanged({vision.path: vision.stamp}):
                 self._context = self._open(text)
             undo.callback(self._lib.mtmd_free, self._context)
@@ -123,8 +123,8 @@ class MtmdEncoder:
         found = (Place * rows)()
         tokens = self._lib.mtmd_input_chunk_get_tokens_image(piece)
         self._lib.mtmd_helper_image_get_decoder_pos(tokens, 0, found)
-        numbers = np.frombuffer(found, np.uint32).reshape(rows, 4)
-        return numbers[:, [0, 2, 1]].astype(np.int64)  # time, height, width
+        numbers: Ints = np.frombuffer(bytes(found), np.uint32).reshape(rows, 4).astype(np.int64)
+        return numbers[:, [0, 2, 1]]  # time, height, width
 
     def encode(self, rows: Rows) -> Floats:
         part = rows.key
@@ -203,12 +203,3 @@ def bytes_for(setup: PictureSetup, width: int, height: int) -> int:
     """Memory that encoding a picture takes at most, beside the tower's weights."""
     check_size(setup.vision, width, height)
     return encoding_bytes(setup.vision, width, height, row_limits(setup)).total
-
-
-def open_encoder(setup: PictureSetup) -> MtmdEncoder:
-    """A vision tower, whose file is tried in a process of its own first: llama.cpp may end the process."""
-    from hetrun.backends.libllama import picture_trial
-
-    ggml_api.library()
-    picture_trial.check(setup)
-    return MtmdEncoder(setup)

@@ -23,7 +23,7 @@ _SPATIAL, _PLAIN = "qwen3vl", "llama"  # architectures whose places have three p
 
 
 @contextmanager
-def stand_in(width: int, spatial: bool) -> Iterator[int]:
+def text_stand_in(width: int, spatial: bool) -> Iterator[int]:
     """A model of llama.cpp: rows of this width go into it."""
     lib = libllama_api.library()
     params = lib.llama_model_default_params()
