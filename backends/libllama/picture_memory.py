@@ -8,20 +8,15 @@ from typing import NamedTuple
 from hetrun.backend.picture_encoder import Vision
 
 FLOAT, HALF = 4, 2
-COPIES = 2.5  # of the picture's bytes, while it is scaled: the library's two, and one half as wide
-FIXED = 12 << 20  # the graph's own description, and what allocators round up
+COPIES = 3.1  # of the picture's bytes, while it is scaled: two of it, and one that is as wide as the result
+FIXED = 8 << 20  # the graph's own description, and what allocators round up
 
 
 class Needed(NamedTuple):
     """Bytes that encoding takes at most."""
 
-    scaling: int  # while the picture is scaled, before the graph runs
-    work: int  # of the graph; kept afterwards
-
-    @property
-    def total(self) -> int:
-        """At its most."""
-        return self.scaling + self.work
+    total: int
+    kept: int  # of these, by the graph's work memory, afterwards
 
 
 def encoding_bytes(vision: Vision, width: int, height: int, limits: tuple[int, int]) -> Needed:
@@ -30,16 +25,17 @@ def encoding_bytes(vision: Vision, width: int, height: int, limits: tuple[int, i
     rows = most_rows(tower.grain, width, height, limits)
     patches = rows * tower.merge**2
     pixels = patches * tower.patch**2
-    seen = 3 * FLOAT * pixels  # as floats, for the graph
-    scaling = int(COPIES * 3 * width * height) + 3 * pixels + seen
-    ffn = tower.ffn or 4 * tower.width
-    # A row of the stream, its norm, q, k and v, turned, and in half; or what lies between two products.
-    layer = max(9 * tower.width * FLOAT, (3 * tower.width + 2 * ffn) * FLOAT)
-    merged = 3 * tower.width * FLOAT
-    stacked = rows * vision.width * FLOAT * (2 if vision.deepstack else 1)
-    patched = 3 * tower.patch**2 * HALF
-    graph = patches * (layer + merged + patched) + stacked + 2 * seen
-    return Needed(scaling + rows * vision.width * FLOAT, graph + FIXED)
+    scaled = 3 * FLOAT * pixels
+    e, ffn = tower.width, tower.ffn or 4 * tower.width
+    # What lives at once in a layer: attention has the stream, its norm, q, k and v, the same turned, and k
+    # and v in half; the rest has the stream, its norm and what its two or three products make.
+    layer = FLOAT * max(10 * e, 5 * e + (3 if tower.gated else 2) * ffn)
+    merged = FLOAT * 3 * e
+    patched = HALF * 3 * tower.patch**2
+    made = 2 * rows * vision.width * FLOAT
+    kept = patches * (layer + merged + patched) + made + scaled + FIXED
+    scaling = int(COPIES * 3 * width * height) + 3 * pixels + FIXED
+    return Needed(max(scaling, kept) + scaled + made, kept)
 
 
 def most_rows(grain: int, width: int, height: int, limits: tuple[int, int]) -> int:

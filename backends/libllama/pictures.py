@@ -22,7 +22,7 @@ from hetrun.system.file_identity import unchanged
 
 MOST_UNEQUAL = 200  # times as long as the other side: beyond, pictures would take more rows than they may
 NODES_BETWEEN = 8  # of a graph that are computed before a cancel is looked for
-BEYOND = 1.25  # of the most rows: sides are rounded to whole rows
+BEYOND = 2  # times the most rows: sides are rounded, and some towers put an end to each line
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class MtmdEncoder:
             self._lib.mtmd_input_chunks_free(pieces)
 
     def _work(self, picture: Picture) -> int:
-        return encoding_bytes(self._setup.vision, picture.width, picture.height, row_limits(self._setup)).work
+        return encoding_bytes(self._setup.vision, picture.width, picture.height, row_limits(self._setup)).kept
 
     def bytes_for(self, width: int, height: int) -> int:
         return max(0, bytes_for(self._setup, width, height) - self._kept)

@@ -32,6 +32,7 @@ class Tower(NamedTuple):
     side: int  # of pictures, in pixels, where all get the same size; 0: they keep theirs, about
     least_rows: int  # of a picture
     most_rows: int
+    gated: bool  # three products in the second half of a layer, and not two
 
     @property
     def grain(self) -> int:
@@ -155,14 +156,15 @@ def _tower(file: GGUFFile, kind: _Family) -> Tower:
     if kind.merged:
         patch, merge = patch * merge, 1
     least, most = kind.rows
+    gated = "v.blk.0.ffn_gate.weight" in file.tensors
     if most:
-        return Tower(layers, width, ffn, patch, merge, 0, least, most)
+        return Tower(layers, width, ffn, patch, merge, 0, least, most, gated)
     if side % (patch * merge) or not side:
         raise ModelFileError(
             file.path, f"pictures of {side} pixels are not whole rows of {patch * merge} pixels"
         )
     rows = (side // (patch * merge)) ** 2
-    return Tower(layers, width, ffn, patch, merge, side, rows, rows)
+    return Tower(layers, width, ffn, patch, merge, side, rows, rows, gated)
 
 
 def why_not(vision: Vision, architecture: str, width: int, deepstack: int) -> str:
