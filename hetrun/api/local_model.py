@@ -42,7 +42,10 @@ from hetrun.executor.stats import Stats
 from hetrun.executor.steps import Chunk, Step
 from hetrun.executor.what_if import changed, foresee, promised
 from hetrun.graph.pooling import Pooling, read_vector
+from hetrun.loader.hub.projectors import find_vision
 from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
+from hetrun.loader.vision import Vision
 from hetrun.planner.options import Options, Wishes
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.precision import precision_of
@@ -107,7 +110,7 @@ class LocalModel:
             undo.callback(templates.close)
             if chatting:
                 templates.warm()  # its process starts while the model loads
-            options = as_options(settings, eager)
+            options = options_for(source, settings, eager)
             self._engine = Engine(
                 lambda: load(source, templates, settings, options, progress, most_waiting, first)
             )
@@ -248,8 +251,8 @@ class LocalModel:
 
     def foresee(self, changes: Mapping[str, object]) -> Foreseen:
         """Predict memory and speed for other options; changes nothing."""
-        options = as_options(changed(self.settings, changes))
         source = open_model(model_path(self.settings))
+        options = options_for(source, changed(self.settings, changes))
         kv_type = self.settings.kv_type
 
         def look(loaded: Loaded) -> Foreseen:
@@ -431,7 +434,7 @@ def model_path(settings: Settings) -> Path:
         return path
     from hetrun.loader.hub.resolve import find  # imported on use: most models are files
 
-    return find(settings.model, not settings.offline)
+    return find(settings.model, not settings.offline, pictures=settings.mmproj is None)
 
 
 MTP: Mapping[str, Literal["auto", "on"]] = {"auto": "auto", "mtp": "on"}  # by --spec
@@ -455,9 +458,17 @@ def as_options(settings: Settings, eager: bool | None = False) -> Options:
     )
 
 
+def options_for(source: ModelSource, settings: Settings, eager: bool | None = False) -> Options:
+    """The same, with what the model reads pictures with."""
+    vision = find_vision(source, settings.mmproj)
+    spatial = isinstance(vision, Vision) and vision.spatial
+    return replace(as_options(settings, eager), vision=vision, spatial=spatial)
+
+
 def make_plan(settings: Settings) -> PlanSet:
     """The plan for the settings' model, without reading its weights."""
-    return models.foreseen(open_model(model_path(settings)), as_options(settings, eager=None))
+    source = open_model(model_path(settings))
+    return models.foreseen(source, options_for(source, settings, eager=None))
 
 
 def all_logits(loaded: Loaded, tokens: Sequence[int]) -> Floats:

@@ -59,6 +59,7 @@ class NoVision(NamedTuple):
     """Why a model reads no pictures."""
 
     reason: str
+    usual: bool = False  # models of its kind read none
 
 
 class _Family(NamedTuple):
