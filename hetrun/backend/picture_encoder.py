@@ -6,6 +6,7 @@ All of it runs on the engine's thread, but for `cancel`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,7 +26,8 @@ class Words(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
     """What a picture, or one part of it, takes in the prompt."""
 
     count: int
@@ -44,7 +46,11 @@ class PictureEncoder(Protocol):
     width: int  # of rows: the text model's, times (1 + deepstack)
     deepstack: int  # further blocks of a row, one for each of the first layers
     spatial: bool  # places matter (M-RoPE)
-    nbytes: int  # what it holds while it is loaded, beside `bytes_for`
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds now: its weights, and work memory as the largest picture so far wanted it."""
+        ...
 
     def lay_out(self, picture: Picture) -> tuple[Piece, ...]:
         """What stands for a picture in the prompt: its rows, and the words around them."""

@@ -1,5 +1,5 @@
-"""Tiny models that see: for each family a text model and its vision tower (mmproj), with random weights that are
-the same every time. hetrun and llama.cpp both run them.
+"""Tiny models that see: for each family a text model and its vision tower (mmproj), with random weights that
+are the same every time. hetrun and llama.cpp both run them.
 
 A patch is 4 pixels wide, so that small pictures have many; the vocabulary has the marks of all families.
 """
