@@ -124,7 +124,9 @@ def pictures_of(
     except BackendUnavailable as error:
         return str(error)
     threads = model.plans.plan(model.plans.ubatch).threads
-    setup = PictureSetup(vision, threads, partial(tokenizer.encode_as, add_special=False, parse_special=True))
+    tokenize = partial(tokenizer.encode_as, add_special=False, parse_special=True)
+    # All rows of a picture that see each other go through one pass.
+    setup = PictureSetup(vision, threads, tokenize, model.plans.ubatch if vision.whole else 0)
     return PictureStore(vision, setup, encoding, decode, model, prefixes)
 
 

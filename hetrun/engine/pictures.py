@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from time import perf_counter
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -28,8 +29,7 @@ from hetrun.system.units import counted, size_in_words
 
 IDLE_S = 60.0  # without a picture, after which the encoder is given back
 MOST_ROWS = 256 << 20  # bytes of rows that are kept, where the budget has so much
-MOST_KEYS = 64 << 20  # bytes of pictures that are laid out and wait to be encoded, about
-KEY_BYTES = 12  # of a pixel of such a picture
+MOST_KEYS = 64 << 20  # bytes of pixels of pictures that are laid out and wait to be encoded
 MOST_KNOWN = 1024  # pictures whose sizes in a prompt are remembered
 FIRST_ROW_S = 0.02  # that a row takes, before one was made: a guess on the slow side, for who waits
 
@@ -53,6 +53,13 @@ class Lends(Protocol):
     def plans(self) -> PlanSet:
         """The plans in force."""
         ...
+
+
+class Key(NamedTuple):
+    """A part of a picture that was laid out, and is not encoded yet."""
+
+    rows: Rows
+    picture: Picture
 
 
 class Counted(NamedTuple):
@@ -86,10 +93,10 @@ class PictureStore:
         self._used = 0.0  # when the encoder was needed last
         self._whose = _identity(vision)
         self._known: OrderedDict[bytes, Seen] = OrderedDict()  # by the digest of a file
-        self._keys: dict[bytes, tuple[Rows, int]] = {}  # by name: laid out and not yet encoded; bytes, about
+        self._keys: dict[bytes, Key] = {}  # by name: laid out and not yet encoded
         self._rows: OrderedDict[bytes, Floats] = OrderedDict()  # by name, the last used last
         self._held = 0  # bytes of the encoder, while it is loaded
-        self._transient = 0  # bytes that the encoder has needed for one picture
+        self._transient = 0  # bytes that the picture takes that is laid out or encoded now
         self._lent = 0, 0
         self._seconds = SizeCurve()  # of encoding, by rows
         self.counted = Counted()
@@ -102,28 +109,27 @@ class PictureStore:
 
     def open(self) -> None:
         """Load the encoder, so that what is wrong with it is told before a picture is decoded."""
-        self._ready(0, 0, 0)
+        self._ready(None)
 
     def lay_out(self, file: bytes, picture: Picture) -> Seen:
         """What stands for a picture in a prompt."""
         name = sha256(self._whose + picture.digest).digest()
         pieces = self._laid_out(name, picture)
-        seen = Seen(name, tuple(p._replace(key=None) if isinstance(p, Rows) else p for p in pieces))
+        seen = Seen(name, tuple(replace(p, key=None) if isinstance(p, Rows) else p for p in pieces))
         while len(self._known) >= MOST_KNOWN:
             self._known.popitem(last=False)
         self._known[sha256(file).digest()] = seen
         return seen
 
     def _laid_out(self, name: bytes, picture: Picture) -> tuple[Piece, ...]:
-        encoder = self._ready(picture.width, picture.height, len(picture.rgb))
+        encoder = self._ready(picture)
         pieces = encoder.lay_out(picture)
         self._check(pieces)
-        nbytes = KEY_BYTES * picture.width * picture.height
-        if nbytes + sum(size for _, size in self._keys.values()) <= MOST_KEYS or not self._keys:
+        held = {id(key.picture): len(key.picture.rgb) for key in self._keys.values()}
+        if not held or len(picture.rgb) + sum(held.values()) <= MOST_KEYS:
             for part, piece in enumerate(pieces):
                 if isinstance(piece, Rows):
-                    self._keys[name + part.to_bytes(4, "little")] = piece, nbytes
-                    nbytes = 0  # the parts of a picture are counted once
+                    self._keys[name + part.to_bytes(4, "little")] = Key(piece, picture)
         return pieces
 
     def _check(self, pieces: tuple[Piece, ...]) -> None:
@@ -152,28 +158,25 @@ class PictureStore:
 
     def encode(self, span: Span, file: bytes) -> None:
         """Make the rows of a picture, or of a part of it; Cancelled after `cancel`."""
-        rows = self._key(span, file)
-        encoder = self._encoder
-        assert encoder is not None  # who has a key has loaded it
+        key = self._keys.get(span.name) or self._read_again(span, file)
+        encoder = self._ready(key.picture)
         start = self._clock()
-        made = np.ascontiguousarray(encoder.encode(rows), np.float32)
+        made = np.ascontiguousarray(encoder.encode(key.rows), np.float32)
         seconds = self._clock() - start
         self._used = self._clock()
         self._seconds.saw(span.rows.count, seconds)
         encoded, cached, before = self.counted
         self.counted = Counted(encoded + 1, cached, before + seconds)
         self._keys.pop(span.name, None)
+        self._held, self._transient = encoder.nbytes, 0
         self._keep(span.name, made)
 
-    def _key(self, span: Span, file: bytes) -> Rows:
-        """A part as it was laid out; of one that is not kept so the file is read again."""
-        if span.name not in self._keys:
-            picture = self.decode(file)
-            ready = self._ready(picture.width, picture.height, len(picture.rgb))
-            piece = ready.lay_out(picture)[span.part]
-            assert isinstance(piece, Rows)
-            return piece
-        return self._keys[span.name][0]
+    def _read_again(self, span: Span, file: bytes) -> Key:
+        """A part as it was laid out, of a picture whose pixels are not kept until it is encoded."""
+        picture = self.decode(file)
+        rows = self._ready(picture).lay_out(picture)[span.part]
+        assert isinstance(rows, Rows)
+        return Key(rows, picture)
 
     def _keep(self, name: bytes, made: Floats) -> None:
         """Keep rows; of others those that were not used for longest go where there is no room for all."""
@@ -196,37 +199,49 @@ class PictureStore:
 
     # --- the encoder
 
-    def _ready(self, width: int, height: int, pixels: int) -> PictureEncoder:
-        """The encoder, with room for a picture of this size, whose pixels take so many bytes."""
-        encoder = self._encoder
-        bytes_for = encoder.bytes_for if encoder else lambda w, h: self._encoding.bytes_for(self._setup, w, h)
-        working = bytes_for(width, height) + pixels if pixels else 0
-        before, self._transient = self._transient, max(self._transient, working)
-        self._held = encoder.nbytes if encoder else self.vision.nbytes
+    def _ready(self, picture: Picture | None) -> PictureEncoder:
+        """The encoder, with room for a picture."""
+        encoder, before = self._encoder, self._transient
+        self._transient = 0 if picture is None else self._working(picture)
+        self._held = self.vision.nbytes if encoder is None else encoder.nbytes
         if not self._make_room():
             needed, self._transient = self._needed, before
-            self._held *= encoder is not None
+            if encoder is None:
+                self._held = 0
             self._lend()
-            what = f"a picture of {width} x {height} and its encoder" if pixels else "the encoder of pictures"
-            raise BudgetError(
-                f"there is no room for {what}: {size_in_words(needed)} are needed beside the model; "
-                + ("send a smaller picture, or " * bool(pixels))
-                + "allow more with --ram"
-            )
+            raise self._no_room(picture, needed)
         if encoder is None:
             try:
                 encoder = self._encoder = self._encoding.open(self._setup)
             finally:
-                self._held = encoder.nbytes if encoder is not None else 0
+                self._held = 0 if encoder is None else encoder.nbytes
                 self._lend()
         self._used = self._clock()
         return encoder
 
+    def _working(self, picture: Picture) -> int:
+        """What a picture takes while it is encoded, with its pixels where they are not kept."""
+        width, height = picture.width, picture.height
+        held = any(key.picture is picture for key in self._keys.values())
+        pixels = 0 if held else len(picture.rgb)
+        if self._encoder is None:
+            return self._encoding.bytes_for(self._setup, width, height) + pixels
+        return self._encoder.bytes_for(width, height) + pixels
+
+    def _no_room(self, picture: Picture | None, needed: int) -> BudgetError:
+        if picture is None:
+            what, mend = "what encodes pictures", "allow more with --ram"
+        else:
+            what = f"a picture of {picture.width} x {picture.height} and what encodes it"
+            mend = "send a smaller picture, or allow more with --ram"
+        size = size_in_words(needed)
+        return BudgetError(f"there is no room for {what}: {size} are needed beside the model; {mend}")
+
     @property
     def _needed(self) -> int:
         """All that pictures take, or may take while one is encoded."""
-        keys = sum(size for _, size in self._keys.values())
-        return self._held + self._transient + keys + self._rows_bytes
+        pixels = {id(key.picture): len(key.picture.rgb) for key in self._keys.values()}
+        return self._held + self._transient + sum(pixels.values()) + self._rows_bytes
 
     def _make_room(self) -> bool:
         """Have the model leave as much as is needed: kept rows go first, then cached prompts."""

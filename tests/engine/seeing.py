@@ -21,6 +21,7 @@ from hetrun.engine.factory import load, template_of
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.open_model import open_model
+from hetrun.loader.vision import Tower
 from hetrun.pictures.picture import Picture
 from hetrun.system.file_identity import Stamp
 from hetrun.text.chat.renderer import TemplateWorker
@@ -37,7 +38,7 @@ def vision_of(encoder: LinearEncoder) -> Vision:
     stamp = Stamp(0, 0, 0, 0)
     return Vision(
         "a test", stamp, "linear", encoder.nbytes, encoder.width, encoder.deepstack, encoder.spatial,
-        encoder.whole,
+        encoder.whole, Tower(1, 1, 1, 1, 1, 0, 1, 1, gated=False),
     )  # fmt: skip
 
 
@@ -50,6 +51,13 @@ def seeing(
 ) -> Iterator[Engine]:
     """An engine of a model that sees."""
     monkeypatch.setattr(registry, "picture_encoder", lambda: encoder.pictures)
+    with opened(path, vision_of(encoder), **options) as engine:
+        yield engine
+
+
+@contextmanager
+def opened(path: Path, vision: Vision, **options: Any) -> Iterator[Engine]:  # noqa: ANN401
+    """An engine of a model with its tower."""
     given = {"planner": "static", "kv_type": "f32", "backends": "reference", "ctx": 512, **options}
     settings = Settings.resolve(environ={}, model=str(path), **given)
     source = open_model(path)
@@ -61,7 +69,7 @@ def seeing(
                 settings,
                 as_options(settings),
                 None,
-                vision=vision_of(encoder),
+                vision=vision,
                 decode=decode,
             )
         )

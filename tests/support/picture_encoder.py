@@ -1,5 +1,5 @@
-"""An encoder of pictures in numpy, for tests of what uses one: each row is a fixed map of the mean colour of a
-square of pixels and of where that is.
+"""An encoder of pictures in numpy, for tests of what uses one: each row is a fixed map of the mean colour
+of a square of pixels and of its place.
 
 It is as honest as a vision tower: other pixels give other rows, and each row has its place.
 """
