@@ -20,6 +20,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "chat_template": ("--chat-template-file",),
     "reasoning": ("-rea",),
     "aliases": ("--served-model-name",),
+    "media_path": ("--allowed-local-media-path",),
+    "media_domains": ("--allowed-media-domains",),
     "cors_origins": ("--cors-origins",),
     "json_schema": ("-jf", "--json-schema-file"),
     "grammar": ("--grammar-file",),

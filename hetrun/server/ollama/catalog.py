@@ -236,6 +236,7 @@ def capabilities(model: Offered, template: str, service: Service) -> list[str]:
         "tools": takes and service.tool_parser != "none",
         "thinking": thinks and service.reasoning_format != "none",
     }
+    can["vision"] = bool(model.info and model.info.pictures)
     return ["completion", *(name for name, true in can.items() if true)]
 
 

@@ -210,6 +210,7 @@ MODEL = struct(
                     "chat_template": STRING,
                     "rerank": described(BOOLEAN, "whether /v1/rerank works with it"),
                     "infill": described(BOOLEAN, "whether /infill and suffix work with it"),
+                    "vision": described(BOOLEAN, "whether it reads pictures"),
                 }
             )
         ),
@@ -289,7 +290,7 @@ PROPS = struct(
         "total_slots": _COUNT,
         "model_alias": STRING,
         "model_path": described(STRING, "the file's name only"),
-        "modalities": struct({"vision": const(False), "audio": const(False)}),
+        "modalities": struct({"vision": BOOLEAN, "audio": const(False)}),
         "build_info": STRING,
         "is_sleeping": BOOLEAN,
         "chat_template": optional(STRING),

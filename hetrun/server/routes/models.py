@@ -136,4 +136,5 @@ def _meta(info: ModelInfo) -> Json:
         "chat_template": info.template_origin,
         "rerank": info.reranks,
         "infill": info.fills,
+        "vision": info.pictures,
     }
