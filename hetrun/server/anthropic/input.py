@@ -85,7 +85,9 @@ def _text_of(block: Json, where: str) -> str:
 
 def _refused(kind: object, where: str, known: str) -> ApiError:
     field = f"{where}.type"
-    if isinstance(kind, str) and kind in MEDIA:
+    if kind == IMAGE:
+        message = f"{field} is image: pictures are read in messages of the user and in results of tools"
+    elif isinstance(kind, str) and kind in MEDIA:
         message = f"{field} is {kind}, but this server reads texts and pictures: it takes no {MEDIA[kind]}"
     elif isinstance(kind, str) and (kind in THEIRS or kind.endswith(THEIR_RESULT)):
         message = f"{field} is {short(kind)}: this server runs no tools itself; leave such blocks out"

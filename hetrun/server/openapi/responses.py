@@ -214,7 +214,8 @@ MODEL = struct(
                 }
             )
         ),
-    }
+    },
+    {"architecture": struct({"input_modalities": array(STRING), "output_modalities": array(STRING)})},
 )
 MODELS = struct({"object": const("list"), "data": array(ref("Model"))})
 _PIECE = described(either(STRING, array(integer(0, 255))), "part of a character as its bytes")

@@ -92,12 +92,10 @@ class Sources:
         if not path.is_relative_to(self.folder):
             raise Unread("this file does not lie in the folder of --media-path")
         try:
-            # O_NONBLOCK: opening a named pipe would wait for its other end.
-            with open(
-                os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb"
-            ) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise Unread("this is not a file")
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise Unread("this is not a file")
+            # If another one has come since: opening a named pipe would wait for its other end.
+            with open(path, "rb", opener=_without_waiting) as file:
                 found = file.read(MOST_PICTURE_BYTES + 1)
         except OSError as error:
             raise Unread(f"the file cannot be read ({error.strerror})") from None
@@ -105,13 +103,15 @@ class Sources:
 
     def _page(self, url: str) -> bytes:
         self.check_host(url)
-        from urllib.error import URLError  # on use, as what it brings along
+        from urllib.error import HTTPError, URLError  # on use, as what it brings along
 
         try:
             return _bounded(fetch(url))
+        except HTTPError as error:
+            error.close()
+            raise Unread(f"its host did not send it ({error.code} {error.reason})") from None
         except URLError as error:
-            said = getattr(error, "code", None) or error.reason
-            raise Unread(f"its host did not send it ({said})") from None
+            raise Unread(f"its host did not send it ({error.reason})") from None
         except (OSError, HTTPException, ValueError) as error:
             raise Unread(f"its host did not send it ({str(error) or type(error).__name__})") from None
 
@@ -129,6 +129,10 @@ class Sources:
         usual = port in (None, 80, 443)
         if f"{host}:{port}" not in self.hosts and not (usual and host in self.hosts):
             raise Unread("its host is not on this server's list (--allowed-media-domain)")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def fetch(url: str) -> bytes:
