@@ -331,6 +331,24 @@ class Settings:
             shows="this machine's own",
         ),
     )
+    media_path: Path | None = field(
+        default=None,
+        metadata=option(
+            "a folder whose pictures requests may name as file:// addresses",
+            option_types.path,
+            "--media-path",
+            shows="none",
+        ),
+    )
+    media_domains: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "a host from which the server may fetch pictures that requests name; may be repeated",
+            option_types.names,
+            "--allowed-media-domain",
+            shows="none",
+        ),
+    )
     cors_origins: tuple[str, ...] = field(
         default=(),
         metadata=option(

@@ -45,7 +45,8 @@ from hetrun.graph.pooling import Pooling, read_vector
 from hetrun.loader.hub.projectors import find_vision
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
-from hetrun.loader.vision import Vision
+from hetrun.loader.vision import NoVision, Vision
+from hetrun.pictures.decoder import PictureDecoder
 from hetrun.planner.options import Options, Wishes
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.precision import precision_of
@@ -110,9 +111,16 @@ class LocalModel:
             undo.callback(templates.close)
             if chatting:
                 templates.warm()  # its process starts while the model loads
-            options = options_for(source, settings, eager)
+            vision = find_vision(source, settings.mmproj)
+            options = seeing(as_options(settings, eager), vision)
+            # A process of its own, from the first picture on.
+            self._decoder = decoder = undo.enter_context(PictureDecoder())
             self._engine = Engine(
-                lambda: load(source, templates, settings, options, progress, most_waiting, first)
+                lambda: load(
+                    *(source, templates, settings, options, progress, most_waiting, first),
+                    vision=vision,
+                    decode=decoder.decode,
+                )
             )
             undo.callback(self._engine.close)
             self.info = self._engine.call(lambda loaded: describe(source, templates.template, loaded))
@@ -309,6 +317,7 @@ class LocalModel:
     def close(self) -> None:
         """Stop the engine and free the memory."""
         self._templates.close()
+        self._decoder.close()
         self._engine.close()
 
     def __enter__(self) -> LocalModel:
@@ -460,9 +469,13 @@ def as_options(settings: Settings, eager: bool | None = False) -> Options:
 
 def options_for(source: ModelSource, settings: Settings, eager: bool | None = False) -> Options:
     """The same, with what the model reads pictures with."""
-    vision = find_vision(source, settings.mmproj)
+    return seeing(as_options(settings, eager), find_vision(source, settings.mmproj))
+
+
+def seeing(options: Options, vision: Vision | NoVision) -> Options:
+    """The same for a model that reads pictures with this, or reads none."""
     spatial = isinstance(vision, Vision) and vision.spatial
-    return replace(as_options(settings, eager), vision=vision, spatial=spatial)
+    return replace(options, vision=vision, spatial=spatial)
 
 
 def make_plan(settings: Settings) -> PlanSet:

@@ -31,8 +31,11 @@ Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
 FLAGS = ("deterministic", "offline", "strict", "no_server", "ollama", "context_shift", "keep_billing_header")
-FILES = ("model", "mmproj", "models", "plan", "prompt_cache", "slot_save_path", "chat_template", "uds")
-REPEATED = ("backends", "models", "allowed_hosts", "cors_origins", "aliases")
+FILES = (
+    *("model", "mmproj", "models", "plan", "prompt_cache", "slot_save_path", "media_path"),
+    *("chat_template", "uds"),
+)
+REPEATED = ("backends", "models", "allowed_hosts", "media_domains", "cors_origins", "aliases")
 RUNNING = (
     "ctx",
     "ram",

@@ -21,6 +21,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "reasoning": ("-rea",),
     "mmproj": ("-mm",),
     "aliases": ("--served-model-name",),
+    "media_path": ("--allowed-local-media-path",),
+    "media_domains": ("--allowed-media-domains",),
     "cors_origins": ("--cors-origins",),
     "json_schema": ("-jf", "--json-schema-file"),
     "grammar": ("--grammar-file",),
