@@ -6,6 +6,7 @@ HetrunError
         OptionError      an option or setting is unknown or out of range
             FieldError   the same of a field inside messages or tools
         TemplateError    a chat template failed, or did something it may not do
+        PictureError     a picture cannot be read
         ContextFull      a prompt does not fit into the context
         BudgetError      the memory granted cannot hold what was asked for
         BackendUnavailable   a backend asked for by name cannot work on this machine
@@ -57,6 +58,10 @@ class FieldError(OptionError):
 
 class TemplateError(UserError):
     """A chat template failed."""
+
+
+class PictureError(UserError):
+    """A picture cannot be read."""
 
 
 class ContextFull(UserError):

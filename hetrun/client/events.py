@@ -5,7 +5,7 @@ One request gives any number of `prompt` and `token` events and then one last ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +18,11 @@ if TYPE_CHECKING:  # numpy comes with it
 
 Message = Mapping[str, object]
 FinishReason = Literal["stop", "length", "cancelled"]
+
+MOST_PICTURES = 64  # in a request
+MOST_PICTURE_BYTES = 32 << 20  # of a picture's file
+PICTURE = "image"  # the type of a content part that stands for the next picture
+PICTURE_MARK = "<__media__>"  # stands for the next picture in a text, as in llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,9 @@ class GenerateRequest:
 
     `messages` go through the chat template. `text` is tokenised without it (special tokens are parsed, and
     the beginning-of-sequence token is added if the model uses one). `tokens` are used unchanged.
+
+    `pictures` are files as they were sent. Each has its place in the messages, a content part
+    `{"type": "image"}`, or in the text, `PICTURE_MARK`, in the same order.
     """
 
     params: SamplingParams
@@ -65,11 +73,26 @@ class GenerateRequest:
         None  # the answer ends so long after its first token, once it has a line break
     )
     sampled_logprobs: bool = False  # log-probabilities of what the samplers leave, not of the model's own
+    pictures: tuple[bytes, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         given = [x for x in (self.messages, self.text, self.tokens) if x is not None]
         if len(given) != 1:
             raise ValueError("a request has exactly one of messages, text and tokens")
+        self._check_pictures()
+
+    def _check_pictures(self) -> None:
+        places = picture_parts(self.messages or ())
+        if self.pictures and self.messages is None:  # without pictures the mark is a text like any other
+            places = (self.text or "").count(PICTURE_MARK)
+        if places != len(self.pictures):
+            raise ValueError(
+                f"a request with {counted(len(self.pictures), 'picture')} has places for {places}"
+            )
+        if len(self.pictures) > MOST_PICTURES:
+            raise ValueError(f"a request may have {MOST_PICTURES} pictures, not {len(self.pictures)}")
+        if max(map(len, self.pictures), default=0) > MOST_PICTURE_BYTES:
+            raise ValueError(f"a picture may have {MOST_PICTURE_BYTES >> 20} MiB")
 
     @property
     def most_tokens(self) -> int | None:
@@ -80,6 +103,16 @@ class GenerateRequest:
     def structure(self) -> Structure | None:
         """The required format of the answer, if any."""
         return Structure("parts", self.parts) if self.parts is not None else self.params.structure
+
+
+def picture_parts(messages: Iterable[Message]) -> int:
+    """How many pictures these messages have places for."""
+    found = 0
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list | tuple):
+            found += sum(isinstance(part, Mapping) and part.get("type") == PICTURE for part in content)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +144,7 @@ class Timings:
     decode_tok_s: float = 0.0
     drafted: int = 0  # tokens that were guessed and verified
     accepted: int = 0  # how many of these were right
+    picture_s: float = 0.0  # encoding pictures; part of ttft_s
 
 
 def accepted(t: Timings) -> str:
@@ -216,6 +250,7 @@ class ModelInfo:
     thought_mark: str = ""  # the opening mark of its reasoning, if it reasons
     aliases: tuple[str, ...] = ()  # its names for clients of a server, if it was given some (--alias)
     listed_as: str = ""  # its name in a list of models
+    pictures: bool = False  # it reads pictures: its encoder was found
 
     @property
     def id(self) -> str:

@@ -103,6 +103,7 @@ class PlannedModel:
             )
             self.books = Books(prepared.granted)
             self.books.opened()
+            self._lent = 0, 0  # to what encodes pictures: bytes that it holds, and may come to
             self._accepted = 0  # guesses that were right, when the last pass began
             self._follow(prepared)
             self.max_sequences = max(1, min(MAX_SEQUENCES, self._kv.max_sequences - 1))
@@ -415,6 +416,20 @@ class PlannedModel:
         if self.long_prompts:
             plans = self.long_prompts.follow(plans, self.plans)
         self._executor.adopt(plans)
+
+    def lend(self, held: int, most: int) -> None:
+        """Leave a part of the budget to what encodes pictures: it holds so much, and may come to so much."""
+        before = self._lent
+        self.books.grows(bill.PICTURES, "anonymous", held, most)
+        try:
+            if most > before[1]:
+                self._budget.set_limit(self.books.granted)
+        except BudgetError:
+            self.books.grows(bill.PICTURES, "anonymous", *before)
+            self._budget.look()
+            raise
+        self._lent = held, most
+        self._executor.adopt(replace(self.plans, memory=self.bill()))
 
     def bill(self) -> Mapping[str, int]:
         """What takes how much now."""

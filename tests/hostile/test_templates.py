@@ -17,6 +17,7 @@ import pytest
 from jinja2.exceptions import SecurityError
 
 from hetrun.errors import TemplateError
+from hetrun.system.sandbox import child
 from hetrun.text.chat import ChatTemplate, limits
 from hetrun.text.chat import sandbox_process as processes
 from hetrun.text.chat.jinja_sandbox import compiled, rendered
@@ -348,7 +349,7 @@ def test_asked_long_after_it_was_started(monkeypatch: pytest.MonkeyPatch) -> Non
         worker.warm()
         assert worker._process
         assert select.select([worker._process._socket], [], [], 30)[0]
-        monkeypatch.setattr(limits, "START_S", 0.0)
+        monkeypatch.setattr(child, "START_S", 0.0)
         assert worker.render(HI)
 
 

@@ -15,6 +15,7 @@ from types import FunctionType
 import pytest
 
 from hetrun.errors import EngineStopped, HetrunError
+from hetrun.system.sandbox.child import ENVIRONMENT
 from hetrun.text.chat import ChatTemplate
 from hetrun.text.chat import sandbox_process as processes
 from hetrun.text.chat.jinja_sandbox import OutOfTime, compiled, line_of, rendered
@@ -75,7 +76,7 @@ def test_what_the_process_has_given_up() -> None:
         assert sorted(name.partition(":")[0] for name in names) == ["/dev/null"] * 3 + ["socket"]
         environment = (proc / "environ").read_bytes().split(b"\0")
         assert {entry.partition(b"=")[0] for entry in environment if entry} <= {
-            name.encode() for name in processes.ENVIRONMENT
+            name.encode() for name in ENVIRONMENT
         }
         found = {line[:26].strip(): line[26:].split() for line in (proc / "limits").read_text().splitlines()}
         for name in ("Max file size", "Max open files", "Max processes", "Max core file size"):
@@ -168,6 +169,9 @@ def test_the_child_imports_little() -> None:
         "hetrun.system",
         "hetrun.text",
         "hetrun.system.files",
+        "hetrun.system.sandbox",
+        "hetrun.system.sandbox.framing",
+        "hetrun.system.sandbox.inside",
         "hetrun.system.terminal_text",
     }
     assert not {"numpy", "subprocess", "asyncio", "socket", "multiprocessing", "ctypes"} & {*modules}

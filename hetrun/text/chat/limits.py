@@ -12,7 +12,6 @@ MEMORY = 192 * MIB
 MEMORY_PER_BYTE = 32
 
 # Waiting, by the clock on the wall: the machine may be busy.
-START_S = 10.0
 WALL_PER_CPU = 2.4
 
 MOST_INPUT = 32 * MIB  # bytes of messages: more than any context holds

@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any
 
 from hetrun.errors import EngineStopped, HetrunError, OptionError, TemplateError
+from hetrun.system.sandbox.child import Gone
+from hetrun.system.sandbox.framing import framed
 from hetrun.system.terminal_text import visible
 from hetrun.text.chat import gemma4_turns, limits
 from hetrun.text.chat.continuation import Cut
-from hetrun.text.chat.framing import framed
 from hetrun.text.chat.messages import checked_messages, checked_objects, plain
-from hetrun.text.chat.sandbox_process import Gone, Process
+from hetrun.text.chat.sandbox_process import Process
 from hetrun.text.chat.template import MOST_SOURCE, ChatTemplate
 from hetrun.text.tool_parsers.formats import takes_functions
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import FrameType
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateSyntaxError
 
+from hetrun.system.sandbox.framing import HEAD, framed, length
+from hetrun.system.sandbox.inside import bound_memory, bounded_time, give_up_rights, read, write
 from hetrun.text.chat import limits
-from hetrun.text.chat.framing import HEAD, framed, length
 from hetrun.text.chat.jinja_sandbox import OutOfTime, compiled, line_of, reason_of, rendered
 from hetrun.text.chat.messages import tool_variants, variants
 
@@ -35,29 +33,15 @@ Answer = Mapping[str, object]
 
 def main(pipe: int) -> None:
     """The child's whole life; `pipe` is its end of the pipe."""
-    sources = json.loads(_read(pipe, length(_read(pipe, HEAD.size))))
+    sources = json.loads(read(pipe, length(read(pipe, HEAD.size))))
     time.localtime()  # reads the time zone
     rendered(compiled(PRIMER), {}, limits.MOST_OUTPUT)
     with suppress(TemplateSyntaxError):
         compiled("{%")
     try:
-        Server(pipe, sources, _give_up()).run()
+        Server(pipe, sources, give_up_rights()).run()
     except MemoryError:
         os._exit(limits.NO_MEMORY)
-
-
-def _give_up() -> int:
-    """No files, no processes and no core dumps from here on; how many bytes of memory are in use."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
-        resource.setrlimit(kind, (0, 0))
-    signal.signal(signal.SIGVTALRM, _out_of_time)
-    return used
-
-
-def _out_of_time(signum: int, frame: FrameType | None) -> NoReturn:
-    raise OutOfTime
 
 
 class Server:
@@ -71,34 +55,28 @@ class Server:
 
     def run(self) -> NoReturn:
         """Until the parent hangs up, or a template has gone too far."""
-        _write(self._pipe, {"ready": True})
+        write(self._pipe, framed({"ready": True}))
         self._bound_memory(0)
         answer = self._attempt({"template": 0}, 0)
         while not answer.get("over"):
-            size = length(_read(self._pipe, HEAD.size))
+            size = length(read(self._pipe, HEAD.size))
             self._bound_memory(size)
-            answer = self._attempt(json.loads(_read(self._pipe, size)), size)
-            _write(self._pipe, answer)
+            answer = self._attempt(json.loads(read(self._pipe, size)), size)
+            write(self._pipe, framed(answer))
         # What was interrupted anywhere may hold a lock, and what filled the memory may still lie there.
         os._exit(limits.NO_MEMORY if answer["reason"] == limits.TOO_LARGE else limits.NO_TIME)
 
     def _bound_memory(self, size: int) -> None:
         soft, hard = (self._used + limits.memory(n) for n in (size, limits.MOST_INPUT))
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        bound_memory(soft, hard)
 
     def _attempt(self, request: Mapping[str, Any], size: int) -> Answer:
         """The text, or what went wrong, in bounded time."""
-        seconds = limits.seconds(size)
-        # Python hears the first one, so that the line can be said; the second has no handler and ends us.
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.8 * seconds)
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        try:
-            return self._answer(request, size)
-        except (Exception, OutOfTime) as error:
-            return self._failure(request, error)
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            signal.setitimer(signal.ITIMER_PROF, 0)
+        with bounded_time(limits.seconds(size), OutOfTime):
+            try:
+                return self._answer(request, size)
+            except (Exception, OutOfTime) as error:
+                return self._failure(request, error)
 
     def _answer(self, request: Mapping[str, Any], size: int) -> Answer:
         number = request["template"]
@@ -128,20 +106,3 @@ class Server:
         line = line_of(error, self._templates.get(request["template"]))
         over = isinstance(error, MemoryError | OutOfTime)
         return {"reason": reason_of(error), "line": line, "over": over}
-
-
-def _read(pipe: int, size: int) -> bytes:
-    parts = []
-    while size:
-        part = os.read(pipe, min(size, limits.MIB))
-        if not part:
-            os._exit(0)  # the parent is gone
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _write(pipe: int, message: object) -> None:
-    data = memoryview(framed(message))
-    while data:
-        data = data[os.write(pipe, data) :]

@@ -1,0 +1,176 @@
+"""Strangers' pictures as pixels, decoded in a process that may die at any time, or an error that says why."""
+
+from __future__ import annotations
+
+import os
+import threading
+from time import monotonic
+from types import TracebackType
+from typing import NamedTuple
+
+from hetrun.client.events import MOST_PICTURE_BYTES
+from hetrun.errors import EngineStopped, HetrunError, PictureError
+from hetrun.pictures import limits
+from hetrun.pictures.kinds import format_of
+from hetrun.pictures.picture import Picture
+from hetrun.system import subprocesses
+from hetrun.system.sandbox.child import Child, Gone, computed_too_long
+from hetrun.system.sandbox.framing import HEAD
+from hetrun.system.terminal_text import visible
+
+CHILD = "from hetrun.pictures.decoder_main import main; main({pipe})"
+MOST_MESSAGE = 4096  # bytes
+MOST_REASON = 300  # characters
+UNREADABLE = "its process sent an unreadable answer"
+
+
+class Refusal(NamedTuple):
+    """Why the process does not decode a picture."""
+
+    reason: str
+    over: bool  # the process ends with it
+
+
+class PictureDecoder:
+    """Decodes pictures. Any thread may call; one is decoded at a time.
+
+    The process is kept for the next picture, ends when it had none for a while, and is started again.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._process: Process | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process, where one runs."""
+        return self._process.pid if self._process else None
+
+    def decode(self, data: bytes) -> Picture:
+        """The picture in a file: PNG, JPEG, WebP, the first frame of GIF, or BMP.
+
+        It is upright as its EXIF says, and what is transparent is white. One of more than 16 Mi pixels is
+        scaled down. PictureError says why a file is not decoded.
+        """
+        if len(data) > MOST_PICTURE_BYTES:
+            size, most = len(data) >> 20, MOST_PICTURE_BYTES >> 20
+            raise PictureError(f"the picture's file has {size} MiB, and up to {most} are read")
+        name = format_of(data)
+        with self._lock:
+            try:
+                return self._asked(name, data)
+            except Dead as gone:
+                raise self._failed(name, str(gone)) from None
+
+    def close(self) -> None:
+        """End the process, also while it decodes. A fork leaves the process of its parent alone."""
+        if os.getpid() != self._owner:
+            return
+        self._closed = True
+        if process := self._process:
+            process.kill()
+        with self._lock:
+            self._end()
+
+    def __enter__(self) -> PictureDecoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _asked(self, name: str, data: bytes) -> Picture:
+        for attempt in (1, 2):
+            kept = self._process is not None
+            process = self._running()
+            try:
+                answer = process.ask(name, data)
+            except (Dead, HetrunError) as gone:  # it died, or did not start
+                self._end()
+                if self._closed:
+                    raise EngineStopped("the model was closed before a picture was decoded") from None
+                if (
+                    isinstance(gone, Dead) and gone.idle and kept and attempt == 1
+                ):  # it ended just when the picture came
+                    continue
+                raise
+            except BaseException:  # such as Ctrl-C: an answer may still come, and it would be the next one's
+                self._end()
+                raise
+            if isinstance(answer, Picture):
+                return answer
+            if answer.over:
+                self._end()
+            raise self._failed(name, answer.reason)
+        raise AssertionError("a new process was idle")
+
+    @staticmethod
+    def _failed(name: str, reason: str) -> PictureError:
+        said = " ".join(visible(reason[:MOST_REASON]).split())
+        return PictureError(f"the {'WebP' if name == 'WEBP' else name} picture cannot be read: {said}")
+
+    def _running(self) -> Process:
+        if self._closed:
+            raise EngineStopped("the model was closed; open it again with LLM(...)")
+        if self._process is None or not self._process.alive:
+            self._end()
+            self._process = Process()
+        return self._process
+
+    def _end(self) -> None:
+        if self._process:
+            self._process.end()
+        self._process = None
+
+
+class Dead(Gone):
+    """The process ended; `idle`: by itself, because it had no picture for a while."""
+
+    def __init__(self, reason: str, idle: bool = False) -> None:
+        super().__init__(reason)
+        self.idle = idle
+
+
+class Process(Child):
+    """One life of the child. After anything but a picture or a reason it must be ended."""
+
+    def __init__(self) -> None:
+        super().__init__(CHILD, "pictures", "PIL.Image")
+
+    def ask(self, name: str, data: bytes) -> Picture | Refusal:
+        """The picture, or what is wrong with it."""
+        self.wait_until_ready()
+        end = monotonic() + limits.WALL_PER_CPU * (limits.OPEN_S + 2 * limits.seconds(limits.MOST_PIXELS))
+        try:
+            self.send(name.encode().ljust(HEAD.size) + HEAD.pack(len(data)), end)
+            self.send(data, end)
+            return self._answer(self.receive(MOST_MESSAGE, end), end)
+        except TimeoutError:
+            raise Dead(limits.FAULTS[limits.NO_TIME]) from None
+        except (EOFError, OSError):
+            code = self.exit_code()
+            raise Dead(_obituary(code), idle=code == 0) from None
+        except (ValueError, RecursionError):
+            raise Dead(UNREADABLE) from None
+
+    def _answer(self, answer: object, end: float) -> Picture | Refusal:
+        """What the process says, checked: a picture may have found a way to speak for it."""
+        match answer:
+            case {"width": int() as width, "height": int() as height} if (
+                0 < width <= limits.MOST_SIDE
+                and 0 < height <= limits.MOST_SIDE
+                and width * height <= limits.MOST_KEPT + width + height  # divided sides are rounded up
+            ):
+                return Picture.of(width, height, self.read(3 * width * height, end))
+            case {"reason": str() as reason, "over": bool() as over}:
+                return Refusal(reason, over)
+        raise ValueError(UNREADABLE)
+
+
+def _obituary(code: int) -> str:
+    if computed_too_long(code):
+        code = limits.NO_TIME
+    return limits.FAULTS.get(code) or f"its process {subprocesses.ending(code)}"

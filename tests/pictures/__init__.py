@@ -1,0 +1,1 @@
+"""Pictures as they are decoded, and the process that does it."""
