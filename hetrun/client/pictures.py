@@ -6,8 +6,8 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hetrun.client.events import MOST_PICTURE_BYTES, PICTURE, GenerateRequest, Message
-from hetrun.errors import OptionError
+from hetrun.client.events import MOST_PICTURE_BYTES, PICTURE, GenerateRequest, Message, ModelInfo
+from hetrun.errors import OptionError, printable
 from hetrun.system.files import open_regular
 
 # By their first bytes.
@@ -63,24 +63,29 @@ def pictures_of(message: Message, files: Iterator[bytes]) -> list[bytes]:
     return [next(files) for part in _parts(message) if part.get("type") == PICTURE]
 
 
-def read_picture(path: str, option: str = "") -> bytes:
-    """A picture's file; OptionError says why it is not read. `option` comes before the path in messages."""
-    where = f"{option} {path}".strip()
+def read_picture(path: str, where: str) -> bytes:
+    """A picture's file; OptionError says why it is not read. `where` names it in messages."""
     try:
         with open(open_regular(path), "rb") as file:
-            data = file.read(MOST_PICTURE_BYTES + 1)
+            return bounded(file.read(MOST_PICTURE_BYTES + 1), where)
     except OSError as error:
         raise OptionError(f"{where} cannot be read: {error.strerror}") from None
-    return checked(data, where)
 
 
-def checked(data: bytes, where: str) -> bytes:
+def bounded(file: bytes, where: str) -> bytes:
     """A picture's file, if it is not too large."""
-    if len(data) > MOST_PICTURE_BYTES:
+    if len(file) > MOST_PICTURE_BYTES:
+        raise OptionError(f"{where} is larger than {MOST_PICTURE_BYTES >> 20} MiB; make the picture smaller")
+    return file
+
+
+def check_reads(info: ModelInfo, pictures: Sequence[bytes]) -> None:
+    """OptionError if there are pictures and the model reads none."""
+    if pictures and not info.pictures:
         raise OptionError(
-            f"{where} is larger than {MOST_PICTURE_BYTES >> 20} MiB, the most a picture may have"
+            f"{printable(info.id)} reads text only here: for pictures take a model that reads them, with its "
+            "encoder (the mmproj file) beside it or named with --mmproj FILE"
         )
-    return data
 
 
 def _with_parts(request: GenerateRequest, part: Any) -> Iterator[tuple[Message, dict[str, Any]]]:  # noqa: ANN401

@@ -160,11 +160,9 @@ async def _prompt(given: object, where: str, info: ModelInfo, service: Service) 
         case str():
             return given
         case {"prompt_string": str(text), **others}:
-            return (
-                Seen(text, marked(text, others["multimodal_data"], where, info))
-                if others.get("multimodal_data")
-                else text
-            )
+            if pictures := marked(text, others.get("multimodal_data") or [], where, info):
+                return Seen(text, pictures)
+            return text
         case list() if given:
             if any(isinstance(part, str) for part in given):
                 return await _mixed(given, where, info, service)

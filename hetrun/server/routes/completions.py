@@ -94,6 +94,8 @@ def _suffix(body: Mapping[str, object], order: Order) -> str:
         raise wrong_type("suffix", "a text", suffix)
     if suffix:
         check_fills(order.info, 400, "suffix")
+    if suffix and order.prompts[0].pictures:
+        raise ApiError("suffix and pictures exclude each other", "suffix", "invalid_value")
     if suffix and order.prompts[0].echo:
         message = "suffix and echo exclude each other: the model sees both texts with marks between them"
         raise ApiError(message, "echo", "invalid_value")
