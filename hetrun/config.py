@@ -183,6 +183,15 @@ class Settings:
     plan: Path | None = field(
         default=None, metadata=option("a file with a saved plan", option_types.path, "--plan", shows="none")
     )
+    mmproj: str | None = field(
+        default=None,
+        metadata=option(
+            "the file with the model's vision tower, with which it reads pictures; none: it reads none",
+            option_types.text,
+            "--mmproj",
+            shows="the one that lies beside the model",
+        ),
+    )
     prompt_cache: Path | None = field(
         default=None,
         metadata=option(

@@ -144,6 +144,7 @@ class Timings:
     decode_tok_s: float = 0.0
     drafted: int = 0  # tokens that were guessed and verified
     accepted: int = 0  # how many of these were right
+    picture_s: float = 0.0  # encoding pictures; part of ttft_s
 
 
 def accepted(t: Timings) -> str:
