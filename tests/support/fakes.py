@@ -387,7 +387,10 @@ def _foreseen(changes: Mapping[str, object]) -> Foreseen:
 
 def _prompt(request: GenerateRequest) -> str:
     if request.messages is not None:
-        return str(request.messages[-1].get("content", ""))
+        content = request.messages[-1].get("content", "")
+        if isinstance(content, list):  # the texts of its parts; others are pictures
+            return "".join(str(part.get("text", "")) for part in content)
+        return str(content)
     return request.text or bytes(request.tokens or b"say nothing").decode()
 
 
