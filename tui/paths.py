@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 # Those that are read, and others that are pictures, too: a sentence says why these are not.
 SUFFIXES = ("png", "jpg", "jpeg", "jpe", "jfif", "webp", "gif", "bmp", "heic", "heif", "avif", "tif", "tiff")
+_START = re.compile(r"\S")
 _WORD = re.compile(r"(?:\\.|[^\s\\])+|\\", re.DOTALL)
 _BEGINS = (
     "/",
@@ -95,8 +96,8 @@ def without_paths(text: str) -> tuple[str, list[Path]]:
 def _named(text: str) -> Iterator[tuple[int, int]]:
     """Where paths may stand: in quotes, or words that begin as a path does. The time is linear in the text."""
     at = 0
-    while word := _WORD.search(text, at):
-        begin, at = word.span()
+    while start := _START.search(text, at):
+        begin = start.start()
         if (quote := text[begin]) in "\"'":
             close = text.find(quote, begin + 1)
             if close >= 0 and "\n" not in text[begin:close] and _is_named(text[begin + 1 : close]):
@@ -105,6 +106,9 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
             else:
                 at = begin + 1
             continue
+        word = _WORD.match(text, begin)
+        assert word is not None, "it matches what is not blank"
+        at = word.end()
         written = word[0].rstrip(_AFTER)
         if written.startswith(_BEGINS) and _is_named(written):
             yield begin, begin + len(written)

@@ -296,8 +296,10 @@ class Store:
         turns: Iterable[Turn],
         pictures: Iterable[tuple[Pictured, bytes]] = (),
     ) -> Conversation:
-        """A conversation from elsewhere, all of it or nothing, with pictures that are not kept yet. A turn comes
-        after its parent."""
+        """A conversation from elsewhere, all of it or nothing, with pictures that are not kept yet.
+
+        A turn comes after its parent.
+        """
         new: dict[int, int] = {}
         with self._change():
             self._keep_pictures(pictures)
