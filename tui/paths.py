@@ -94,7 +94,7 @@ def without_paths(text: str) -> tuple[str, list[Path]]:
 
 
 def _named(text: str) -> Iterator[tuple[int, int]]:
-    """Where paths may stand: in quotes, or words that begin as a path does. The time is linear in the text."""
+    """Where paths may stand: in quotes, or words that begin as a path does. It takes linear time."""
     at = 0
     while start := _START.search(text, at):
         begin = start.start()

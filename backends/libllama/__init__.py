@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
 from hetrun.backend.library_model import Whole, WholeRunner, WholeSetup
+from hetrun.backend.picture_encoder import PictureEncoder, Pictures, PictureSetup
 from hetrun.errors import BackendUnavailable, OptionError
 from hetrun.system.file_identity import Stamp, unchanged
 
@@ -64,6 +65,23 @@ PROMISES_OFF = (
     "outside its window, a sequence that was cut or whose step was cancelled is computed again",
 )
 
+
+def open_encoder(setup: PictureSetup) -> PictureEncoder:
+    """A vision tower, whose file is tried in a process of its own first: llama.cpp may end the process."""
+    from hetrun.backends.libllama import picture_trial
+    from hetrun.backends.libllama.pictures import MtmdEncoder
+
+    picture_trial.check(setup)
+    return MtmdEncoder(setup)
+
+
+def bytes_for(setup: PictureSetup, width: int, height: int) -> int:
+    """Memory that encoding a picture will take, beside the tower's weights."""
+    from hetrun.backends.libllama import pictures
+
+    return pictures.bytes_for(setup, width, height)
+
+
 descriptor = Descriptor(
     "libllama",
     probe,
@@ -71,4 +89,5 @@ descriptor = Descriptor(
     "llama.cpp as a whole, for architectures that hetrun does not know",
     preference=1,
     whole=Whole(open_whole, PROMISES_OFF, look),
+    pictures=Pictures(open_encoder, bytes_for),
 )

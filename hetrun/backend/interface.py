@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hetrun.backend.expert_slots import ExpertSlots, Slots, Slotted, first_slots
 from hetrun.backend.library_model import Whole
 from hetrun.backend.op_profile import Spent
+from hetrun.backend.picture_encoder import Pictures
 from hetrun.backend.weight_streaming import Cacheable, Mappable, Partial
 from hetrun.graph import Op, Value, Weight
 from hetrun.graph import Rows as WhichRows
@@ -415,6 +416,7 @@ class Descriptor:
     own_memory: bool = False  # its device has memory to itself, of which --vram says how much may be taken
     examine: Callable[[], Probe] | None = None  # `probe` with a closer look, which may take seconds
     whole: Whole | None = None  # it takes no segments, only whole models; no planner chooses it
+    pictures: Pictures | None = None  # it encodes pictures, whatever runs the model
 
     @property
     def is_last_resort(self) -> bool:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import cast
 
 from hetrun.backend.interface import Available, Backend, Descriptor, Precision, Probe, Unavailable
+from hetrun.backend.picture_encoder import Pictures
 from hetrun.errors import BackendUnavailable, OptionError, PluginError
 from hetrun.system import entry_points
 from hetrun.system.entry_points import FAILURES, Point, in_words
@@ -44,6 +45,21 @@ def backends() -> dict[str, Descriptor]:
 def backends_of(name: str) -> Sequence[Descriptor]:
     """Those that one package registered under a name, imported now and without the others."""
     return _load(entry_points.points("backends")[name])
+
+
+def picture_encoder() -> Pictures:
+    """What encodes pictures here; BackendUnavailable says why nothing does."""
+    reasons = []
+    for name, descriptor in backends().items():
+        if descriptor.pictures is None:
+            continue
+        probe = descriptor.probe()
+        if isinstance(probe, Available):
+            return descriptor.pictures
+        reasons.append(f"{name}: {probe.reason}")
+    raise BackendUnavailable(
+        f"nothing can encode pictures here: {'; '.join(reasons) or 'no backend does it'}"
+    )
 
 
 def stranger(backend: str) -> Point | None:

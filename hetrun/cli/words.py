@@ -19,7 +19,10 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "system": ("-sys", "--system-prompt"),
     "chat_template": ("--chat-template-file",),
     "reasoning": ("-rea",),
+    "mmproj": ("-mm",),
     "aliases": ("--served-model-name",),
+    "media_path": ("--allowed-local-media-path",),
+    "media_domains": ("--allowed-media-domains",),
     "cors_origins": ("--cors-origins",),
     "json_schema": ("-jf", "--json-schema-file"),
     "grammar": ("--grammar-file",),
@@ -38,7 +41,7 @@ _TEMPLATE = (
     "leave it out: the model's own chat template is used (--chat-template FILE: another one; run --raw: none)"
 )
 _REASONING = "--reasoning off answers without reasoning, if the model's template can; there is no budget"
-_PICTURES = "hetrun reads text only: models that see pictures run without their vision part"
+_AUDIO = "hetrun reads texts and pictures; it takes no audio"
 _LORA = "hetrun loads no adapters: merge it into the model first, then: hetrun convert"
 _HUB = "-m hf:user/repo:Q4_K_M is a model of Hugging Face's hub"
 _DRAFT = "--spec draft:MODEL lets a small model guess"
@@ -68,7 +71,11 @@ OPTIONS: Mapping[str, str] = {
         ("--rerank --reranking", "leave it out: hetrun serve always has /v1/rerank, for models that rank"),
         ("--mmap --no-mmap --mlock -nkvo --no-kv-offload -kvo --kv-offload", _MEMORY),
         ("--jinja --no-jinja", _TEMPLATE),
-        ("--image --audio --mmproj -mm --mmproj-url --no-mmproj", _PICTURES),
+        ("--audio", _AUDIO),
+        ("--mmproj-url", "--mmproj FILE is the vision tower; hetrun pull brings it with a model of the hub"),
+        ("--no-mmproj", "--mmproj none leaves the vision tower out"),
+        ("--mmproj-auto --no-mmproj-auto", "leave it out: the mmproj file beside a model is found"),
+        ("--mmproj-offload --no-mmproj-offload", "leave it out: pictures are encoded by the CPU"),
         ("--lora --lora-scaled --control-vector --control-vector-scaled", _LORA),
         ("-hf -hfr --hf-repo -hff --hf-file", _HUB),
         ("-mu --model-url", "hetrun pull user/repo brings a model from Hugging Face's hub; else give a path"),

@@ -5,9 +5,22 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
 
 from hetrun.client.events import Doing
 from hetrun.executor.interface import Model
+
+
+class Stoppable(Protocol):
+    """What computes beside the model."""
+
+    def cancel(self) -> None:
+        """End what runs; from any thread."""
+        ...
+
+    def rearm(self) -> None:
+        """Let the next thing run."""
+        ...
 
 
 @dataclass(slots=True)
@@ -17,6 +30,7 @@ class Frame:
     ids: frozenset[int]  # the requests or the job
     since: float
     expected_s: float | None
+    what: str = ""  # what runs, where it is not the model
 
 
 SOON_S = 0.04  # what ends so soon anyway is not worth ending early, for all who are in it
@@ -29,6 +43,7 @@ class Gate:
         self.lock = threading.Lock()
         self.stopped = False
         self.model: Model | None = None
+        self.beside: Stoppable | None = None
         self._frames: list[Frame] = []  # what is in the model now, the innermost last
         self._cancelled: set[int] = set()  # those whose cancel lies in the inbox
 
@@ -44,36 +59,37 @@ class Gate:
             frame = self._frames[-1] if self._frames else None
         if frame is None or self.model is None:
             return None
-        return Doing(frame.since, frame.expected_s, self.model.segment, self.model.stats.segments)
+        what = frame.what or self.model.segment
+        return Doing(frame.since, frame.expected_s, what, self.model.stats.segments)
 
     def cancel(self, id: int) -> None:
         """With the lock: end what runs if it is this one."""
         self._cancelled.add(id)
         for frame in self._frames:
-            if id in frame.ids and self.model and self._over(frame):
-                self.model.cancel()
+            if id in frame.ids and self._over(frame):
+                self._end()
 
     def stop(self) -> None:
         """With the lock: end what runs, and let nothing else begin."""
         self.stopped = True
-        if self._frames and self.model:
-            self.model.cancel()
+        if self._frames:
+            self._end()
 
     def forget(self, id: int) -> None:
         """A cancel was taken out of the inbox."""
         with self.lock:
             self._cancelled.discard(id)
 
-    def enter(self, ids: frozenset[int], expected_s: float | None = None) -> bool:
+    def enter(self, ids: frozenset[int], expected_s: float | None = None, what: str = "") -> bool:
         """Begin to compute for these; False if one of them was cancelled meanwhile, or all is stopped.
 
-        `expected_s`: the seconds that it takes, if known.
+        `expected_s`: the seconds that it takes, if known; `what`: its name, where it is not the model's.
         """
         with self.lock:
             if self.stopped or self.model is None or not self._cancelled.isdisjoint(ids):
                 return False
-            self.model.rearm()  # a cancel that came for the last ones too late
-            self._frames.append(Frame(ids, perf_counter(), expected_s))
+            self._rearm()  # a cancel that came for the last ones too late
+            self._frames.append(Frame(ids, perf_counter(), expected_s, what))
             return True
 
     def leave(self) -> None:
@@ -84,14 +100,24 @@ class Gate:
                 self._frames[-1].since += perf_counter() - ended.since
             # The one around it goes on, unless it is to end itself; so does what the model does by itself.
             over = self._over(self._frames[-1]) if self._frames else self.stopped
-            if self.model and not over:
-                self.model.rearm()
+            if not over:
+                self._rearm()
 
     @property
     def must_end(self) -> bool:
         """Whether the innermost step is for a request that was cancelled, or all is stopped."""
         with self.lock:
             return self._over(self._frames[-1]) if self._frames else self.stopped
+
+    def _end(self) -> None:
+        for each in (self.model, self.beside):
+            if each:
+                each.cancel()
+
+    def _rearm(self) -> None:
+        for each in (self.model, self.beside):
+            if each:
+                each.rearm()
 
     def _over(self, frame: Frame) -> bool:
         if self.stopped:

@@ -175,7 +175,7 @@ class Engine:
         try:
             loaded = self._loaded = load()
             loaded.load_s = perf_counter() - start
-            self._gate.model = loaded.model
+            self._gate.model, self._gate.beside = loaded.model, loaded.pictures
         except BaseException as e:
             self._failed = e
             self._gate.stopped = True
@@ -200,7 +200,9 @@ class Engine:
             except Exception:
                 log.exception("closing the model failed")
             # A reference to the engine must not keep the model's memory.
-            self._loaded = self._loop = self._gate.model = None
+            self._loaded = self._loop = self._gate.model = self._gate.beside = None
+            if loaded.pictures:
+                loaded.pictures.close()
             loaded.model.close()
             if loaded.speculation:
                 loaded.speculation.close()

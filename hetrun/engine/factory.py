@@ -10,16 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hetrun.backend import registry
+from hetrun.backend.picture_encoder import NoVision, PictureSetup, Vision
 from hetrun.client.events import GenerateRequest, Message, ModelInfo
 from hetrun.config import Settings
 from hetrun.engine.first_look import FirstLook
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import NOT_SAVED, Loaded
+from hetrun.engine.pictures import PictureStore
 from hetrun.engine.prefix_store import Prompts, check_place
 from hetrun.engine.speculation.draft_model import DraftModel
 from hetrun.engine.speculation.interface import Speculation
 from hetrun.engine.speculation.methods import drafted, lookup, predicted
-from hetrun.errors import ModelFileError, OptionError, UserError
+from hetrun.errors import BackendUnavailable, ModelFileError, OptionError, UserError
 from hetrun.executor import planned_model as models
 from hetrun.executor.interface import Model
 from hetrun.executor.library.model import WholeModel
@@ -27,6 +30,7 @@ from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import parameters
 from hetrun.memory.kv.prefix_cache import CACHED, Prefixes
+from hetrun.pictures.picture import Picture
 from hetrun.planner.options import Options, Wishes
 from hetrun.system.progress import Progress
 from hetrun.text.chat import ChatTemplate, checked_messages
@@ -40,6 +44,8 @@ from hetrun.text.tool_parsers.formats import family
 
 log = logging.getLogger(__name__)
 
+BLIND = NoVision("this model reads no pictures")
+
 
 def load(
     source: ModelSource,
@@ -49,9 +55,13 @@ def load(
     progress: Progress | None,
     most_waiting: int | None = None,
     first: GenerateRequest | None = None,
+    vision: Vision | NoVision = BLIND,
+    decode: Callable[[bytes], Picture] | None = None,
 ) -> Loaded:
     """Everything that runs; called on the engine thread. What is wrong with the `first` request is told
-    before weights are read."""
+    before weights are read. `vision` reads pictures, of which `decode` gives the pixels."""
+    if isinstance(vision, Vision):
+        options = replace(options, spatial=vision.spatial)
     if settings.prompt_cache:
         check_place(settings.prompt_cache)
     tokenizer = open_tokenizer(source)  # first: it is read in no time, and may be wrong
@@ -72,11 +82,14 @@ def load(
     most_tokens = model.most_cached if isinstance(model, models.PlannedModel) else None
     prefixes = Prefixes(model, most_kept(model), most_tokens)
     prompts = Prompts(model, prefixes, options) if isinstance(model, models.PlannedModel) else None
+    pictures = pictures_of(vision, decode, model, tokenizer, prefixes)
     return Loaded(
         model,
         tokenizer,
         render,
         temperature,
+        pictures=pictures if isinstance(pictures, PictureStore) else None,
+        no_pictures="" if isinstance(pictures, PictureStore) else pictures,
         diagnose=lambda: bad_weights(source),
         most_waiting=most_waiting,
         prefixes=prefixes,
@@ -87,6 +100,34 @@ def load(
         ending=remembering(prompts, settings.prompt_cache),
         shift=settings.context_shift,
     )
+
+
+def pictures_of(
+    vision: Vision | NoVision,
+    decode: Callable[[bytes], Picture] | None,
+    model: Model,
+    tokenizer: Tokenizer | None,
+    prefixes: Prefixes,
+) -> PictureStore | str:
+    """What reads pictures, or why nothing does."""
+    if isinstance(vision, NoVision):
+        return vision.reason
+    if tokenizer is None or not isinstance(model, models.PlannedModel) or decode is None:
+        return "this model reads no pictures here: it runs through libllama, or has no tokenizer"
+    if vision.width != model.width * (1 + vision.deepstack):
+        return (
+            f"the vision tower {vision.path} belongs to another model: its rows are "
+            f"{vision.width // (1 + vision.deepstack)} wide, and this model is {model.width}"
+        )
+    try:
+        encoding = registry.picture_encoder()
+    except BackendUnavailable as error:
+        return str(error)
+    threads = model.plans.plan(model.plans.ubatch).threads
+    tokenize = partial(tokenizer.encode_as, add_special=False, parse_special=True)
+    # All rows of a picture that see each other go through one pass.
+    setup = PictureSetup(vision, threads, tokenize, model.plans.ubatch if vision.whole else 0)
+    return PictureStore(vision, setup, encoding, decode, model, prefixes)
 
 
 def remark_on_context(settings: Settings, source: ModelSource) -> None:
@@ -242,4 +283,5 @@ def describe(source: ModelSource, template: ChatTemplate, loaded: Loaded) -> Mod
         fills=loaded.tokenizer is not None and loaded.tokenizer.fim.complete,
         tool_format=family((template.for_tools or template).source),
         thought_mark=mark_of(template.source),
+        pictures=loaded.pictures is not None,
     )

@@ -1,7 +1,9 @@
-"""What a request needs before the model can take it: its messages as text, its grammar compiled.
+"""What a request needs before the model can take it: its messages as text, its grammar compiled, its pictures
+read.
 
-Templates and grammars are third-party and may take long, so this runs on threads of its own, and running
-answers go on meanwhile. Nothing here calls ggml or torch: only the engine's thread may do that.
+Templates, grammars and pictures are third-party and may take long, so this runs on threads of its own, and
+running answers go on meanwhile. Nothing here calls ggml or torch: only the engine's thread may do that, and
+is asked to lay out each picture that was read.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hetrun.client.events import GenerateRequest, Message
+from hetrun.engine.picture_marks import Seen, marked, new_mark
 from hetrun.errors import OptionError
+from hetrun.pictures.picture import Picture
 from hetrun.sampling.interface import Constraint
 from hetrun.text.chat import continuation
 from hetrun.text.chat.reasoning import opened_in, within_thought
@@ -21,6 +25,8 @@ from hetrun.text.chat.reasoning import opened_in, within_thought
 if TYPE_CHECKING:
     from hetrun.sampling.grammar.token_mask import Grammars
     from hetrun.text.tokenizer import Tokenizer
+
+R = TypeVar("R")
 
 GRAMMARS = 2  # threads that compile: one hostile grammar then does not hold up the others
 
@@ -31,6 +37,30 @@ class Renderer(Protocol):
     def __call__(self, messages: tuple[Message, ...], options: Mapping[str, object]) -> str: ...
 
 
+class PictureReader(Protocol):
+    """What makes of a picture's file what stands for it in a prompt."""
+
+    def known(self, file: bytes) -> Seen | None:
+        """The same, if it was read before; from any thread."""
+        ...
+
+    def decode(self, file: bytes) -> Picture:
+        """The pixels of a file; from any thread."""
+        ...
+
+    def open(self) -> None:
+        """Load what lays pictures out; on the engine's thread."""
+        ...
+
+    def lay_out(self, file: bytes, picture: Picture) -> Seen:
+        """What stands for it in a prompt; on the engine's thread."""
+        ...
+
+
+# Calls a function on the engine's thread and waits for it.
+OnEngine = Callable[[Callable[[], R]], R]
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What a request became: the text of its messages, and what its answer must look like."""
@@ -38,22 +68,32 @@ class Prepared:
     text: str | None = None
     constraint: Constraint | None = None
     opened: str = ""  # the mark of a thought that the text has begun
+    mark: str = ""  # stands for each picture in the text; empty: the usual one does
+    seen: tuple[Seen, ...] = ()  # the pictures, in their order
 
 
 class Preparer:
     """Prepares requests beside the engine."""
 
     def __init__(
-        self, render: Renderer | None, tokenizer: Tokenizer | None, grammars: Grammars | None = None
+        self,
+        render: Renderer | None,
+        tokenizer: Tokenizer | None,
+        grammars: Grammars | None = None,
+        pictures: PictureReader | None = None,
+        on_engine: OnEngine[Any] = lambda work: work(),
     ) -> None:
         """`grammars`: where some were compiled already."""
         self._render = render
+        self._pictures, self._on_engine = pictures, on_engine
         self._tokenizer = tokenizer
         if grammars:
             self._grammars = grammars
         # Apart, so that no message waits for grammars. One text is rendered at a time anyway.
         self._rendering = ThreadPoolExecutor(1, "hetrun-render")
         self._compiling = ThreadPoolExecutor(GRAMMARS, "hetrun-compile")
+        # One, so that there are the pixels of one picture at a time.
+        self._reading = ThreadPoolExecutor(1, "hetrun-pictures")
 
     def begin(
         self, request: GenerateRequest, then: Callable[[Prepared | Exception], None]
@@ -64,7 +104,7 @@ class Preparer:
         only native calls say.
         """
         structure = request.structure
-        if request.messages is None and structure is None:
+        if request.messages is None and structure is None and not request.pictures:
             then(Prepared())
             return None
         try:
@@ -72,12 +112,15 @@ class Preparer:
         except Exception as error:
             then(error)
             return None
-        pool = self._compiling if grammars else self._rendering
+        if request.pictures:
+            pool = self._reading
+        else:
+            pool = self._compiling if grammars else self._rendering
         return pool.submit(self._finish, request, grammars, then)
 
     def close(self) -> None:
         """Nothing more is asked for; what runs ends by its own limits."""
-        for pool in (self._rendering, self._compiling):
+        for pool in (self._rendering, self._compiling, self._reading):
             pool.shutdown(wait=False, cancel_futures=True)
 
     @cached_property
@@ -91,9 +134,22 @@ class Preparer:
         then: Callable[[Prepared | Exception], None],
     ) -> None:
         try:
-            then(prepared(request, self._render, grammars))
+            seen = tuple(self._seen(file) for file in request.pictures)
+            mark = new_mark() if seen and request.messages is not None else ""
+            then(replace(prepared(request, self._render, grammars, mark=mark), mark=mark, seen=seen))
         except Exception as error:
             then(error)
+
+    def _seen(self, file: bytes) -> Seen:
+        """What stands for a picture."""
+        if (pictures := self._pictures) is None:
+            raise OptionError("this model reads no pictures")
+        if seen := pictures.known(file):
+            return seen
+        self._on_engine(pictures.open)  # so that what is wrong with that is told before anything is decoded
+        picture = pictures.decode(file)
+        laid_out: Seen = self._on_engine(lambda: pictures.lay_out(file, picture))
+        return laid_out
 
 
 def grammars_of(tokenizer: Tokenizer | None) -> Grammars:
@@ -107,10 +163,14 @@ def grammars_of(tokenizer: Tokenizer | None) -> Grammars:
 
 
 def prepared(
-    request: GenerateRequest, render: Renderer | None, grammars: Grammars | None, rendered: bool = True
+    request: GenerateRequest,
+    render: Renderer | None,
+    grammars: Grammars | None,
+    rendered: bool = True,
+    mark: str = "",
 ) -> Prepared:
-    """What a request becomes; not `rendered`: its grammar only."""
-    text = _text(request, render) if rendered else None
+    """What a request becomes; not `rendered`: its grammar only. `mark`: what stands for its pictures."""
+    text = _text(request, render, mark) if rendered else None
     opened, before = _end_of(request, text or "")
     structure = request.structure
     if structure and structure.kind == "parts" and opened:
@@ -133,10 +193,11 @@ def _end_of(request: GenerateRequest, text: str) -> tuple[str, str]:
     return opened, "" if opened else continuation.written(text, last, wanted)
 
 
-def _text(request: GenerateRequest, render: Renderer | None) -> str | None:
+def _text(request: GenerateRequest, render: Renderer | None, mark: str) -> str | None:
     if request.messages is None:
         return None
     if render is None:
         raise OptionError("this model does not accept messages; give it a text or tokens")
     tools = {"tools": request.tools} if request.tools else {}
-    return render(request.messages, {**request.template_options, **tools})
+    messages = marked(request.messages, mark) if mark else request.messages
+    return render(messages, {**request.template_options, **tools})

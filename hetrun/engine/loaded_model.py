@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hetrun.client.events import ContextShift, GenerateRequest
-from hetrun.engine.input_processor import Renderer
+from hetrun.engine.input_processor import Prepared, Renderer
+from hetrun.engine.picture_marks import Prompt, parts_of, with_pictures
+from hetrun.engine.pictures import PictureStore
 from hetrun.engine.prefix_store import Prompts
 from hetrun.engine.slots import Slots
 from hetrun.engine.speculation.interface import Speculation
@@ -47,6 +49,8 @@ class Loaded:
     grammars: Grammars | None = None  # with what was compiled before the model was loaded
     shift: bool = False  # a text that fills the context goes on, unless its request says otherwise
     reranker: Reranker | None = None  # None: the model does not judge documents
+    pictures: PictureStore | None = None  # None: the model reads none, and `no_pictures` says why
+    no_pictures: str = "this model reads no pictures"
     slots: Slots = field(default_factory=Slots)  # numbers of places, and what was last computed in each
     # Looks for what is wrong with the weights, when their results are no numbers.
     diagnose: Callable[[], Exception | None] = lambda: None
@@ -101,11 +105,7 @@ def prompt_tokens(
                 raise OptionError(f"token {i} of the prompt is {token}; the vocabulary goes from 0 to {last}")
     else:
         text = messages or request.text or ""
-        if len(text) > MOST_LETTERS * limits.context:
-            room = counted(limits.context, "token")
-            raise ContextFull(
-                f"the prompt has {len(text)} characters, far more than {room} can hold; shorten it"
-            )
+        _check_letters(limits, text)
         tokens = present(tokenizer).encode(text)
     if not tokens and messages is not None:
         raise TemplateError("the chat template produces no text for these messages; use --chat-template FILE")
@@ -114,10 +114,36 @@ def prompt_tokens(
     return tokens
 
 
+def _check_letters(limits: Limits, text: str) -> None:
+    if len(text) > MOST_LETTERS * limits.context:
+        room = counted(limits.context, "token")
+        raise ContextFull(f"the prompt has {len(text)} characters, far more than {room} can hold; shorten it")
+
+
+def prompt_of(loaded: Loaded, request: GenerateRequest, prepared: Prepared) -> Prompt:
+    """The tokens of a request's prompt, with its pictures."""
+    if not prepared.seen:
+        return Prompt(prompt_tokens(loaded.limits, loaded.tokenizer, request, prepared.text))
+    if request.pooling or request.params.prompt_logprobs is not None:
+        what = "embeddings" if request.pooling else "log-probabilities of a prompt"
+        raise OptionError(f"{what} are not available for texts with pictures")
+    text = (request.text or "") if prepared.text is None else prepared.text
+    _check_letters(loaded.limits, text)
+    first, *others = parts_of(text, prepared.mark, len(prepared.seen))
+    tokenizer = present(loaded.tokenizer)
+    # As llama.cpp does it: what is between two pictures is a text of its own.
+    texts = [tokenizer.encode(first), *(tokenizer.encode_as(other, False, True) for other in others)]
+    return with_pictures(texts, prepared.seen)
+
+
 def shift_of(loaded: Loaded, request: GenerateRequest) -> ContextShift | None:
     """How a request's text goes on where the context is full; None: it ends there."""
     shift = request.shift or ContextShift()
     if request.pooling or not (loaded.shift if shift.on is None else shift.on):
+        return None
+    if request.pictures:  # what is left of one without the text before it would be another
+        if shift.on:
+            raise OptionError("a text with pictures cannot go on beyond its context (context shift)")
         return None
     begins = loaded.tokenizer is not None and loaded.tokenizer.add_bos
     return replace(shift, keep=shift.keep + begins) if shift.keep >= 0 else shift

@@ -10,8 +10,9 @@ import logging
 import queue
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from hetrun.backend import Rows
 from hetrun.client.events import Event, FinishReason
@@ -22,6 +23,8 @@ from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Ready, Request
 from hetrun.engine.input_processor import Prepared, Preparer
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.output_processor import Answering, Ending, logged, tell, together
+from hetrun.engine.picture_marks import Span
+from hetrun.engine.pictures import PictureStore
 from hetrun.engine.scheduler import Shares
 from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.sequence_factory import begun
@@ -29,11 +32,13 @@ from hetrun.engine.slot_manager import Places
 from hetrun.engine.speculation.speculator import Speculating
 from hetrun.engine.step_time import Clock, shape_of
 from hetrun.engine.waiting_request import Waiting, is_late
-from hetrun.errors import Cancelled, DeadlineExceeded, DeviceLost, EngineStopped
+from hetrun.errors import Cancelled, DeadlineExceeded, DeviceLost, EngineStopped, OptionError
 from hetrun.executor.interface import Model, look
 from hetrun.executor.steps import Step
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 SETTLED_S = 0.05  # without work: no further request was about to come
 TENDED_S = 5.0  # between two looks after the model, while long passes run
@@ -49,7 +54,10 @@ class Loop:
         self._model = loaded.model
         self._inbox = inbox
         self._gate = gate
-        self._preparer = Preparer(loaded.render, loaded.tokenizer, loaded.grammars)
+        self._pictures = loaded.pictures
+        self._preparer = Preparer(
+            loaded.render, loaded.tokenizer, loaded.grammars, loaded.pictures, self._on_engine
+        )
         self._waiting: list[Waiting] = []
         self._running: list[Running] = []
         self._displaced: list[Running] = []  # gave up their places
@@ -65,6 +73,7 @@ class Loop:
         self._entry = Entry(loaded, self._running, self._displaced, self._waiting)
         look(self._model)
         self._turn = 0
+        self._jobs = count(-1, -1)  # numbers of jobs of its own, which no other item has
         self._tended = 0.0
         self._newcomers = False  # since the model last heard what to expect
         self._answered = 0.0  # when answers last had a step
@@ -78,8 +87,9 @@ class Loop:
             while self._newcomers:  # others may come meanwhile
                 self._newcomers = False
                 self._look_after(lambda model, between: model.expect(self._missing, between))
-            if self._running:
-                chosen, alone = self._mixing.next(self._running)
+            self._see()
+            if ready := self._ready_ones():
+                chosen, alone = self._mixing.next(ready)
                 self._run(chosen, stands_aside=alone)
                 self._tend(stood_aside=alone)
 
@@ -90,6 +100,8 @@ class Loop:
         rest = TENDED_S if stood_aside else LOOK_S if idle else 0.0
         if perf_counter() > self._tended + rest:
             self._look_after(lambda model, between: model.tend(idle, between))
+            if self._pictures:
+                self._pictures.rest()
             self._tended = perf_counter()
 
     def _look_after(self, work: Callable[[Model, Callable[[], None]], None]) -> None:
@@ -164,7 +176,10 @@ class Loop:
             return self._handle(self._inbox.get(timeout=REST_S))
         except queue.Empty:
             self._model.rest()
-            return self._handle(self._inbox.get())
+        try:
+            return self._handle(self._inbox.get(timeout=self._pictures.rest() if self._pictures else None))
+        except queue.Empty:
+            return True  # the encoder goes when it has not been needed for long enough
 
     def _take_aside(self) -> None:
         """What can be done while a pass stands aside."""
@@ -198,6 +213,9 @@ class Loop:
                 tell(request, Event("error", error=refusal))
                 return
             self._refuse(last, refusal)
+        if request.request.pictures and self._pictures is None:
+            tell(request, Event("error", error=OptionError(self._loaded.no_pictures)))
+            return
         self._waiting.append(waiting)
         self._shares.came(waiting.client)
         waiting.preparing = self._preparer.begin(
@@ -292,6 +310,8 @@ class Loop:
         r.began = perf_counter()
         r.slot = self._slots.take(r.id, self._wanted(r))
         self._running.append(r)
+        if self._pictures and r.spans:
+            self._pictures.reused(sum(span.end <= r.computed or self._pictures.has(span) for span in r.spans))
         self._newcomers = True
         self._answering.began(r)
         return True
@@ -301,6 +321,50 @@ class Loop:
         slot = r.request.slot
         return slot if slot is not None and slot < self._model.max_sequences else None
 
+    # --- pictures
+
+    def _on_engine(self, work: Callable[[], R]) -> R:
+        """Call a function on the engine's thread, between two steps, and wait; called by another thread."""
+        job = Job(next(self._jobs), lambda _: work())
+        with self._gate.lock:  # so that nothing comes in after the thread's last look
+            if self._gate.stopped:
+                raise EngineStopped("the model was closed before the pictures were read")
+            self._inbox.put(job)
+        job.done.wait()
+        if job.error:
+            raise job.error
+        return job.result  # type: ignore[return-value]  # set when there is no error
+
+    def _ready_ones(self) -> list[Running]:
+        """Those whose next tokens can be computed: the rows of a picture have to be there."""
+        if (pictures := self._pictures) is None:
+            return self._running
+        return [r for r in self._running if (span := r.picture) is None or pictures.has(span)]
+
+    def _see(self) -> None:
+        """Encode the picture that is next. There is one call for each, in which nothing else runs."""
+        pictures = self._pictures
+        if pictures is None or not any([r.spans for r in self._running]):
+            return
+        for r in self._shares.ordered(self._running):
+            if (span := r.picture) and not pictures.has(span):
+                self._encode(pictures, r, span)
+                return
+
+    def _encode(self, pictures: PictureStore, r: Running, span: Span) -> None:
+        if not self._gate.enter(frozenset((r.id,)), pictures.expected_s(span), "a picture"):
+            return  # who must end is in the inbox
+        start = perf_counter()
+        try:
+            pictures.encode(span, r.request.pictures[span.picture])
+        except Cancelled:
+            return
+        except Exception as e:
+            self._fail(r, e)
+        finally:
+            self._gate.leave()
+        r.picture_s += perf_counter() - start
+
     # --- steps
 
     def _between(self) -> None:
@@ -309,7 +373,7 @@ class Loop:
             return
         self._take_aside()
         self._admit()
-        self._run(self._mixing.beside(self._running, self._standing))
+        self._run(self._mixing.beside(self._ready_ones(), self._standing))
         if self._gate.must_end:
             raise Cancelled("a request in this step was cancelled")
         self._due = perf_counter() + self._mixing.patience(self._running, self._standing)
@@ -327,7 +391,7 @@ class Loop:
         if stands_aside:
             self._standing = ids
             self._due = self._answered + self._mixing.patience(self._running, ids)
-        chunks = tuple([r.chunk(n, drafts.get(r.id, ())) for r, n in chosen])
+        chunks = tuple([r.chunk(n, drafts.get(r.id, ()), self._pictures) for r, n in chosen])
         step = Step(chunks, shape.drafted, hidden=any(r.pooled for r, _ in chosen))
         try:
             between = self._between if stands_aside else None

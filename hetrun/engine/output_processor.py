@@ -45,7 +45,8 @@ class Answering:
         where that is wanted."""
         if r.request.echo:
             piece = tokenizer_of(self._loaded).piece
-            tell(r, Event("prompt", echo=tuple(piece(token) for token in r.tokens), slot=r.slot))
+            echo = tuple(piece(token) if token >= 0 else b"" for token in r.tokens)
+            tell(r, Event("prompt", echo=echo, slot=r.slot))
         if r.request.progress:
             tell(r, Event("prompt", progress=r.progress(r.began)))
 

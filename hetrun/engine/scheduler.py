@@ -46,6 +46,11 @@ class Pending(Asking, Protocol):
         """How many of them a step may have."""
         ...
 
+    @property
+    def least(self) -> int:
+        """How many of them a step must have, if it has any."""
+        ...
+
 
 A = TypeVar("A", bound=Asking)
 P = TypeVar("P", bound=Pending)
@@ -98,11 +103,12 @@ def share_out(answers: Sequence[P], prompts: Sequence[P], budget: int) -> list[t
     left = budget - len(answers)
     if left < bool(prompts):  # too few places for all: the one that waited longest goes first
         waited = sorted([*answers, *prompts[:1]], key=lambda s: s.turn)
-        return [(s, 1) for s in waited[:budget]]
+        return [(s, s.least) for s in waited[:budget]]
     chosen = [(s, 1) for s in answers]
     for s in prompts:
         n = min(s.missing, s.most, left)
-        if n:
+        if n > 0:
+            n = max(n, s.least)  # such tokens have a pass of their own
             chosen.append((s, n))
             left -= n
     return chosen

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
+from hetrun.backend import Floats
 from hetrun.client.events import (
     ContextShift,
     GenerateRequest,
@@ -16,6 +18,7 @@ from hetrun.client.events import (
     TokenLogprob,
     Usage,
 )
+from hetrun.engine.picture_marks import Span, boundary, places_between, span_at
 from hetrun.executor.steps import Chunk
 from hetrun.graph.pooling import Pooled
 from hetrun.memory.kv.radix_tree import Tokens
@@ -28,6 +31,14 @@ LAST = np.zeros(1, np.int64)  # the wanted row of a chunk of one token
 NOTHING = np.zeros(0, np.int64)
 
 
+class PictureRows(Protocol):
+    """Where the rows of pictures are that were encoded."""
+
+    def rows(self, span: Span) -> Floats:
+        """Those of one, which must be there."""
+        ...
+
+
 @dataclass(slots=True)
 class Running:
     """A request that has, or had, a place in the KV cache."""
@@ -38,7 +49,7 @@ class Running:
     tokens: list[int]  # prompt and answer
     prompt: Tokens  # of these the first, as the prefix cache wants them
     limit: int  # tokens of the answer
-    most: int  # tokens that a step may have of it
+    most_of_step: int  # tokens that a step may have of it, whatever they are
     sampler: Sampler
     decoder: StreamDecoder
     arrived: float
@@ -63,6 +74,9 @@ class Running:
     dropped: int = 0  # tokens that are not in `tokens` any more, because the context was full
     cut: int = 0  # tokens of the prompt that found no room at all
     has_line: bool = False  # the answer has a line break; kept only where its time is limited
+    spans: tuple[Span, ...] = ()  # the pictures among its tokens
+    spatial: bool = False  # tokens after a picture have other positions than their numbers
+    picture_s: float = 0.0  # that encoding its pictures took
 
     @property
     def n_prompt(self) -> int:
@@ -90,6 +104,24 @@ class Running:
         return self.pooled is None and len(self.tokens) - self.computed == 1
 
     @property
+    def most(self) -> int:
+        """Tokens that a step may have of it: all of texts, or all of the same picture."""
+        if not self.spans:
+            return self.most_of_step
+        return min(self.most_of_step, boundary(self.spans, self.computed) or self.most_of_step)
+
+    @property
+    def least(self) -> int:
+        """Tokens that a step must have of it, if it has any: those of a picture whose rows see each other."""
+        span = self.picture
+        return span.end - self.computed if span and span.rows.whole else 1
+
+    @property
+    def picture(self) -> Span | None:
+        """The picture that the next token belongs to, if it belongs to one."""
+        return span_at(self.spans, self.computed) if self.spans else None
+
+    @property
     def wants_scores(self) -> bool:
         """Whether the prompt's own tokens still want their log-probabilities."""
         return self.request.params.prompt_logprobs is not None and self.scored < self.n_prompt
@@ -99,8 +131,21 @@ class Running:
         """Tokens of the answer."""
         return len(self.tokens) + self.dropped - self.n_prompt
 
-    def chunk(self, n: int, draft: Sequence[int] = ()) -> Chunk:
+    def chunk(self, n: int, draft: Sequence[int] = (), pictures: PictureRows | None = None) -> Chunk:
         """The next n tokens, as the model takes them; after the last one a draft of what may follow."""
+        if not self.spans or pictures is None:
+            return self._chunk(n, draft)
+        a, b = self.computed, self.computed + n + len(draft)
+        chunk = self._chunk(n, draft)
+        places = places_between(self.spans, a, b) if self.spatial else None
+        if (span := self.picture) is None:
+            return replace(chunk, places=places)
+        rows = pictures.rows(span)[a - span.start : b - span.start]
+        # What stands for rows is no token, and no table may look it up.
+        nothing = np.zeros(n, np.int64)
+        return replace(chunk, tokens=nothing, places=places, embedded=rows, whole=span.rows.whole)
+
+    def _chunk(self, n: int, draft: Sequence[int]) -> Chunk:
         if draft:
             given = np.array([self.tokens[-1], *draft], np.int64)
             kept = len(given) if self.reach else 0
@@ -127,11 +172,13 @@ class Running:
 
     def marks(self, n: int) -> tuple[Mark, ...]:
         """Where among the next n tokens the model shall keep what it knows: now and then, where the text
-        parts from another one's, and before the prompt's end, which the next turn of a chat may change."""
+        parts from another one's, around pictures, and before the prompt's end, which the next turn of a chat
+        may change."""
         if not self.checkpoint_every:
             return ()
         a, b, every = self.computed, self.computed + n, self.checkpoint_every
         at = {*range(a // every * every + every, b + 1, every), self.parts_at, self.n_prompt - ENDING}
+        at |= {end for span in self.spans for end in (span.start, span.end)}
         return tuple([Mark(p) for p in sorted(at) if a < p <= b])
 
     def usage(self) -> Usage:
@@ -152,6 +199,7 @@ class Running:
             decode_tok_s=(self.generated - 1) / decode_s if self.generated > 1 and decode_s > 0 else 0.0,
             drafted=self.drafted,
             accepted=self.accepted,
+            picture_s=self.picture_s,
         )
 
 

@@ -14,7 +14,7 @@ from hetrun.engine.input_processor import Prepared
 from hetrun.engine.loaded_model import (
     Loaded,
     check_length,
-    prompt_tokens,
+    prompt_of,
     reranker_of,
     shift_of,
     tokenizer_of,
@@ -33,7 +33,7 @@ PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token
 def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
     """A request as it will run; an error says why it cannot."""
     model = loaded.model
-    tokens = prompt_tokens(loaded.limits, loaded.tokenizer, asked.request, prepared.text)
+    tokens, spans = prompt_of(loaded, asked.request, prepared)
     if asked.request.echo:
         tokenizer_of(loaded)  # or an error, while it can be one of this request
     params = asked.request.params
@@ -57,7 +57,7 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
         tokens=tokens,
         prompt=np.array(tokens, np.int32),
         limit=room if most is None else most if shift else min(most, room),
-        most=most_tokens(params, model.n_vocab),
+        most_of_step=most_tokens(params, model.n_vocab),
         sampler=_forced(_sampler(loaded, asked.request, tokens, prepared.constraint), asked.request.forced),
         decoder=StreamDecoder(tuple(params.stop)),
         arrived=asked.arrived,
@@ -67,6 +67,8 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
         reach=loaded.speculation.reach if loaded.speculation and not pooling else 0,
         shift=shift,
         cut=given - len(tokens),
+        spans=spans,
+        spatial=loaded.pictures is not None and loaded.pictures.vision.spatial,
     )
 
 
@@ -77,7 +79,7 @@ def _sampler(
     return make_sampler(
         request.params,
         DEFAULT_TEMPERATURE if own is None else own,
-        prompt=prompt,
+        prompt=[token for token in prompt if token >= 0],  # rows of pictures are none
         context=loaded.model.context,
         pieces=tokenizer.pieces if tokenizer else None,
         encode=tokenizer.encode_plain if tokenizer else None,

@@ -53,7 +53,9 @@ class Places:
             tokens = r.tokens if r.generated else r.prompt
             if self._model.checkpoint_every:  # where texts part another one may part from them
                 r.parts_at = self._prefixes.known(tokens)
-            r.seq, r.computed = self._prefixes.begin(tokens, reuse=not (r.wants_scores or r.request.fresh))
+            spans = [(span.start, span.end) for span in r.spans]
+            reuse = not (r.wants_scores or r.request.fresh)
+            r.seq, r.computed = self._prefixes.begin(tokens, reuse, spans)
         else:
             r.seq, r.computed = self._model.alloc(), 0
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from hetrun.backend import Backend, Descriptor, Floats, Rows, registry
 from hetrun.client.events import DeviceSlots, Streaming
 from hetrun.client.queries import LayerPlace
-from hetrun.errors import Cancelled, UserError
+from hetrun.errors import BudgetError, Cancelled, UserError
 from hetrun.executor.autotune.answer_pace import Gaps, Pace, pace_of
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.core_choice import recall_seats
@@ -101,6 +101,7 @@ class PlannedModel:
             )
             self.books = Books(prepared.granted)
             self.books.opened()
+            self._lent = 0, 0  # to what encodes pictures: bytes that it holds, and may come to
             self._accepted = 0  # guesses that were right, when the last pass began
             self._follow(prepared)
             self.max_sequences = max(1, min(MAX_SEQUENCES, self._kv.max_sequences - 1))
@@ -360,6 +361,20 @@ class PlannedModel:
         self._budget.set_limit(limit)
         within = self._within
         self._executor.adopt(within(limit) if within else replace(self.plans, memory=self.bill()))
+
+    def lend(self, held: int, most: int) -> None:
+        """Leave a part of the budget to what encodes pictures: it holds so much, and may come to so much."""
+        before = self._lent
+        self.books.grows(bill.PICTURES, "anonymous", held, most)
+        try:
+            if most > before[1]:
+                self._budget.set_limit(self.books.granted)
+        except BudgetError:
+            self.books.grows(bill.PICTURES, "anonymous", *before)
+            self._budget.look()
+            raise
+        self._lent = held, most
+        self._executor.adopt(replace(self.plans, memory=self.bill()))
 
     def bill(self) -> Mapping[str, int]:
         """What takes how much now."""

@@ -31,6 +31,7 @@ class Chunk:
     given: tuple[Floats, ...] = ()  # what the graph is given beside tokens, each with a row for each
     embedded: Floats | None = None  # rows in place of what its tokens are looked up as
     places: Ints | None = None  # of each its positions in time, height and width; None: as in a text
+    whole: bool = False  # its rows see each other, and so they are in one pass
 
     @property
     def shown(self) -> Ints:
@@ -84,16 +85,21 @@ def cut(step: Step, most: int, most_logits: int) -> list[list[Piece]]:
     chunks = [c for c in step.chunks if len(c.tokens)]
     # A hidden state is no wider than what passes work in; logits are.
     most_wanted = most if step.hidden else most_logits
-    alike = len({c.embedded is None for c in chunks}) == 1
+    alike = len({c.embedded is None for c in chunks}) == 1 and not (
+        len(chunks) > 1 and any([c.whole for c in chunks])
+    )
     if alike and step.tokens <= most and step.wanted <= most_wanted:
         return [[(c, 0, len(c.tokens)) for c in chunks]]
     passes: list[list[Piece]] = [[]]
     tokens = wanted = 0
     for chunk in chunks:
         a, n = 0, len(chunk.tokens)
-        if passes[-1] and (passes[-1][0][0].embedded is None) != (chunk.embedded is None):
+        if passes[-1] and not _go_together(passes[-1][0][0], chunk):
             passes.append([])
             tokens = wanted = 0
+        if chunk.whole:
+            passes[-1].append((chunk, 0, n))
+            continue
         while a < n:
             b = _fit(chunk, a, most - tokens, most_wanted - wanted)
             if b == a:
@@ -105,6 +111,12 @@ def cut(step: Step, most: int, most_logits: int) -> list[list[Piece]]:
             wanted += _count(chunk.wanted, a, b)
             a = b
     return [pieces for pieces in passes if pieces]
+
+
+def _go_together(a: Chunk, b: Chunk) -> bool:
+    """Whether a pass may have both: all tokens are looked up, or none, and what must not be cut
+    has a pass for itself."""
+    return (a.embedded is None) == (b.embedded is None) and not a.whole and not b.whole
 
 
 def _fit(chunk: Chunk, a: int, tokens: int, wanted: int) -> int:

@@ -14,6 +14,7 @@ INTERPRETER = "interpreter"
 LIBRARIES = "libraries"
 WEIGHTS = "weights"
 MTP = "MTP block"
+PICTURES = "pictures"  # their encoder, what it works in, and the rows that are kept
 WINDOW = "streaming window"
 MAPPED = "pages of mapped weights"
 EXPERTS = "slots of experts"
@@ -30,6 +31,7 @@ ORDER = (
     LIBRARIES,
     WEIGHTS,
     MTP,
+    PICTURES,
     WINDOW,
     MAPPED,
     EXPERTS,

@@ -44,7 +44,7 @@ def test_aliases_are_not_listed(run: Run) -> None:
         (["run", "hi", "--cpu"], "--vram 0"),
         (["run", "hi", "--device", "cuda"], "--backend NAME chooses"),
         (["serve", "-ctk", "q8_0"], "--kv-type"),
-        (["run", "hi", "--image", "cat.png"], "hetrun reads text only"),
+        (["run", "hi", "--audio", "cat.wav"], "it takes no audio"),
         (["run", "hi", "--lora", "a.gguf"], "merge it into the model"),
         (["run", "hi", "--n-cpu-moe", "4"], "computed by the CPU"),
         (["run", "hi", "--jinja"], "the model's own chat template"),

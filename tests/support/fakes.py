@@ -388,8 +388,8 @@ def _foreseen(changes: Mapping[str, object]) -> Foreseen:
 def _prompt(request: GenerateRequest) -> str:
     if request.messages is not None:
         content = request.messages[-1].get("content", "")
-        if isinstance(content, list):  # the texts of its parts; others are pictures
-            return "".join(str(part.get("text", "")) for part in content)
+        if isinstance(content, list):  # with pictures
+            return "".join(str(part["text"]) for part in content if part["type"] == "text")
         return str(content)
     return request.text or bytes(request.tokens or b"say nothing").decode()
 

@@ -20,6 +20,7 @@ class Text:
     missing: int
     turn: int = 0
     most: int = 1000
+    least: int = 1
     client: str = ""
     priority: int = 0
     arrived: float = 0

@@ -10,6 +10,7 @@ from typing import Protocol
 from hetrun.backends.llamacpp import libllama_api
 from hetrun.backends.llamacpp.vocabulary.checks import Checked, checked
 from hetrun.backends.llamacpp.vocabulary.gguf_image import copied
+from hetrun.backends.llamacpp.vocabulary.stand_in import text_stand_in as text_stand_in
 from hetrun.backends.llamacpp.vocabulary.text_limits import TextLimits, cuts_at_spaces
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.loader.formats.fim_tokens import FimTokens

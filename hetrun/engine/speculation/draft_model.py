@@ -137,6 +137,7 @@ class Reading:
     def __init__(self, model: DraftModel, tokens: list[int]) -> None:
         self._model, self._tokens = model, tokens
         self._seq: int | None = None
+        self._sees = any([token < 0 for token in tokens])  # rows of pictures, which this model cannot read
         # One rate for all sequences: a model that reads along is good or bad at this one's work.
         self.judged, self.rested, self.chances = model.judged, model.rested, model.chances
 
@@ -146,7 +147,7 @@ class Reading:
     def may_ask(self, n: int) -> bool:
         """Whether there is room."""
         has = self._seq is not None or self._model.has_place
-        return has and len(self._tokens) + n <= self._model.context
+        return has and not self._sees and len(self._tokens) + n <= self._model.context
 
     def propose(self, n: int) -> list[int]:
         """What it would say next; nothing while it still has to read."""

@@ -84,6 +84,8 @@ class Predicted:
         self._seq: int | None = None
         self._first = 0  # the token that its keys and values begin with
         self._read = 0  # the next one, guesses left out
+        # The first token after pictures, of whose rows the block knows nothing.
+        self._least = next((i + 1 for i in reversed(range(len(tokens))) if tokens[i] < 0), 0)
 
     def saw(self, first: int, hidden: Floats) -> None:
         """The model's hidden states of tokens from a position on."""
@@ -95,7 +97,7 @@ class Predicted:
     def may_ask(self, n: int) -> bool:
         """Whether it can go on from the last token but one, of which it must know what the model thought."""
         has = self._seq is not None or self._block.has_place
-        known = bool(self._hidden) and self._end == len(self._tokens) - 1
+        known = bool(self._hidden) and self._end == len(self._tokens) - 1 >= self._least
         return has and known and len(self._tokens) + n <= self._block.context
 
     def propose(self, n: int) -> list[int]:
@@ -117,7 +119,8 @@ class Predicted:
 
     def _go_on(self) -> int:
         """Its sequence, without guesses, and without what does not reach the hidden states that are left."""
-        known = self._end - len(self._hidden) + 1  # the first token before which one is there
+        # The first token before which one is there.
+        known = max(self._end - len(self._hidden) + 1, self._least)
         keeps = self._seq is not None and self._read >= known
         if self._seq is not None and not (keeps and self._block.keep(self._seq, self._read - self._first)):
             self.close()

@@ -64,7 +64,8 @@ class Lookup:
         found = self._tokens[self._at : self._at + n]
         for i in range(n - len(found)):
             found.append(found[i])
-        return found
+        # What stands for rows of pictures is no guess.
+        return next((found[:i] for i, token in enumerate(found) if token < 0), found)
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -80,7 +81,7 @@ class Lookup:
     def _find(self, i: int) -> None:
         """The longest match of the text up to place i, and of equal ones the last."""
         tokens = self._tokens
-        place = self._pair.get(tokens[i - 1] << 32 | tokens[i], NOWHERE)
+        place = self._pair.get(tokens[i - 1] << 32 ^ tokens[i], NOWHERE)
         if place == NOWHERE:
             place = self._single.get(tokens[i], NOWHERE)
             if place != NOWHERE and not self.length:
@@ -107,7 +108,7 @@ class Lookup:
             token = tokens[i]
             single[token] = i
             if i:
-                key = tokens[i - 1] << 32 | token
+                key = tokens[i - 1] << 32 ^ token
                 earlier.append(pair.get(key, NOWHERE))
                 pair[key] = i
             else:

@@ -154,6 +154,8 @@ class Speculating:
 
     def _room(self, r: Running) -> int:
         """Tokens of a draft that can be of use: one more comes in any case."""
+        if r.picture:  # the last token of the prompt is a row of one
+            return 0
         room = self._model.context - len(r.tokens) - 1
         return min(r.limit - r.generated - 1, r.most - 1, room)
 

@@ -36,9 +36,15 @@ from hetrun.errors import BudgetError
 from hetrun.memory.kv.radix_tree import Tokens, TokenTree
 
 CACHED = 64  # entries
+Spans = Sequence[tuple[int, int]]  # tokens a to b that are of use together, as those of a picture
 LEAST = 16  # tokens: to compute fewer takes hardly longer than to fork
 LITTLE = 16  # tokens at an entry's end that are computed again, if need be, rather than fork for their sake
 WORTH = 64  # tokens for which a request waits until another one has computed them
+
+
+def outside(n: int, spans: Spans) -> int:
+    """As many of the first n tokens as end in no span."""
+    return next((a for a, b in spans if a < n < b), n)
 
 
 class Sequences(Protocol):
@@ -109,13 +115,13 @@ class Prefixes:
 
     # --- sequences that run
 
-    def begin(self, tokens: Sequence[int] | Tokens, reuse: bool = True) -> tuple[int, int]:
-        """A new sequence for these tokens, and how many of them it holds already.
+    def begin(self, tokens: Sequence[int] | Tokens, reuse: bool = True, spans: Spans = ()) -> tuple[int, int]:
+        """A new sequence for these tokens, and how many of them it holds already: never a part of a span.
 
         Where the model has no place left, entries go until it has; BudgetError if that does not help.
         """
         wanted = np.array(tokens, np.int32)
-        seq, n = self._place(*(self._best(wanted) if reuse else (None, 0)))
+        seq, n = self._place(*(self._best(wanted, spans) if reuse else (None, 0)))
         self._tree.add(seq, wanted)
         self._running[seq] = n
         return seq, n
@@ -192,16 +198,22 @@ class Prefixes:
 
     # --- finding
 
-    def _best(self, wanted: Tokens) -> tuple[int | None, int]:
+    def _best(self, wanted: Tokens, spans: Spans) -> tuple[int | None, int]:
         """Who holds the longest beginning that a new sequence can share, and how long it is."""
         best: int | None = None
         length = LEAST - 1
         for n, _, seq in sorted(self._reaches(wanted), reverse=True):
             if n <= length:
                 break
-            if (shareable := self._model.shareable(seq, n)) > length:
+            if (shareable := self._shareable(seq, n, spans)) > length:
                 best, length = seq, shareable
         return (None, 0) if best is None else (best, length)
+
+    def _shareable(self, seq: int, n: int, spans: Spans) -> int:
+        """How many of a sequence's first n tokens a new one could begin with, without a part of a span."""
+        while (found := self._model.shareable(seq, n)) and (n := outside(found, spans)) < found:
+            pass
+        return found
 
     def _reaches(self, wanted: Tokens) -> Iterator[tuple[int, int, int]]:
         """How much of the beginning each one holds, its last use (-1: it runs), and who it is."""

@@ -290,7 +290,7 @@ class _Reading:
         rest = self._size - self._file.tell() - DIGEST
         if sum(own) != n_tokens or _row_bytes(saved, self._rows) != rest:
             raise Unusable("is damaged: the figures in its header contradict each other")
-        if n_tokens and not (0 <= text.min() and text.max() < n_vocab):
+        if n_tokens and text.max() >= n_vocab:  # below 0 are rows of pictures
             raise Unusable("is damaged: it contains tokens that the model does not have")
         return saved, np.split(text, np.cumsum(own)[:-1]) if n else []
 

@@ -16,6 +16,7 @@ from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body, count, flag
 from hetrun.server.inputs import Field, Text, number_list
 from hetrun.server.logprobs import Wanted
+from hetrun.server.pictures.parts import marked
 from hetrun.server.query import asked
 from hetrun.server.request import MOST_CHOICES, MOST_TOGETHER, Order
 from hetrun.server.sampling import LIMITS, sampling_params
@@ -44,6 +45,14 @@ SKIPPED = ("tfs_z", "infill", "adaptive_p", "a", "i", "f")
 
 
 @dataclass(frozen=True)
+class Seen:
+    """A prompt with pictures: a text that has a mark for each."""
+
+    text: str
+    pictures: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
 class Native:
     """A parsed request: what is asked of the engine, and what the answer shows."""
 
@@ -65,7 +74,12 @@ async def native_request(body: Body, info: ModelInfo, service: Service, client: 
 
 
 def native_order(
-    body: Body, info: ModelInfo, service: Service, client: str, prompts: Sequence[Text], field: str = "prompt"
+    body: Body,
+    info: ModelInfo,
+    service: Service,
+    client: str,
+    prompts: Sequence[Text | Seen],
+    field: str = "prompt",
 ) -> Native:
     """The same for prompts that were read from `field`, or made of other fields."""
     n_probs = count(body, "n_probs", 0, MOST_LOGPROBS) or 0
@@ -77,8 +91,9 @@ def native_order(
     requests = [
         GenerateRequest(
             params,
-            text=prompt if isinstance(prompt, str) else None,
-            tokens=None if isinstance(prompt, str) else prompt,
+            text=prompt.text if isinstance(prompt, Seen) else prompt if isinstance(prompt, str) else None,
+            tokens=prompt if isinstance(prompt, tuple) else None,
+            pictures=prompt.pictures if isinstance(prompt, Seen) else (),
             echo=True,
             prompt_only=prompt_only,
             sampled_logprobs=sampled,
@@ -114,7 +129,7 @@ def _refuse(body: Body) -> None:
 # --- prompts
 
 
-async def prompts_of(body: Body, info: ModelInfo, service: Service) -> list[Text]:
+async def prompts_of(body: Body, info: ModelInfo, service: Service) -> list[Text | Seen]:
     """One prompt or several: texts, lists of tokens, or lists of both, whose texts are tokenised here."""
     name = PROMPT.name
     given = body.get(name)
@@ -140,14 +155,13 @@ def _is_one(value: object) -> bool:
     return isinstance(value, list | dict)
 
 
-async def _prompt(given: object, where: str, info: ModelInfo, service: Service) -> Text:
+async def _prompt(given: object, where: str, info: ModelInfo, service: Service) -> Text | Seen:
     match given:
         case str():
             return given
         case {"prompt_string": str(text), **others}:
-            if others.get("multimodal_data"):
-                message = f"{where}.multimodal_data: this server reads text only"
-                raise ApiError(message, f"{where}.multimodal_data", "unsupported_parameter")
+            if pictures := marked(text, others.get("multimodal_data") or [], where, info):
+                return Seen(text, pictures)
             return text
         case list() if given:
             if any(isinstance(part, str) for part in given):

@@ -1,0 +1,183 @@
+"""What a model reads pictures with: the file of its vision tower (mmproj), known before anything is loaded.
+
+The header comes from strangers: it is read by our own reader, and what is computed with is checked here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hetrun.errors import ModelFileError
+from hetrun.loader.formats.gguf import GGUFFile, read_gguf
+from hetrun.loader.formats.gguf_file import shown
+from hetrun.system.file_identity import Stamp
+
+ARCHITECTURE = "clip"  # as GGUF names what sees
+MOST_LAYERS, MOST_WIDTH, MOST_HEADS = 1024, 1 << 16, 1 << 10
+MOST_PATCH, MOST_SIDE, MOST_MERGE = 1 << 8, 1 << 13, 16
+_V = "clip.vision."
+
+
+class Tower(NamedTuple):
+    """The numbers of a vision tower that its memory and its rows follow from."""
+
+    layers: int
+    width: int
+    ffn: int
+    patch: int  # pixels of a patch's side
+    merge: int  # patches of a row's side
+    side: int  # of pictures, in pixels, where all get the same size; 0: they keep theirs, about
+    least_rows: int  # of a picture
+    most_rows: int
+    gated: bool  # three products in the second half of a layer, and not two
+
+    @property
+    def grain(self) -> int:
+        """Pixels of the side of what becomes a row."""
+        return self.patch * self.merge
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """A vision tower in a file of its own (mmproj), as its checked header describes it."""
+
+    path: str
+    stamp: Stamp
+    family: str  # the projector, by the format's name: "qwen3vl_merger"
+    nbytes: int  # of its weights
+    width: int  # of a row that it makes: the text model's, times (1 + deepstack)
+    deepstack: int  # further blocks of a row, one for each of the text's first layers
+    spatial: bool  # rows have places in height and width (M-RoPE)
+    whole: bool  # the rows of a picture see each other (not causal)
+    tower: Tower
+
+
+class NoVision(NamedTuple):
+    """Why a model reads no pictures."""
+
+    reason: str
+    usual: bool = False  # models of its kind read none
+
+
+class _Family(NamedTuple):
+    """What is known of one kind of projector."""
+
+    texts: tuple[str, ...]  # architectures of text models that it belongs to
+    last: str  # the tensor that makes rows of the text model's width
+    rows: tuple[int, int]  # the fewest and the most of a picture; (0, 0): all pictures get one size
+    merge: tuple[str, int]  # the key, and what holds without it
+    spatial: bool = False
+    whole: Callable[[int], bool] = lambda width: False
+    last_has: int = 0  # which of its dimensions that width is, as numpy counts
+    merged: bool = False  # a patch of the graph is what becomes a row
+
+
+_SMALL_GEMMA4 = (1536, 2560)  # widths of E2B and E4B, which were trained with causal pictures
+_MERGE, _SCALE = _V + "spatial_merge_size", _V + "projector.scale_factor"
+FAMILIES = {
+    "qwen3vl_merger": _Family(
+        ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"), "mm.2.bias", (8, 4096), (_MERGE, 2), spatial=True
+    ),
+    "gemma3": _Family(
+        ("gemma3",), "mm.input_projection.weight", (0, 0), (_SCALE, 4), whole=lambda width: True, last_has=1
+    ),
+    "gemma4v": _Family(
+        ("gemma4",),
+        "mm.input_projection.weight",
+        (70, 1120),
+        (_SCALE, 3),
+        whole=lambda width: width not in _SMALL_GEMMA4,
+    ),
+    "gemma4uv": _Family(
+        ("gemma4",),
+        "mm.input_projection.weight",
+        (70, 1120),
+        (_SCALE, 3),
+        whole=lambda width: True,
+        merged=True,
+    ),
+    "pixtral": _Family(("mistral3", "llama"), "mm.2.weight", (8, 1024), (_MERGE, 1)),
+}
+
+
+def read_vision(path: str | os.PathLike[str]) -> Vision:
+    """What an mmproj file says of itself; ModelFileError says why it is of no use."""
+    file = read_gguf(path)
+    if len(file.stamps) != 1:
+        raise ModelFileError(file.path, "it is split into parts; a vision tower must be one file")
+    if (found := file.get_str("general.architecture", "")) != ARCHITECTURE:
+        raise ModelFileError(file.path, f"it is no vision tower (mmproj), but a model of {shown(found)}")
+    return _described(file, _projector(file))
+
+
+def _projector(file: GGUFFile) -> str:
+    """The kind of projector from pictures to the text model's rows."""
+    if not file.get_bool("clip.has_vision_encoder", False):
+        heard = file.get_bool("clip.has_audio_encoder", False)
+        what = "it encodes sound, and no pictures" if heard else "it has no vision encoder"
+        raise ModelFileError(file.path, f"{what}: get the mmproj file of a model that reads pictures")
+    name = file.get_str("clip.projector_type", "") or file.get_str(_V + "projector_type", "")
+    if name not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ModelFileError(
+            file.path, f"its projector is {shown(name)}, which hetrun does not know; it knows {known}"
+        )
+    return name
+
+
+def _described(file: GGUFFile, name: str) -> Vision:
+    kind = FAMILIES[name]
+    tower = _tower(file, kind)
+    tensor = file.tensors.get(kind.last)
+    if tensor is None:
+        raise ModelFileError(file.path, f"tensor {kind.last!r} is missing: convert the model again")
+    width = tensor.shape[kind.last_has] if len(tensor.shape) > kind.last_has else 0
+    if not 1 <= width <= MOST_WIDTH:
+        raise ModelFileError(file.path, f"tensor {kind.last!r} has the shape {tensor.shape}")
+    deepstack = sum(f"v.deepstack.{i}.fc1.weight" in file.tensors for i in range(tower.layers))
+    ((path, stamp),) = file.stamps.items()
+    nbytes = sum(t.nbytes for t in file.tensors.values())
+    row = width * (1 + deepstack)
+    return Vision(path, stamp, name, nbytes, row, deepstack, kind.spatial, kind.whole(width), tower)
+
+
+def _tower(file: GGUFFile, kind: _Family) -> Tower:
+    heads = file.require_int(_V + "attention.head_count", 1, MOST_HEADS)
+    width = file.require_int(_V + "embedding_length", 1, MOST_WIDTH)
+    if width % heads:
+        raise ModelFileError(file.path, f"its {width} columns are not {heads} heads of equal size")
+    patch = file.require_int(_V + "patch_size", 1, MOST_PATCH)
+    merge = file.get_int(kind.merge[0], kind.merge[1], 1, MOST_MERGE)
+    side = file.require_int(_V + "image_size", 0, MOST_SIDE)
+    layers = file.require_int(_V + "block_count", 1, MOST_LAYERS)
+    ffn = file.require_int(_V + "feed_forward_length", 0, 1 << 20)
+    if kind.merged:
+        patch, merge = patch * merge, 1
+    least, most = kind.rows
+    gated = "v.blk.0.ffn_gate.weight" in file.tensors
+    if most:
+        return Tower(layers, width, ffn, patch, merge, 0, least, most, gated)
+    if side % (patch * merge) or not side:
+        raise ModelFileError(
+            file.path, f"pictures of {side} pixels are not whole rows of {patch * merge} pixels"
+        )
+    rows = (side // (patch * merge)) ** 2
+    return Tower(layers, width, ffn, patch, merge, side, rows, rows, gated)
+
+
+def why_not(vision: Vision, architecture: str, width: int, deepstack: int) -> str:
+    """Why a tower does not belong to a text model of this kind, width and number of deepstack layers; empty
+    where it does."""
+    kind = FAMILIES[vision.family]
+    if architecture not in kind.texts:
+        return (
+            f"its projector {vision.family} belongs to {' or '.join(kind.texts)}, and not to {architecture}"
+        )
+    if (own := vision.width // (1 + vision.deepstack)) != width:
+        return f"its rows have {own} columns, and the model's {width}"
+    if vision.deepstack != deepstack:
+        return f"it has {vision.deepstack} deepstack layers, and the model {deepstack}"
+    return ""
