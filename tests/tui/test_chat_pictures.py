@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import sqlite3
-from collections.abc import Iterator
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +18,15 @@ import pytest
 from textual import events
 
 from hetrun.client.events import PICTURE
+from hetrun.errors import UserError
+from hetrun.pictures.picture import Picture
+from hetrun.tui import clipboard
+from hetrun.tui.clipboard import copied_picture, reader
 from hetrun.tui.paths import dropped, without_paths
 from hetrun.tui.screens.dialogs import Choose
-from hetrun.tui.store.store import Store
+from hetrun.tui.store.store import SCHEMA, Store
 from hetrun.tui.store.tree import size_of
+from hetrun.tui.transcript.thumbnails import Card, KittyPainter, has_placeholders, reduced
 from hetrun.tui.widgets.chips import Chips
 from tests.support.fakes import FakeEngine
 from tests.support.pictures import png
@@ -249,8 +260,6 @@ async def test_exports_have_the_pictures_and_come_back(
 
 
 async def test_openais_messages_with_pictures_are_imported(engine: FakeEngine, tmp_path: Path) -> None:
-    from base64 import b64encode
-
     url = f"data:image/png;base64,{b64encode(DOG).decode()}"
     parts = [{"type": "text", "text": "say one"}, {"type": "image_url", "image_url": {"url": url}}]
     (tmp_path / "in.json").write_text(json.dumps([{"role": "user", "content": parts}]))
@@ -294,11 +303,9 @@ async def test_narrow_and_without_colours(
 
 
 def test_a_store_of_before_pictures_is_brought_up_to_date(tmp_path: Path) -> None:
-    from hetrun.tui.store import store as module
-
     place = tmp_path / "c.db"
     with sqlite3.connect(place) as db:
-        db.executescript(module.SCHEMA)
+        db.executescript(SCHEMA)
         db.execute("INSERT INTO conversation (title, changed) VALUES ('old', 1)")
         db.execute("INSERT INTO turn (conversation, role, text) VALUES (1, 'user', 'hello')")
         db.execute("PRAGMA user_version = 1")
@@ -334,3 +341,127 @@ def test_long_texts_are_read_once(tmp_path: Path) -> None:
     for text in ("/a\\ " * 50_000, "'" * 50_000, '" ' * 50_000, "/a.png " * 2_000, "'a 'b\n" * 20_000):
         assert without_paths(text) == (text, [])
         assert dropped(text) == []
+
+
+PNG_ONLY = """#!/bin/sh
+case "$*" in
+--list-types) printf 'TEXT\\nimage/png\\n' ;;
+*image/png) cat "$COPIED" ;;
+*) exit 1 ;;
+esac
+"""
+
+
+async def test_a_copied_picture_is_pasted(
+    engine: FakeEngine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "wl-paste"
+    program.write_text(PNG_ONLY)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    monkeypatch.setenv("COPIED", str(folder / "cat.png"))
+    async with chatting(engine) as chat:
+        await chat.press("ctrl+v")
+        await attached(chat)
+        assert chat.screen.pictures[0].file == CAT
+        program.write_text("#!/bin/sh\nexit 1\n")  # nothing but text there
+        chat.app._clipboard = "words"
+        await chat.press("ctrl+v")
+        await chat.until(lambda: chat.prompt.text == "words")
+
+
+async def test_without_a_program_for_the_clipboard_ctrl_v_says_what_to_do(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WAYLAND_DISPLAY", "DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    async with chatting(engine) as chat:
+        await chat.press("ctrl+v")
+        await chat.until(lambda: chat.said != [])
+        assert "wl-clipboard (Wayland) or xclip (X11)" in chat.said[0]
+        chat.app._clipboard = "words"
+        await chat.press("ctrl+v")
+        await chat.until(lambda: chat.prompt.text == "words")
+
+
+def test_the_clipboards_programs_and_what_they_write() -> None:
+    def have(*names: str) -> Callable[[str], str | None]:
+        return lambda name: name if name in names else None
+
+    wayland, x11 = {"WAYLAND_DISPLAY": "1", "DISPLAY": ":0"}, {"DISPLAY": ":0"}
+    assert reader(wayland, have("wl-paste", "xclip")).read("image/png")[0] == "wl-paste"
+    assert reader(x11, have("wl-paste", "xclip")).kinds[-1] == "TARGETS"
+    script = reader({}, have("osascript"))
+    assert script.decode("«data PNGf89504E47»\n".encode()) == b"\x89PNG"
+    assert script.decode(b"words") == b""
+    assert reader({}, have("powershell.exe")).decode(b"iVBORw==\r\n") == b"\x89PNG"
+    with pytest.raises(UserError, match="Save the picture"):
+        reader({}, have())
+
+
+async def test_a_clipboard_that_does_not_answer_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clipboard, "PATIENCE_S", 0.2)
+    with pytest.raises(UserError, match="gives no answer"):
+        await copied_picture(clipboard.Reader(("sleep", "60"), lambda kind: ()))
+    monkeypatch.setattr(clipboard, "PATIENCE_S", 20.0)
+    with pytest.raises(UserError, match="larger than"):
+        await copied_picture(clipboard.Reader((), lambda kind: ("cat", "/dev/zero")))
+    with pytest.raises(UserError, match="does not start"):
+        await copied_picture(clipboard.Reader((), lambda kind: (str(tmp_path / "none"),)))
+
+
+def test_kittys_placeholders_are_text_and_the_picture_is_sent_once() -> None:
+    said: list[str] = []
+    painter = KittyPainter(said.append)
+    small = reduced(Picture.of(64, 32, bytes(64 * 32 * 3)))
+    card = Card("cat.png", 64, 32, painter)
+    card.show(small)
+    lines = card.lines(80)
+    assert [line.cell_length for line in lines[:8]] == [32] * 8
+    assert lines[0].text.startswith("\U0010eeee")
+    assert said[0].startswith("\x1b_G")
+    assert "U=1" in said[0]
+    assert len(said) == 1
+    assert card.lines(80) == lines, "nothing is sent again for the same place"
+    assert len(said) == 1
+    painter.close()
+    assert said[1].startswith("\x1b_Ga=d,d=I,i=")
+
+
+ALONE = """
+import os, sys, termios
+from hetrun.pictures.picture import Picture
+from hetrun.tui.transcript.thumbnails import KittyPainter, place_for, reduced
+keys = termios.tcgetattr(0)
+KittyPainter.prepare()
+small = reduced(Picture.of(8, 8, bytes(192)))
+KittyPainter(lambda text: None)(small, place_for(8, 8, 8))
+assert termios.tcgetattr(0) == keys
+assert os.read(0, 9) == b"typed\\n"
+print("ready")
+"""
+
+
+def test_the_terminal_is_not_asked_and_its_keys_are_not_read() -> None:
+    """textual-image does both when it is imported, if it sees a terminal."""
+    ours, theirs = pty.openpty()
+    os.write(ours, b"typed\n")
+    done = subprocess.Popen([sys.executable, "-c", ALONE], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert done.wait(40) == 0
+    written = b""
+    with suppress(OSError):  # the terminal is gone when all was read
+        while part := os.read(ours, 1 << 16):
+            written += part
+    os.close(ours)
+    assert written.replace(b"typed\r\n", b"", 1) == b"ready\r\n"
+
+
+def test_which_terminals_are_known_to_have_placeholders() -> None:
+    assert has_placeholders({"TERM": "xterm-kitty"})
+    assert not has_placeholders({"TERM": "xterm-256color", "TERM_PROGRAM": "WezTerm"})
+    assert not has_placeholders({"TERM": "tmux-256color", "KITTY_WINDOW_ID": "1"})

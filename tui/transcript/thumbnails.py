@@ -26,6 +26,7 @@ COLUMNS, ROWS = 32, 10  # at most, of a picture
 LEAST_WIDTH = 8  # columns; below that words have to do
 PIXELS = 320, 200  # of what is kept: as many as such a place has in most fonts
 GAP = 2  # columns between two pictures
+LEAST_BESIDE = 20  # columns of each; with fewer they stand one below the other
 HALF = "▀"
 # Terminals that draw a picture where its placeholders stand, so that it scrolls and is cut as text is. Others
 # have Kitty's protocol without these.
@@ -195,8 +196,8 @@ def side_by_side(cards: Sequence[Card], width: int) -> list[Strip]:
     """Several pictures, as many in a row as have room."""
     if len(cards) == 1:
         return [*cards[0].lines(width), Strip.blank(0)]
-    columns = min(COLUMNS, width)
-    n = max((width + GAP) // (columns + GAP), 1)
+    n = min(max((width + GAP) // (LEAST_BESIDE + GAP), 1), len(cards))
+    columns = min(COLUMNS, (width + GAP) // n - GAP)
     found: list[Strip] = []
     for at in range(0, len(cards), n):
         drawn = [card.lines(columns) for card in cards[at : at + n]]

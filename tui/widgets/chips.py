@@ -65,7 +65,7 @@ def _content(chip: Chip, width: int) -> Content:
     if len(name) > room:
         name = f"{name[: room // 2]}…{name[len(name) - (room - 1 - room // 2) :]}"
     if not chip.kind:
-        return Content.assemble(name, (about, "$text-muted"))
+        return Content(f"{name}{about}")
     remove = Style.from_meta({"@click": f"screen.detach('{chip.kind}', {chip.number})"})
     cross = Content("✕").stylize("$text-error").stylize(remove)
-    return Content.assemble((name, "$text-primary"), (about, "$text-muted"), " ", cross)
+    return Content.assemble((name, "$text-primary"), about, " ", cross)
