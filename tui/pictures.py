@@ -1,0 +1,131 @@
+"""Pictures that go with messages: read from files, decoded elsewhere, and made small to be shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from hetrun.client.events import MOST_PICTURE_BYTES, MOST_PICTURES, PICTURE_MARK, GenerateRequest, ModelInfo
+from hetrun.client.interface import ChatClient
+from hetrun.client.queries import Render
+from hetrun.errors import HetrunError, UserError
+from hetrun.pictures.decoder import PictureDecoder
+from hetrun.tui.paths import is_picture
+from hetrun.tui.store.tree import Pictured, Turn
+from hetrun.tui.transcript.thumbnails import Thumbnail, reduced
+
+MOST_THUMBNAILS = 128  # that are kept, each of 190 kB at most
+# A text in UTF-8 begins with none of them. BMP's two letters may begin a text: for that the name counts.
+MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF", b"GIF87a", b"GIF89a")
+
+
+class Attached(NamedTuple):
+    """A picture that goes with the next message."""
+
+    what: Pictured
+    file: bytes
+
+
+class Gallery:
+    """Decodes pictures, one after the other and never on the event loop, and keeps them small."""
+
+    def __init__(self, prepare: Callable[[], object] = lambda: None) -> None:
+        """`prepare` imports what drawing takes; it is called on a thread."""
+        self._prepare = prepare
+        self._decoder: PictureDecoder | None = None
+        self._kept: OrderedDict[str, Thumbnail | str] = OrderedDict()  # or why there is none
+        self._closed = False
+
+    async def examined(self, name: str, file: bytes) -> Pictured:
+        """What a picture is; a UserError if it cannot be read."""
+        digest = sha256(file).hexdigest()
+        found = await self.thumbnail(digest, file)
+        if isinstance(found, str):
+            raise UserError(f"{name}: {found}")
+        return Pictured(digest, name, found.width, found.height, len(file))
+
+    async def thumbnail(self, digest: str, file: bytes) -> Thumbnail | str:
+        """A picture made small, or why it cannot be read."""
+        if (known := self.known(digest)) is None:
+            known = await asyncio.to_thread(self._made, file)
+            self._kept[digest] = known
+            if len(self._kept) > MOST_THUMBNAILS:
+                self._kept.popitem(last=False)
+        return known
+
+    def known(self, digest: str) -> Thumbnail | str | None:
+        """The same, where it was made already."""
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+        return self._kept.get(digest)
+
+    def _made(self, file: bytes) -> Thumbnail | str:
+        if self._decoder is None:
+            self._decoder = PictureDecoder()
+        if self._closed:  # meanwhile
+            self._decoder.close()
+        self._prepare()
+        try:
+            return reduced(self._decoder.decode(file))
+        except HetrunError as error:
+            return str(error)
+
+    def close(self) -> None:
+        """End the process that decodes."""
+        self._closed = True
+        if self._decoder is not None:
+            self._decoder.close()
+
+
+def seems_picture(path: Path) -> bool:
+    """Whether a file is meant as a picture: by its name, or by how it begins."""
+    if is_picture(path):
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(16).startswith(MAGIC)
+    except (OSError, ValueError):
+        return False  # it is said when it is read
+
+
+def picture_file(path: Path) -> bytes:
+    """A picture's file, unless it is too large."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MOST_PICTURE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(raw) > MOST_PICTURE_BYTES:
+        raise UserError(f"{path} is larger than {MOST_PICTURE_BYTES >> 20} MiB: scale the picture down")
+    return raw
+
+
+def check_readable(info: ModelInfo | None) -> None:
+    """A UserError if this model does not read pictures; one that still loads may."""
+    if info is not None and not info.pictures:
+        raise UserError(
+            f"{info.id} does not read pictures: choose a model that does (/model), with its picture encoder "
+            "(an mmproj file) beside it or given by --mmproj"
+        )
+
+
+def check_number(path: Sequence[Turn], more: int = 0) -> None:
+    """A UserError if a conversation would have too many."""
+    n = more + sum(len(turn.pictures) for turn in path)
+    if n > MOST_PICTURES:
+        raise UserError(
+            f"this conversation would have {n} pictures, and up to {MOST_PICTURES} are sent: Ctrl+N begins a "
+            "new one"
+        )
+
+
+async def as_text(client: ChatClient, asked: GenerateRequest) -> str:
+    """The prompt of a request as text, with a mark for each of its pictures."""
+    prompt = await client.ask(Render(asked.messages or ()))
+    if asked.pictures and prompt.count(PICTURE_MARK) != len(asked.pictures):
+        raise UserError("the prompt of this answer has pictures, and cannot be had as text here")
+    return prompt
