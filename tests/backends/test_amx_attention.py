@@ -140,7 +140,7 @@ def _filled(case: Case, rng: np.random.Generator) -> tuple[KvCache, list[int]]:
             slots = kv.extend(seq, n)[0]
             for table in kv.tables[0]:
                 table.write(slots, rng.standard_normal((n, layer_heads * case.dim), np.float32))
-            if case.forked:  # somebody else's blocks come between
+            if case.forked:  # blocks of another sequence come between
                 parent = kv.fork(seq) if not sequences and kv.length(seq) < 70 else parent
         sequences.append(seq)
     return kv, sequences

@@ -149,7 +149,7 @@ def test_every_op_is_run_once_and_weights_do_not_depend_on_what_is_kept(build: o
         assert used == set(fusion.wants(ops, inside))
 
 
-def test_activations_run_inside_of_products_that_nobody_else_reads() -> None:
+def test_activations_run_inside_of_products_that_nothing_else_reads() -> None:
     ops = block(gated_once).ops
     assert kinds(fusion.fuse(ops, (), True)) == ["Gated", "Stacked"]
     assert kinds(fusion.fuse(ops, (ops[0].out,), True)) == ["Stacked", "Stacked", "swiglu", "Stacked"]

@@ -22,7 +22,7 @@ def test_the_configuration_has_the_form_that_the_instruction_reads() -> None:
     assert not any(data[56:])
 
 
-def test_ggml_does_without_its_amx_code_where_nobody_can_restore_the_tiles(
+def test_ggml_does_without_its_amx_code_where_the_tiles_cannot_be_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not isinstance(registry.backends()["llamacpp"].probe(), Available):

@@ -217,7 +217,7 @@ def test_runners_and_buffers_are_given_back_when_something_fails() -> None:
     assert backend.held == Held()
 
 
-def test_types_that_nobody_packs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_that_cannot_be_made_here_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry_points, "named", lambda group, name: None)
     assert not faults(changed(divided), [Kind("linear", ("Q4_K",))])
     found = conformance([described(Tried())], cases=LINEAR)

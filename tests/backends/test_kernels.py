@@ -78,7 +78,7 @@ class Numbers:
 
 @cache
 def text(shape: Shape, seed: int) -> Numbers:
-    """Numbers for so many positions; longer texts begin again."""
+    """Numbers for 500 positions; longer texts begin again."""
     rng = np.random.default_rng(seed)
     width = shape.kv_heads * shape.head_dim
     keys, values = (shape.quant.quantise(rng.standard_normal((500, width), dtype=np.float32)) for _ in "kv")
@@ -106,7 +106,7 @@ def computed(
     """What the kernel makes of a pass, by sequence."""
     lib, attrs = library(), shape.attrs
     each = [numbers(shape, s) for s in company]
-    # A row of something else between the sequences, which nobody must look at.
+    # A row of something else between the sequences, which must not be read.
     other = np.full((1, each[0].keys.shape[1]), 0x7F, np.uint8)
     keys, values = (
         np.concatenate([x for n in each for x in (other, getattr(n, name))]) for name in ("keys", "values")

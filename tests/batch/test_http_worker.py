@@ -167,7 +167,7 @@ def test_who_is_busy_says_when_to_come_again(tmp_path: Path) -> None:
     talk(tmp_path, work, script)
 
 
-def test_nobody_there(tmp_path: Path) -> None:
+def test_an_address_without_a_server(tmp_path: Path) -> None:
     with pytest.raises(Away, match="cannot be reached: ") as caught:
         asyncio.run(Worker(address(f"unix:{tmp_path}/none")).answer(ASK))
     assert caught.value.blameless

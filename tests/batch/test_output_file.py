@@ -161,7 +161,7 @@ def test_files_that_cannot_be_results(tmp_path: Path) -> None:
         (b'{"index": %d, "request": "0123456789ab"}\n' % FAR, "which cannot have been answered yet"),
     ],
 )
-def test_results_that_nobody_can_go_on_with(content: bytes, why: str, tmp_path: Path) -> None:
+def test_results_that_cannot_be_resumed(content: bytes, why: str, tmp_path: Path) -> None:
     (path := tmp_path / "o").write_bytes(content)
     with OutputFile(path, resume=True, source=None) as output, pytest.raises(UserError, match=why):
         Done(output)

@@ -20,7 +20,7 @@ def test_texts_that_have_nothing_in_common_stay_as_they_are() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from([A, B, C, b"x", b"y"]), max_size=5).map(b"".join), max_size=30))
-def test_the_first_stays_first_and_whoever_shares_a_beginning_is_not_torn_apart(texts: list[bytes]) -> None:
+def test_the_first_stays_first_and_texts_that_share_a_beginning_stay_together(texts: list[bytes]) -> None:
     order = by_beginnings(texts)
     assert sorted(order) == list(range(len(texts)))
     if texts:

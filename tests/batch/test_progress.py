@@ -141,7 +141,7 @@ def test_the_time_left_of_a_few_requests_falls_to_the_end(
 ) -> None:
     """Though none of them ends between, and though there are far more places than requests."""
     found = followed(lines, monkeypatch, None, 120)
-    assert all(row.left_s is None for now, row in found if now < 12)  # nobody knows how long answers are
+    assert all(row.left_s is None for now, row in found if now < 12)  # how long answers are is not known yet
     # The last four are expected to be as long as the first, and take 0.1 s a token.
     said = {now: row.left_s for now, row in found if 15 < now < 23.5}
     assert said == pytest.approx({now: 24 - now for now in said}, abs=1.0)
@@ -263,7 +263,7 @@ def test_who_stops_a_batch_is_told_what_is_done_and_how_to_go_on() -> None:
 
 
 def read_terminal(descriptor: int) -> bytes:
-    """What is there next; nothing once all is read and nobody has the other side open."""
+    """What is there next; nothing once all is read and the other side is closed."""
     try:
         return os.read(descriptor, 1 << 16)
     except OSError:

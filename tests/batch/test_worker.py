@@ -128,7 +128,7 @@ def test_hetruns_own_schemes_cannot_be_taken_over(register: Register, scheme: st
     assert not farm.asked
 
 
-def test_a_scheme_that_nobody_brings(register: Register) -> None:
+def test_a_scheme_that_no_package_provides(register: Register) -> None:
     register("workers", "farm", Farm())
     for url, why in (
         ("ray:auto", "or begin with farm:, .*; for ray: pip install hetrun-ray$"),

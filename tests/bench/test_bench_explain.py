@@ -297,7 +297,7 @@ def test_the_peak_is_measured_on_what_makes_the_products(
         assert llm.generate([1, 2, 3])[0].tokens  # it still runs
 
 
-def test_nobody_multiplies_where_there_are_no_products() -> None:
+def test_without_products_there_is_no_multiplier() -> None:
     assert multiplier([]) is None
 
 
@@ -305,7 +305,7 @@ def test_nobody_multiplies_where_there_are_no_products() -> None:
 
 
 def looked_at(model: PlannedModel, backend: str, depth: int) -> Spent:
-    """What one token behind so many others takes: the best of several steps, activity by activity."""
+    """What one token after `depth` others takes: the best of several steps, activity by activity."""
     tokens, last = np.ones(depth, np.int64), np.zeros(1, np.int64)
     seq, best = model.alloc(), Spent()
     best.seconds = dict.fromkeys(ACTIVITIES, float("inf"))

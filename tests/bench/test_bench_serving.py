@@ -372,7 +372,7 @@ async def test_a_server_that_hangs_up_is_said(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=300), st.integers(1, 100))
-def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values: list[int], percent: int) -> None:
+def test_a_percentile_is_a_value_that_this_share_does_not_exceed(values: list[int], percent: int) -> None:
     found = percentile(values, percent)
     assert found in values
     assert sum(v <= found for v in values) * 100 >= percent * len(values)

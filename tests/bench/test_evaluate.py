@@ -122,7 +122,7 @@ def test_logits_come_in_pieces(path: Path, ubatch: int | None) -> None:
         assert np.abs(found - llm.logits(tokens)).max() < 1e-4
 
 
-def test_logits_that_nobody_reads_to_the_end_leave_nothing_behind(path: Path) -> None:
+def test_logits_that_are_not_read_to_the_end_leave_nothing_behind(path: Path) -> None:
     tokens = tiny.random_tokens(64)
     with LocalModel(path, backends=["reference"], ctx=64) as llm:
         for _ in range(MAX_SEQUENCES + 2):  # one more than there is room for

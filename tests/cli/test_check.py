@@ -83,7 +83,7 @@ def test_every_file_is_looked_at(run: Check, good: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("no_child")
-def test_a_tensor_that_is_no_weight_is_in_nobodys_way(run: Check, tmp_path: Path) -> None:
+def test_a_tensor_that_is_no_weight_does_no_harm(run: Check, tmp_path: Path) -> None:
     path = tmp_path / "more.gguf"
     ids = Table((("dims", (32, 10)), ("type", 26), ("offset", None), ("data", bytes(1280))))
     path.write_bytes(write_gguf(changed(tensors={"ids": ids})))

@@ -47,13 +47,13 @@ def test_a_prompt_needs_no_standard_input(tmp_path: Path, redirection: str) -> N
     assert (done.stdout, done.stderr) == ("hello", "")
 
 
-def test_a_pipe_to_which_nobody_writes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_to_which_nothing_is_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     said: list[str] = []
 
     def say(text: str) -> None:
         said.append(text)
-        os.close(writing)  # somebody has read it, and ends what left the pipe open
+        os.close(writing)  # as a user who reads this ends the program that left the pipe open
 
     monkeypatch.setattr(standard_input, "PATIENCE_S", 0.01)
     monkeypatch.setattr(standard_input, "say", say)

@@ -199,7 +199,7 @@ def rows(names: Sequence[str], keep: Path | None) -> list[Row]:
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
+    """A port that no program listens on now."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])

@@ -28,7 +28,7 @@ TOOL = {
     "type": "function",
     "function": {"name": "look_up", "description": "Look a city up.", "parameters": SCHEMA},
 }
-# So much cannot be read until then, and the server can predict that: whoever is alone is tried, though.
+# So long a prompt cannot be read by then, and the server can predict that; one that is alone is still tried.
 HURRY = {"deadline_s": 0.2}
 HURRIED = [{"role": "user", "content": "hurry " * 1800}]
 
@@ -62,7 +62,7 @@ def good_city(text: str | None) -> None:
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """The server writes a long answer to somebody else meanwhile."""
+    """The server writes a long answer to another client meanwhile."""
     asked = {"messages": MESSAGES, "max_tokens": 1500, "ignore_eos": True, "stream": True}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{URL}/chat/completions", json.dumps(asked).encode(), headers)

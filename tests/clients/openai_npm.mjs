@@ -38,7 +38,7 @@ function goodCity(text) {
   expect(["Paris", "Rome"].includes(city) && [1, 2].includes(number), text);
 }
 
-// Whoever is alone is tried; beside a long answer the server can predict that it would not be in time.
+// A request that is alone is tried; beside a long answer the server can predict that it would be late.
 async function refusesHurry() {
   for await (const chunk of await chat({ stream: true, max_tokens: 1500, ignore_eos: true })) {
     if (!chunk.choices[0]?.delta?.content) continue;

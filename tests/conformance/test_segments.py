@@ -89,7 +89,7 @@ def gated(w: Writer, quant: str, bias: str) -> list[Value]:
 
 
 def gated_once(w: Writer, quant: str, bias: str) -> list[Value]:
-    """Gate and up that nobody else reads."""
+    """Gate and up that nothing else reads."""
     gate, up = (w.linear(X, 256, quant, bias) for _ in range(2))
     return [w.linear(w.op("swiglu", [gate, up], 256), 64, quant)]
 

@@ -36,7 +36,7 @@ from tests.models.hf import folder as model_folder
 
 N_VOCAB = 1200
 MODEL = Model("tokenizer", "llama", {"vocab_size": N_VOCAB, "hidden_size": 32, "num_hidden_layers": 1})
-# Here llama.cpp tells upper from lower case in ASCII only, whoever converts; `convert` then says so.
+# Here llama.cpp tells upper from lower case in ASCII only, whatever program converts; `convert` then says so.
 ASCII_ONLY = ("tekken", "gpt-4o")
 SPECIAL = ["<s>", "</s>", "<|im_end|>"]
 

@@ -127,7 +127,7 @@ def _die_at(nth: int) -> None:
 
 
 def points(kind: str, folder: Path, step: int) -> Iterator[Path]:
-    """A folder for each moment at which the work can be cut, or each so many, as the kill left it."""
+    """A folder for each moment at which the work can be cut, or every `step`-th, as the kill left it."""
     nth = 1
     while True:
         here = folder / str(nth)

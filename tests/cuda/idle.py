@@ -27,7 +27,7 @@ def _at_once(*arguments: int) -> int:
 
 class IdleCuda(FakeCuda):
     """What a pass calls keeps no books, and all is done at once. If calls are `counted`, they are noted, and
-    nothing has happened before somebody waits for it."""
+    nothing has happened before the caller waits for it."""
 
     def __init__(self, counted: bool) -> None:
         super().__init__()

@@ -427,7 +427,7 @@ def test_what_others_took_before_it_started_is_theirs(asked: int | None) -> None
 
 
 def test_models_on_one_gpu_take_what_they_need() -> None:
-    """Where nobody said how much may be taken, the second one finds what the first does not need."""
+    """Where no limit says how much may be taken, the second one finds what the first does not need."""
     first = EmulatedDriver(80 << 20)
     mine, right = both(driver=first)
     a, b = mine.kv.alloc(), right.kv.alloc()
@@ -549,7 +549,7 @@ def test_few_rows_have_the_same_bits_in_any_company() -> None:
 
 @pytest.mark.parametrize("k", [1, 40])
 def test_the_greatest_logits_come_alone(k: int) -> None:
-    """Of several sequences and shapes, again and again; whoever wants whole rows still gets them."""
+    """Of several sequences and shapes, again and again; steps that want whole rows still get them."""
     mine, right = both()
     pairs = [(mine.kv.alloc(), right.kv.alloc()) for _ in range(2)]
     # As few tokens as products do not round: logits that are nearly the same keep their order.
@@ -593,7 +593,7 @@ def test_where_memory_is_full_rows_come_whole(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("long", "sleeps"), [(0.0, True), (1e9, False)])
-def test_nobody_keeps_a_core_busy_for_a_long_pass(
+def test_waiting_for_a_long_pass_keeps_no_core_busy(
     monkeypatch: pytest.MonkeyPatch, long: float, sleeps: bool
 ) -> None:
     monkeypatch.setattr("hetrun.backends.cuda.runner.LONG_S", long)

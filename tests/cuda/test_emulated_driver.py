@@ -59,7 +59,7 @@ class Desk:
 # --- streams and events
 
 
-def test_nothing_runs_until_somebody_waits() -> None:
+def test_nothing_runs_until_the_caller_waits() -> None:
     desk = Desk()
     desk.fill(1, desk.one)
     desk.fetch(desk.one)
@@ -144,7 +144,7 @@ def test_who_waits_for_a_moment_does_not_see_a_later_one() -> None:
         assert (desk.host == 1).all()
 
 
-def test_an_event_that_nobody_recorded_has_happened() -> None:
+def test_an_event_that_was_not_recorded_has_happened() -> None:
     desk = Desk()
     event = desk.driver.event()
     desk.driver.synchronize(event)
@@ -156,7 +156,7 @@ def test_an_event_that_nobody_recorded_has_happened() -> None:
 # --- memory
 
 
-def test_memory_that_nobody_wrote_holds_no_numbers() -> None:
+def test_memory_that_was_not_written_holds_no_numbers() -> None:
     desk = Desk()
     assert np.isnan(desk.found().view(np.float32)).all()
     assert np.isnan(desk.driver.pinned(64).view(np.float16)).all()
@@ -306,7 +306,7 @@ def test_a_graph_runs_as_often_as_it_is_replayed() -> None:
     desk.driver.close()
 
 
-def test_nobody_waits_while_a_graph_is_noted() -> None:
+def test_waiting_while_a_graph_is_captured_is_an_error() -> None:
     desk = Desk()
     event = desk.recorded(desk.one)
     desk.driver.capture(desk.one)

@@ -132,7 +132,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def aligned(array: np.ndarray, aside: int = 0) -> np.ndarray:
-    """A copy so many bytes behind a border of 64."""
+    """A copy `aside` bytes after a multiple of 64."""
     room = np.zeros(array.nbytes + 128, np.uint8)
     begin = -room.ctypes.data % 64 + aside
     room[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
@@ -175,7 +175,7 @@ def test_who_does_not_meet_reads_no_number(source: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["blocks", "threads"])
-def test_nobody_counts_on_an_order(source: Path, what: str) -> None:
+def test_blocks_and_threads_run_in_any_order(source: Path, what: str) -> None:
     n, firsts, steps = 32, set(), set()
     for seed in range(1, 17):
         y = np.zeros(n + 1, np.int32)
@@ -224,7 +224,7 @@ def test_shared_memory_is_as_large_as_was_asked_for(source: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [-1, 0, 24, 25, 40])
-def test_shared_memory_that_nobody_wrote_holds_no_numbers(source: Path, at: int) -> None:
+def test_shared_memory_that_was_not_written_holds_no_numbers(source: Path, at: int) -> None:
     y = np.zeros(2, np.float32)
     run(source, "reads_shared", (1,), 32, y, at, shared=100)
     assert np.isnan(y[0])

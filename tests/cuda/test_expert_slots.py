@@ -194,8 +194,8 @@ def test_experts_change_places_and_answers_stay_what_they_are(case: Case) -> Non
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("seed", first(range(40), 2))
-def test_in_any_order_of_streams_and_reading_nobody_finds_half_an_expert(seed: int) -> None:
-    """Nobody waits for what is read; one slot of a mixture is as good as seven."""
+def test_in_any_order_of_streams_and_reading_no_pass_finds_half_an_expert(seed: int) -> None:
+    """No pass waits for what is read; one slot of a mixture is as good as seven."""
     rng = np.random.default_rng(seed)
     graph, driver = with_mixtures("Q4_0"), EmulatedDriver(seed=seed)
     mine, right = both(graph, plans_of(graph, rng, most=1 + seed % (EXPERTS - 1)), driver)

@@ -46,7 +46,7 @@ class Device:
         self.memory.take(self.memory.arena.left - blocks * left - ALIGNMENT, "others")
 
     def sees(self, seq: int, n: int) -> None:
-        """A pass of the last n tokens of a sequence, which somebody else writes."""
+        """A pass of the last n tokens of a sequence, which another backend writes."""
         length = self.kv.length(seq)
         part = SequencePart(0, n, 0, 0, self.kv.views(seq, length - n, length))
         tokens = np.zeros(n, np.int64)

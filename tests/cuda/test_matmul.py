@@ -69,7 +69,7 @@ def few(quant: str, x: np.ndarray, *outputs: Output, seed: int = 1) -> None:
 
 
 def any_bytes(quant: str, rows: int, cols: int) -> np.ndarray:
-    """Rows of a file that nobody quantised: every bit of a block counts."""
+    """Rows of random bytes, as no program quantises them: every bit of a block counts."""
     kind = by_name(quant)
     if quant in ("F32", "F16", "BF16"):
         return stored(quant, rows, cols)[0]

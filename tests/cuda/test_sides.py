@@ -159,7 +159,7 @@ class Kept:
         return [int(byte) for byte in found[:, 0]]
 
 
-def test_rows_wait_until_there_are_enough_or_somebody_reads_them() -> None:
+def test_rows_wait_until_there_are_enough_or_they_are_read() -> None:
     kept = Kept()
     kept.add(kept.rows[:3], 7)
     assert kept.kv.arrivals.touch(frozenset((0,)))

@@ -28,7 +28,7 @@ Given = Argument | np.ndarray | int | float
 
 
 def placed(array: np.ndarray, aside: int = 0) -> np.ndarray:
-    """A copy that begins so many numbers behind a border of 16 bytes: with 0 it may be read as float4."""
+    """A copy that begins `aside` numbers after a multiple of 16 bytes: with 0 it may be read as float4."""
     room = np.empty(array.size + 16, array.dtype)
     begin = (-room.ctypes.data % 16) // array.itemsize + aside
     found = room[begin : begin + array.size].reshape(array.shape)

@@ -282,8 +282,8 @@ def in_file(path: Path, rows: int, rng: np.random.Generator) -> WeightUse:
 
 
 def test_what_follows_is_brought_ahead() -> None:
-    """Also in the first round, as work is compiled in its order: late are only what comes first, and
-    what comes behind the last one, which nobody knows then. Asking again later brings nothing."""
+    """Also in the first round, as work is compiled in its order: only what comes first is late, and
+    what comes after the last one, which is not known then. Asking again later brings nothing."""
     driver = EmulatedDriver()
     memory = Memory(driver, 8 << 20)
     ring = Ring(memory, 40 << 10)
@@ -402,7 +402,7 @@ def test_what_is_measured_crosses_in_every_run() -> None:
     crosses.close()
 
 
-def test_what_is_forgotten_is_brought_by_nobody() -> None:
+def test_what_is_forgotten_is_not_brought() -> None:
     """Also where a block that made room since was followed by it."""
     driver = EmulatedDriver()
     memory = Memory(driver, 8 << 20)
@@ -490,7 +490,7 @@ MIXTRAL = cases_hf.MIXTRAL[0]
 @pytest.mark.usefixtures("all_cross")
 @pytest.mark.parametrize("experts", first([2, 1, 4]))
 def test_a_mixture_that_is_too_large_crosses_some_experts_at_a_time(experts: int) -> None:
-    """In passes of few tokens and of many; the window has room for so many of six, twice."""
+    """In passes of few tokens and of many; the window has room for `experts` of six, twice."""
     graph, driver = graph_of(MIXTRAL), EmulatedDriver()
     ops = [op for op in graph.ops if isinstance(op.attrs, Moe)]
     each = expert_bytes(ops[0])

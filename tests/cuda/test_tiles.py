@@ -80,7 +80,7 @@ def test_pairs_are_sorted_by_expert(tokens: int, first: int, held: int) -> None:
 
 def test_tiles_may_all_be_needed() -> None:
     held = 3
-    counts = (129, 1, 257, 130)  # the last are nobody's
+    counts = (129, 1, 257, 130)  # the last are of no expert that is held
     chosen = np.repeat(np.arange(held + 1, dtype=np.int32), counts)[:, None]
     _, tiles = grouped_pairs(np.random.default_rng(0).permutation(chosen), 0, held)
     assert tiles["expert"].tolist() == [0, 0, 1, 2, 2, 2, 3, 3]

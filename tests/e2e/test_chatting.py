@@ -104,7 +104,7 @@ def listens(place: Path) -> bool:
 
 
 def until_kept(folder: Path, answers: int) -> None:
-    """Wait until some of each of so many answers was kept."""
+    """Wait until the beginnings of this many answers were kept."""
     end = time.monotonic() + 30
     while True:
         with closing(sqlite3.connect(folder / "data" / "hetrun" / KEPT)) as db:

@@ -338,7 +338,7 @@ def test_a_file_that_ends_llama_cpp_is_one_sentence(tmp_path: Path) -> None:
     assert "GGML_ASSERT(n_expert_used_max" in said
 
 
-def test_an_architecture_that_nobody_has_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_one_sentence(tmp_path: Path) -> None:
     unknown = Foreign("transmogrifier", foreign.GPT2.settings, foreign.GPT2.shapes)
     assert "unknown model architecture: 'transmogrifier'" in refusal(
         foreign.write(unknown, tmp_path / "unknown.gguf")

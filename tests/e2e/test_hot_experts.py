@@ -148,7 +148,7 @@ def pilot_of(loaded: Loaded) -> Pilot:
 
 def missed(loaded: Loaded) -> float:
     """Of what tokens choose, how much more the experts on the device could be, if they were others; 1 if
-    there are none, or nobody knows what tokens choose."""
+    there are none, or if what tokens choose is not known."""
     sets = sets_of(loaded.model.plans.plans.values(), "near")
     now = best = 0.0
     for op in MIXTURES:

@@ -49,7 +49,7 @@ def test_a_short_prompt_never_loads_what_only_long_ones_need() -> None:
     assert all(s["predicted_s"] for stage in bucket["stages"] for s in stage)
 
 
-def test_whoever_begins_early_has_measured_everything_that_works_here() -> None:
+def test_an_eager_start_measures_everything_that_works_here() -> None:
     found = json.loads(in_a_process(EAGER).stdout.splitlines()[-1])
     assert len(found["tokens"]) == 4
     assert found["torch"]

@@ -1,5 +1,5 @@
-"""Models that come from disk when the disk fails or their file changes: who asks then hears it in a sentence,
-and nobody else; the next one is answered as if nothing had been. And nothing is left behind.
+"""Models that come from disk when the disk fails or their file changes: the request of that moment ends
+with a sentence, and no other; the next one is answered as if nothing had happened. Nothing is left behind.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def reads_of(llm: LocalModel, disk: Disk) -> int:
 
 
 def some(model: Path, count: int) -> list[int]:
-    """The first of so many reads, and others: a few, or in the slow tests many."""
+    """The first of `count` reads, and others: a few, or in the slow tests many."""
     first, others = (1, 1) if model.stem == "tiny" else (3, 6)
     return sorted({*range(min(first, count)), *Random(1).sample(range(count), min(count, others))})
 
@@ -264,7 +264,7 @@ def written_to(path: Path) -> Iterator[None]:
 
 @contextmanager
 def restored(path: Path) -> Iterator[None]:
-    """The time of its last change, as if nobody had touched it."""
+    """The time of its last change, as if it had not been touched."""
     before = path.stat()
     yield
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -275,7 +275,7 @@ def replaced(path: Path) -> Iterator[None]:
     aside, other = path.with_suffix(".aside"), path.with_suffix(".other")
     shutil.copy2(path, other)
     os.link(path, aside)
-    other.replace(path)  # at once: somebody looks meanwhile
+    other.replace(path)  # at once: another thread looks meanwhile
     yield
     aside.replace(path)
 
@@ -440,7 +440,7 @@ class Gates:
 
 
 @pytest.mark.slow
-def test_a_cancel_at_any_time_costs_nobody_else_anything(model: Path, right: tuple[list[int], bytes]) -> None:
+def test_a_cancel_at_any_time_harms_no_other_request(model: Path, right: tuple[list[int], bytes]) -> None:
     with opened(model, MIB, **OPTIONS) as (llm, disk, _):
         assert said(llm) == right
         before = held()

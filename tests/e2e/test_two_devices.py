@@ -44,7 +44,7 @@ MODEL = TinyLlama("two-devices", layers=3, embd=512, ffn=640, heads=8, kv_heads=
 BATCH, LENGTH, PASSES = 16, 48, 6
 BUCKET = "9-16"
 NAMES = ["host", "metered"]
-# So many tokens that all answers run together for some passes, however slowly prompts come in.
+# Enough tokens for all answers to run together for some passes, however slowly prompts come in.
 GREEDY = SamplingParams(max_tokens=56, temperature=0, ignore_eos=True)
 
 
@@ -160,8 +160,9 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
     monkeypatch.setattr(Pilot, "tend", lambda self, idle=False, between=None: None)
     # Answers go on in the passes of prompts: then all of them run together for long enough.
     monkeypatch.setattr(Mixing, "_smooth", lambda self, answers, together: True)
-    # With several numbers of threads to choose from, slow passes are learnt once it is clear that nobody was
-    # in the way. That is found out between steps, where nothing is looked at here: so none of them would be.
+    # With several numbers of threads to choose from, slow passes are learnt once it is clear that no other
+    # program was in the way. That is found out between steps, which this test leaves out: so none of them
+    # would be.
     with opened(threads=1) as llm:
         plans = llm.plan
         answers = asked_together(llm)

@@ -104,7 +104,7 @@ class FakeModel:
         self.threads: set[int] = set()
         self.closed = threading.Event()
         self.rests = 0
-        self.touched = 0  # tokens that had memory, and since then nobody gave it back
+        self.touched = 0  # tokens that got memory, which was not given back since
         self.from_disk: Streaming | None = None
         self.refused: list[int] = []  # budgets
         self.inside = threading.Event()  # a step waits in `block`
@@ -197,7 +197,7 @@ class FakeModel:
     # --- what tests use
 
     def block(self, step: Step) -> None:
-        """Wait inside the step until somebody cancels it."""
+        """Wait inside the step until it is cancelled."""
         self.inside.set()
         assert self.cancelled.wait(30), "nobody cancelled the step"
         raise Cancelled("stopped")

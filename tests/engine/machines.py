@@ -1,4 +1,4 @@
-"""Machines that are made up, on a clock of their own: what a planner decides there is worth so many seconds.
+"""Made-up machines with a clock of their own: what a planner decides there is measured in seconds.
 
 A machine has two backends, cores that other programs want too, noise, bursts, parts that become warm, and
 first measurements that may be wrong. The real pilot runs the real executor on it, over devices that compute
@@ -79,7 +79,7 @@ class Machine:
     programs: Sequence[tuple[float, float, float]]  # from when to when, and how many cores each wants
     bursts: Sequence[tuple[float, float, float]]  # from when to when, and how many times slower all is
     names: Sequence[str]  # of the backends; with a device that works by itself a third one
-    blind: bool  # nobody says what other programs do
+    blind: bool  # what other programs do is not known
     crossing: float = CROSSING_S
 
 
@@ -182,7 +182,7 @@ class World:
         return self.now
 
     def take(self, name: str, ops: Sequence[tuple[Op, int]], tokens: int, threads: int) -> None:
-        """Ops of a segment, each with its rows, in a pass of so many tokens; somebody waits for that."""
+        """Ops of a segment, each with its rows, in a pass of this many tokens; the pass waits for that."""
         self.now += self._takes(name, ops, tokens, threads)
 
     def _takes(self, name: str, ops: Sequence[tuple[Op, int]], tokens: int, threads: int) -> float:
@@ -197,7 +197,7 @@ class World:
         return self._beside_others(kind, seconds, threads)
 
     def _beside_others(self, kind: Kind, seconds: float, threads: int) -> float:
-        """How long work takes of so many seconds alone: each part of it as the machine is by then."""
+        """How long work takes that takes `seconds` alone: each part of it as the machine is by then."""
         at, took = self.at, 0.0
         while seconds:
             slower = self._slower(kind, at + took, threads)
@@ -339,7 +339,7 @@ def fly(
             model.tend()
 
         def idle(model: PlannedModel) -> None:
-            """Somebody reads the answer; what takes longer than that holds up the next request."""
+            """The user reads the answer; what takes longer than that holds up the next request."""
             end, world.stands = world.now + READING_S, world.at
             while world.now < end:
                 model.tend(idle=True)
@@ -396,7 +396,7 @@ def fixed(
     world, lucks = World(made), luck(made.seed)
     world.began = world.now
     cuts = [_cut(graph, few), _cut(graph, many)]
-    rows: dict[int, list[tuple[str, list[tuple[Op, int]]]]] = {}  # of a pass of so many tokens
+    rows: dict[int, list[tuple[str, list[tuple[Op, int]]]]] = {}  # by the number of tokens in a pass
     for prompt in requests(made.seed):
         for n in (*_pieces(prompt), *[1] * ANSWER):
             world.luck = next(lucks)

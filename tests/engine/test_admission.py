@@ -87,7 +87,7 @@ def test_who_gives_way(waiting: list[tuple[str, int]], client: str) -> None:
 
 
 @pytest.mark.parametrize("requests", first([400, 1000]))
-def test_in_process_nobody_is_refused(open_engine: Open, requests: int) -> None:
+def test_in_process_no_request_is_refused(open_engine: Open, requests: int) -> None:
     engine = open_engine(FakeModel(SCRIPTS, max_sequences=2))
     answers = ask_together(engine, *["a"] * requests)
     assert all(refused(answer) is None for answer in answers)

@@ -189,7 +189,7 @@ def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_an_eager_model_brings_in_what_pays_after_a_change_when_nobody_waits(
+def test_an_eager_model_brings_in_what_pays_after_a_change_when_it_is_idle(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, bool]] = []

@@ -139,7 +139,7 @@ def test_what_fails_when_it_is_tried_is_left_at_once(
 def test_only_what_failed_in_this_step_is_left(
     model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device in whose segment somebody cancelled the step before is not to blame now."""
+    """A device in whose segment the step before was cancelled is not to blame now."""
 
     def cancelled(at: float, name: str, segment: Segment) -> float:
         raise Cancelled("somebody wants no more")
@@ -167,7 +167,7 @@ def test_only_what_failed_in_this_step_is_left(
 @pytest.mark.parametrize(
     ("cores", "others", "rough"), [(2, 0.4, False), (2, 0.6, False), (1, 0.6, True), (16, 9.0, False)]
 )
-def test_others_on_cores_that_are_not_used_here_disturb_nobody(
+def test_others_on_cores_that_are_not_used_here_do_not_disturb(
     cores: int, others: float, rough: bool, model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hetrun.executor.autotune.measuring.cpu_count", lambda: cores)
@@ -275,7 +275,7 @@ def reasons_of(loaded: Loaded) -> list[str]:
 
 
 def noisy(slower: float, noise: float, wild: float = 0.0) -> Speed:
-    """Nobody makes work faster than it is; others make it slower, sometimes by far."""
+    """Other programs never make work faster, only slower, sometimes by far."""
     chance = random.Random(1)
 
     def speed(at: float, name: str, segment: Segment) -> float:

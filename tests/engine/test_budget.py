@@ -1,4 +1,4 @@
-"""The budget changes while requests run: between two steps, cached prompts first, and nobody is lost."""
+"""The budget changes while requests run: between two steps, cached prompts first, and no request is lost."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_answers_go_on_in_a_smaller_budget_and_give_memory_to_each_other(open_en
 
 @given(st.dictionaries(st.integers(1, 30), st.integers(30, 200), max_size=10))
 def test_answers_are_the_same_however_the_budget_changes(budgets: dict[int, int]) -> None:
-    """Behind so many steps it is so much. Whoever gives memory up computes it again."""
+    """Each budget begins after its number of steps. What a sequence gives up is computed again."""
 
     def at_its_step(model: FakeModel, step: Step) -> None:
         if nbytes := budgets.get(len(model.steps)):

@@ -95,7 +95,7 @@ def test_ctrl_c_in_a_call_that_waits_ends_no_other_call_and_it_never_runs(
     assert engine.call(lambda _: list(ran)) == ["first"]
 
 
-def test_what_goes_wrong_while_loading_is_raised_by_whoever_opens() -> None:
+def test_an_error_while_loading_is_raised_where_the_engine_is_opened() -> None:
     def load() -> Loaded:
         raise ModelFileError("x.gguf", "it is not a model")
 

@@ -149,9 +149,7 @@ def test_an_error_in_a_step_spares_those_that_were_not_in_it(open_engine: Open) 
     assert isinstance(second.wait().last.error, BackendError)
 
 
-def test_an_error_that_nobody_raised_on_purpose_is_logged(
-    open_engine: Open, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unexpected_error_is_logged(open_engine: Open, caplog: pytest.LogCaptureFixture) -> None:
     def fail(model: FakeModel, step: Step) -> None:
         raise ZeroDivisionError("somewhere")
 
@@ -213,7 +211,7 @@ def test_a_receiver_that_fails_ends_only_its_own_request(
 
 
 def test_a_cancel_that_came_too_late_is_over_with_its_step() -> None:
-    """What the model does by itself behind the step is nobody's who was cancelled."""
+    """What the model does by itself after the step belongs to no request that was cancelled."""
     g, model = gate()
     assert g.enter(frozenset((1,)))
     g.cancel(1)

@@ -38,7 +38,7 @@ pytestmark = [
 
 
 def run_until(loaded: Loaded, what: Callable[[], bool]) -> bool:
-    """Steps until it is so, or nobody can wait any longer."""
+    """Steps until it is so, or until it has taken too long."""
     end = perf_counter() + PATIENCE_S
     while not what() and perf_counter() < end:
         step(loaded)
@@ -68,7 +68,7 @@ def all_threads_pay(passes: dict[int, list[float]]) -> bool:
 
 
 def others_compute() -> bool:
-    """Whether somebody takes cores here while we do nothing."""
+    """Whether other programs take cores here while we do nothing."""
     others, start = Others(), perf_counter()
     others.look(start)
     sleep(2)

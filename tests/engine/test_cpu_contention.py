@@ -74,7 +74,7 @@ def planned(loaded: Loaded) -> tuple[PlannedModel, Pilot]:
 
 
 def step(loaded: Loaded) -> None:
-    """Of so many tokens that all threads pay."""
+    """Of enough tokens for all threads to pay."""
     model = loaded.model
     seq = model.alloc()
     model.step(Step((Chunk(seq, np.arange(TOKENS), np.array([TOKENS - 1])),)))

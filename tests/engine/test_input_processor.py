@@ -47,7 +47,7 @@ def test_a_template_gets_its_options_and_another_thread() -> None:
         engine.close()
 
 
-def test_a_slow_template_stops_nobody_and_can_be_cancelled() -> None:
+def test_a_slow_template_stops_no_other_request_and_can_be_cancelled() -> None:
     inside, go = threading.Event(), threading.Event()
 
     def render(messages: tuple[Message, ...], options: Mapping[str, object]) -> str:

@@ -57,7 +57,7 @@ PROMPTS = st.lists(
 
 
 def bytes_left(loaded: Loaded) -> int:
-    """Memory of keys and values that nobody needs any more: nothing runs, and nothing is kept."""
+    """Memory of keys and values that is not needed any more: nothing runs, and nothing is kept."""
     assert loaded.prefixes
     assert loaded.prefixes.n_running == 0
     loaded.prefixes.clear()

@@ -139,7 +139,7 @@ def test_a_file_of_something_else_stays(
     assert "a file of that name exists and is not a prompt cache; choose another name" in caplog.text
 
 
-def test_prompts_are_saved_when_somebody_wants_it(opened: Callable[..., LocalModel], tmp_path: Path) -> None:
+def test_prompts_are_saved_on_request(opened: Callable[..., LocalModel], tmp_path: Path) -> None:
     path = tmp_path / "mine"
     with opened(prompt_cache=None) as llm:
         assert llm.save_prompts(path) == 0

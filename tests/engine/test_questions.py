@@ -35,7 +35,7 @@ def test_a_question_does_not_wait_for_a_long_pass(open_engine: Open) -> None:
     def both() -> None:
         look("job", aside=False)
         look("aside", aside=True)
-        time.sleep(NOTICE_S)  # so often a pass that nobody waits for looks around
+        time.sleep(NOTICE_S)  # how often a pass in which nothing waits checks for new requests
 
     model.within = at(1, both)
     ask(engine, "b" * LONG, Answer()).wait()

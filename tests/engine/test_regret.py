@@ -21,7 +21,7 @@ from tests.support.tiers import exhaustive
 pytestmark = pytest.mark.usefixtures("all_threads")
 
 FEW, ALL = range(10), range(300)
-# Times of the best plan in hindsight, which nobody has: on average, and on nine of ten machines.
+# Times of the best plan in hindsight, which no planner knows: on average, and on nine of ten machines.
 AVERAGE, NINE_OF_TEN = 1.06, 1.16
 
 

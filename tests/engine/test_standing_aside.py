@@ -125,7 +125,7 @@ def test_answers_go_on_while_a_long_prompt_is_computed(open_engine: Open) -> Non
 
 
 @pytest.mark.parametrize("from_disk", [False, True])
-def test_a_pass_that_reads_weights_takes_all_of_a_prompt_that_nobody_waits_for(
+def test_a_pass_that_reads_weights_takes_all_of_a_prompt_when_no_other_request_waits(
     open_engine: Open, from_disk: bool
 ) -> None:
     model = Aside(stands_aside=False)
@@ -182,7 +182,7 @@ def test_cancelling_an_answer_in_the_middle_leaves_the_long_one(open_engine: Ope
     assert not model.texts
 
 
-def test_what_somebody_calls_waits_for_the_end_of_the_pass(open_engine: Open) -> None:
+def test_a_call_waits_for_the_end_of_the_pass(open_engine: Open) -> None:
     model = Aside()
     engine = open_engine(model)
     seen: list[str] = []
@@ -302,7 +302,7 @@ def test_cancelling_one_that_gave_its_place_up(open_engine: Open) -> None:
 # --- who goes first, and until when
 
 
-def test_clients_take_turns_whoever_has_more_requests(open_engine: Open) -> None:
+def test_clients_take_turns_however_many_requests_they_have(open_engine: Open) -> None:
     model = Aside(ubatch=LONG)
     engine = open_engine(model)
     order: list[str] = []

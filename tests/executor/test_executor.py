@@ -218,7 +218,7 @@ def test_a_step_of_more_tokens_than_a_window_has_rows_for(
 
 
 class FailingRun(NullDevice):
-    """Raises when it has run so many times more."""
+    """Raises when it has run `left` times more."""
 
     left = -1
 

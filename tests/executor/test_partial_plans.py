@@ -71,7 +71,7 @@ def test_passes_of_both_kinds_in_turn() -> None:
     r.executor.hear = heard.append
     a, b = r.kv.alloc(), r.kv.alloc()
     for _ in range(3):
-        # All rows of a pass may be wanted, though logits of so many would be cut into more passes.
+        # All rows of a pass may be wanted, though a step with this many logits would be cut into more passes.
         rows = hidden(r, (a, TOKENS[:9], range(9)), (b, TOKENS[:20], range(13, 20)))
         assert rows.shape == (16, GRAPH.hidden.width)
         assert rows[:, 0].tolist() == [*TOKENS[:9], *TOKENS[13:20]]

@@ -36,7 +36,7 @@ def test_it_finds_about_what_lru_finds_and_brings_few_of_the_experts() -> None:
     assert all(ours.moved(each) < other.moved(each) for other in others)
 
 
-def test_an_expert_that_is_chosen_once_takes_nobodys_place() -> None:
+def test_an_expert_that_is_chosen_once_replaces_no_other() -> None:
     rule = SlotRule(1, 4)
     for _ in range(20):
         rule.age(1)

@@ -1,4 +1,4 @@
-"""Steps inside of steps: a long one stands aside for short ones, and nobody can tell from the results."""
+"""Steps inside of steps: a long one stands aside for short ones, and the results do not show it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_cancel_in_between_ends_the_step_that_stood_aside(made: Rig) -> None:
         if calls == 3:
             for b in made.backends.values():
                 b.cancel()
-            with pytest.raises(Cancelled):  # whoever runs then is ended too, and is as long as before
+            with pytest.raises(Cancelled):  # the one that runs then is ended too, and is as long as before
                 made.step((other, [3], [0]))
             assert made.kv.length(other) == 5
 
@@ -337,7 +337,7 @@ def test_short_passes_are_not_cut_small(monkeypatch: pytest.MonkeyPatch) -> None
     made.close()
 
 
-def test_whoever_looks_sees_the_pieces_as_he_sees_the_whole() -> None:
+def test_the_times_of_pieces_are_seen_as_those_of_a_whole_pass() -> None:
     """The same nodes, and norms are computed with their products here as there."""
     made = ggml_rig()
     device = made.backends["llamacpp"]

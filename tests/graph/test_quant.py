@@ -233,7 +233,9 @@ def test_a_type_is_itself_in_another_process(q: QuantType) -> None:
     assert pickle.loads(pickle.dumps(q)) is q
 
 
-def test_a_type_nobody_unpacks_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_type_that_nothing_unpacks_is_an_error_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     raw = np.zeros((1, 66), np.uint8)
     monkeypatch.setattr(quant.external, "provided", lambda: None)
     with pytest.raises(

@@ -77,7 +77,7 @@ class Report:
 
 
 def fuzz(n: int, jobs: int, number: int, every: int, report: Report) -> None:
-    """Draw so many cases and try them all."""
+    """Draw `n` cases and try them all."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         tempfile.TemporaryDirectory(prefix="hetrun-fuzz-") as room,

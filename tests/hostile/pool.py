@@ -61,7 +61,7 @@ class Child:
         self._process.stdin.write(json.dumps({"path": str(path), "check": check}).encode() + b"\n")
 
     def wait(self, seconds: float) -> Outcome | None:
-        """How the case ended, if it does within so many seconds."""
+        """How the case ended, if it does within `seconds`."""
         assert self._process.stdout
         end = time.monotonic() + seconds
         while True:

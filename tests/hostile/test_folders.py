@@ -225,8 +225,8 @@ def test_a_cache_of_links_works_whole(child: Child, tmp_path: Path) -> None:
     assert outcome(child, again).end == "loaded"
 
 
-def test_whoever_made_the_folder_may_link_where_he_likes(tmp_path: Path) -> None:
-    """A link is made by somebody who can write here, an index by somebody far away."""
+def test_links_of_a_local_folder_may_lead_anywhere(tmp_path: Path) -> None:
+    """A link is made by a user who can write here, an index by a stranger."""
     (tmp_path / "shards").mkdir()
     model = tmp_path / "model"
     write_case(Case(named("hf-sharded")), model)

@@ -297,7 +297,7 @@ def retyped(value: Node, kind: int) -> Node:
 
 
 def _suits(value: Node, kind: int) -> bool:
-    """Whether a value can be written as that type; any can be, as one that nobody knows."""
+    """Whether a value can be written as that type; any can be written as an unknown type."""
     if kind == STRING:
         return isinstance(value, str | bytes)
     if kind == 7:

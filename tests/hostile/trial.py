@@ -1,7 +1,7 @@
 """What is done with a stranger's file, in a process that may die of it: everything that a user can ask for.
 
 The child is given models that are as they should be, then reads a path from each line, and writes a line as
-each stage begins and one at the end, so that whoever watches knows in which stage it hangs or died. Any error
+each stage begins and one at the end, so that the parent knows in which stage it hangs or died. Any error
 that is no UserError is a finding, and so is one whose text is no sentence that names the file.
 """
 
@@ -330,7 +330,7 @@ def main() -> None:
     def say(**facts: Any) -> None:  # noqa: ANN401
         answers.write(json.dumps(facts) + "\n")
 
-    for good in sys.argv[1:]:  # so that libraries are not counted as somebody's memory
+    for good in sys.argv[1:]:  # so that libraries are not counted as a case's memory
         if (outcome := attempt(Path(good), lambda stage: None, check=True)).end != "loaded":
             sys.exit(f"{good} should load: {outcome}")
     say(stage="ready")

@@ -1,4 +1,4 @@
-"""Models that other programs keep: found, named, run; and stores that somebody has filled to do harm."""
+"""Models that other programs keep: found, named, run; and stores that were filled to do harm."""
 
 from __future__ import annotations
 

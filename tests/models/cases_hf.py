@@ -469,7 +469,7 @@ HALF = rope("default", partial_rotary_factor=0.5)
 
 
 def longrope(columns: int = 32, original: int = 32, **settings: float) -> dict[str, Any]:
-    """LongRoPE as Phi-3 has it, for heads of which so many columns turn."""
+    """LongRoPE as Phi-3 has it, for heads of which `columns` columns turn."""
     short, long = ([1.0 + a * i for i in range(columns // 2)] for a in (0.1, 0.5))
     found = rope("longrope", short_factor=short, long_factor=long, **settings)
     return {"original_max_position_embeddings": original, **found}

@@ -150,7 +150,7 @@ EXPERT = f"{LAYER}.block_sparse_moe.experts.3.w1.weight"
         ("opt", "model.decoder.project_in.weight", "model.decoder.layers.1.fc1.weight"),
     ],
 )
-def test_a_tensor_that_nobody_asked_for_is_refused(model_type: str, name: str, like: str) -> None:
+def test_an_unexpected_tensor_is_refused(model_type: str, name: str, like: str) -> None:
     tensors = read_folder(hf.folder(ROWS[model_type])).tensors
     with pytest.raises(ModelFileError) as refused:
         imported(model_type, tensors={name: tensors[like]})
@@ -288,7 +288,7 @@ def test_models_that_were_saved_without_their_head(model_type: str) -> None:
         imported(model_type, {"tie_word_embeddings": False}, {**dict.fromkeys(tensors), **bare})
 
 
-def test_opt_has_positions_for_so_many_tokens_only() -> None:
+def test_a_context_beyond_the_positions_of_opt_is_refused() -> None:
     with pytest.raises(UserError, match="learned positions for 256 tokens"):
         LLM(hf.folder(ROWS["opt"]), backends=["reference"], ctx=257)
 

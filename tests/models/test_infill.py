@@ -147,7 +147,7 @@ def test_models_without_the_tokens_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_beginning_of_a_repeated_prompt_is_cached(path: Path) -> None:
-    """While somebody writes before the gap, all other files and what was there before stay."""
+    """While text is written before the gap, all other files and what was there before stay."""
     extra = tuple(Snippet(f"line {i} of a file\n" * 20, f"{i}.py") for i in range(3))
     with opened(path) as llm:
 

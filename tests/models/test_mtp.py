@@ -223,7 +223,7 @@ def test_the_model_is_the_same_with_and_without_it(family: str) -> None:
 
 
 def right(every: int) -> tuple[Callable[[Predicted, int], list[int]], list[Asked]]:
-    """A guesser whose guesses are the text's, but for one in so many; what it does besides is real."""
+    """A guesser whose guesses are the text's, but for one in `every`; what it does besides is real."""
     real = Predicted.propose
     asked: list[Asked] = []
 

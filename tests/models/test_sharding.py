@@ -78,8 +78,8 @@ def shared_rig(
 def said(
     made: Rig, pieces: tuple[int, ...], tokens: Sequence[int] = TOKENS, *, close: bool = True
 ) -> np.ndarray:
-    """All logits of a text. What ran them is closed: compiled graphs that nobody closes stay in memory, and
-    here are hundreds. Without `close` the devices stay open, for another rig."""
+    """All logits of a text. What ran them is closed: compiled graphs that are not closed stay in memory, and
+    there are hundreds here. Without `close` the devices stay open, for another rig."""
     try:
         return teacher_forced(made, pieces, tokens)
     finally:
@@ -279,7 +279,7 @@ def test_a_bias_counts_once() -> None:
     assert [len(op.weights) for op in out] == [2, 1, 2]
 
 
-def test_experts_in_an_order_get_other_numbers_and_whoever_has_all_needs_no_more() -> None:
+def test_experts_in_an_order_get_other_numbers_and_a_share_with_all_needs_no_more() -> None:
     graph = graph_of(MIXTURE)
     cold, hot = ordered(shared("blk.0.ffn.exp", "experts", [0, 4, 6], "ab"), [1, 2, 3, 5, 4, 0], whole=0)
     divided, _ = share_out(graph, everywhere("a", cold, hot))

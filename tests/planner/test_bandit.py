@@ -35,7 +35,7 @@ class Passes:
                 self.race.put_in_force(name)
 
     def run(self, passes: int) -> list[str]:
-        """So many passes; the plans that they ran by."""
+        """Run this many passes; the plans that they ran by."""
         before = len(self.ran)
         for _ in range(passes):
             name = str(self.race.running)
@@ -70,7 +70,7 @@ def test_a_change_that_was_wrong_is_back_within_three_passes(seed: int, truth: f
     assert "new new new new" not in " ".join(ran)
     assert ran[:20].count("new") <= 4
     lost = sum(YARD * (truth - 1) for name in ran if name == "new")
-    first = YARD * (truth - 1)  # what nobody could know
+    first = YARD * (truth - 1)  # what could not be known
     assert lost <= 3 * first + SHARE * WINDOW_S
 
 
@@ -182,7 +182,7 @@ def test_trying_costs_a_share_of_any_minute_at_most() -> None:
         (name,) = passes.run(1)
         took = passes.seconds(name, passes.now)
         lost.append((passes.now, took - YARD))
-    for begun in range(60, 540, 10):  # what nobody could know was lost in the first minute
+    for begun in range(60, 540, 10):  # what could not be known was lost in the first minute
         assert sum(s for at, s in lost if begun <= at < begun + WINDOW_S) <= SHARE * WINDOW_S
 
 

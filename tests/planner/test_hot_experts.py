@@ -40,7 +40,7 @@ ROUTER = N * WIDTH * 4
 
 
 def with_more_experts(graph: Graph) -> Graph:
-    """The mixtures with as many experts as there is something to choose from; nobody reads their weights."""
+    """The mixtures with enough experts for a choice; their weights are not read."""
 
     def weight(name: str, rows: int, cols: int) -> Weight:
         return Weight(name, (rows, cols), by_name("F32"), (Constant(bytes(4 * rows * cols), rows),))
@@ -233,7 +233,7 @@ def test_those_that_tokens_choose_most_lie_on_the_device() -> None:
         assert found[scope] == tuple(sorted(best.tolist()))
     after = follow(before, proposal)
     assert room / 2 < on_device(after) <= (1 - SPARE) * room
-    # Whoever has all experts anyway gets no second copy of any.
+    # A backend that has all experts anyway gets no second copy of any.
     assert not [use for b, use in after.parts if b == HOST and use.use == "experts"]
     assert not decide.surprised()
     assert decide.propose(proposal.plans, after) is None
@@ -267,7 +267,7 @@ def test_a_plan_says_which_and_why_and_comes_back_from_a_file(tmp_path: Path) ->
     assert load_plan(saved, GRAPH).buckets["1"][1] == proposal.plans.plans["1"].placements
 
 
-def test_all_alike_while_nobody_has_counted() -> None:
+def test_all_experts_are_alike_before_their_choices_are_counted() -> None:
     decide = planner({})
     proposal = decide.propose(on_the_host(), now(14 * EACH))
     assert proposal is not None

@@ -206,7 +206,7 @@ def test_a_saved_plan_keeps_how_its_passes_are_cut(tmp_path: Path) -> None:
 
 
 class Gpu(NullDevice):
-    """Too small for the model; takes passes of so many tokens."""
+    """Too small for the model; takes passes of `LONG` tokens."""
 
     asynchronous = True
 

@@ -189,7 +189,9 @@ def test_what_ran_before_is_believed_to_be_as_wrong_as_it_was() -> None:
     assert decide.propose(other.plans, both) is None
 
 
-def test_what_to_bring_in_is_asked_only_where_somebody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_to_bring_in_is_asked_only_when_eager_or_while_a_prompt_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
 
     def solve(demands: object, copies: object, candidates: object) -> None:
@@ -362,7 +364,7 @@ def test_a_backend_holds_memory_besides_its_weights() -> None:
     assert proposal.plans.memory["amx itself"] == 1 << 30
 
 
-def test_copies_that_nobody_uses_go_when_memory_is_tight() -> None:
+def test_unused_copies_go_when_memory_is_tight() -> None:
     decide = planner(forecast(cpu=small, amx=small), "cpu", "amx")
     held = frozenset((i, b) for i in range(len(UNITS)) for b in ("cpu", "amx"))
     home = sum(decide.nbytes[i, "cpu"] for i in range(len(UNITS)))

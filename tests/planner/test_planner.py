@@ -62,7 +62,7 @@ def test_what_it_cannot_do_goes_to_the_next_that_can() -> None:
     assert {s.backend for s in plans.plan(1).segments} == {"fast", "slow"}
 
 
-def test_whoever_takes_a_scope_can_do_all_of_it() -> None:
+def test_a_backend_that_gets_a_scope_can_do_all_of_it() -> None:
     """The middle one has the missing kind, but not the product in the same scope."""
     plans = plan(Without("fast", "rope"), Without("middle", "linear"), NullDevice("slow"))
     assert {p.backend for p in plans.plan(1).placements} == {"fast", "slow"}
@@ -75,7 +75,7 @@ def test_a_saved_plan_for_a_backend_that_cannot_do_its_part(saved: Path) -> None
         plan(NullDevice("fast"), Without("slow", "head"), wishes=Wishes(plan=saved))
 
 
-def test_what_nobody_can_do() -> None:
+def test_an_op_that_no_backend_can_do() -> None:
     with pytest.raises(
         OptionError, match=r"^none of the backends fast, slow can run rope in blk\.0\.attn\.q"
     ):

@@ -46,7 +46,7 @@ class Clock:
     slower: float  # how many times as long both take at once
     now: float = 0.0
     free: float = 0.0  # when the link is
-    there: bool = False  # weights have crossed, and nobody has evicted them
+    there: bool = False  # weights have crossed and were not evicted
 
     def __call__(self) -> float:
         return self.now

@@ -38,7 +38,7 @@ def test_the_price_is_what_taking_turns_takes_more() -> None:
     assert price_of_a_turn(Clock(0.25), UNITS, BOTH, "here", "there", 2, 16) == pytest.approx(0.25)
 
 
-def test_noise_gives_nobody_back_time() -> None:
+def test_noise_makes_no_price_negative() -> None:
     assert price_of_a_turn(Clock(-0.25), UNITS, BOTH, "here", "there", 2, 16) == 0
 
 

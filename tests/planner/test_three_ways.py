@@ -77,7 +77,7 @@ class Machine:
         return CALL_S * (backend != HOST) + nbytes / self.rates.get(backend, self.vram)
 
     def forecast(self, tokens_of_many: float) -> Forecast:
-        """As if a probe had measured it; many tokens take so many times what one does, on the host."""
+        """As if a probe had measured; on the host, many take `tokens_of_many` times what one token does."""
         found = Forecast()
         layers = [o for i in range(LAYERS) for o in operations(GRAPH, i)]
         works = {o.form: o.ops for o in layers} | {unit.form: unit.ops for unit in UNITS}

@@ -73,7 +73,7 @@ class Failing:
 
 
 async def ask(engine: FakeEngine, text: str, most: int | None = None) -> list[Event]:
-    """Events of an answer, up to so many."""
+    """Events of an answer, at most this many."""
     stream, events = LocalClient(engine).stream(GenerateRequest(SamplingParams(), text=text)), list[Event]()
     try:
         async for event in stream:
@@ -112,7 +112,7 @@ async def test_one_that_raises_is_left_out_and_the_others_hear_on(
     assert len(said) == 1
 
 
-async def test_one_that_hangs_holds_nobody_up(engine: FakeEngine, register: Register) -> None:
+async def test_one_that_hangs_holds_no_request_up(engine: FakeEngine, register: Register) -> None:
     free = threading.Event()
 
     class Hanging:
@@ -136,7 +136,7 @@ class Unknown:
 class Odd:
     @hookimpl
     def hetrun_asked(self, weather: str) -> None:
-        """Nobody says that."""
+        """With an argument that no hook has."""
 
 
 @pytest.mark.parametrize(

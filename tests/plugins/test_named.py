@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def quietly(done: int, whole: int, what: str) -> None:
-    """A bar that nobody sees."""
+    """A bar that is not shown."""
 
 
 # --- architectures

@@ -32,7 +32,7 @@ WITH_RAY = exhaustive  # a cluster of real processes takes minutes
 
 PATIENCE_S = 240.0
 LINES = 600
-# Nodes of one CPU each, for as long as somebody says what to do with them.
+# Nodes of one CPU each, which last until standard input ends.
 CLUSTER = """
 import sys
 from ray.cluster_utils import Cluster
@@ -55,7 +55,7 @@ for line in sys.stdin:
     print("done", flush=True)
 cluster.shutdown()
 """
-# The command, which does not wait so long for somebody to come back.
+# The command, which does not wait so long for a worker to come back.
 IMPATIENT = (
     "from hetrun.tools.batch import runner; runner.PATIENCE_S = 4; from hetrun.cli import main; main()"
 )
@@ -86,7 +86,7 @@ class Bench:
     packages: Path  # where hetrun-ray is
     model: Path
     source: Path  # of requests
-    alone: bytes  # what comes of them if nobody disturbs
+    alone: bytes  # their results when nothing is disturbed
 
     def command(self, *more: str | Path, code: str = "from hetrun.cli import main; main()") -> list[str]:
         options = ("-n", "24", "--temp", "0", "--deterministic", "-m", self.model, "-f", self.source)
@@ -99,7 +99,7 @@ class Bench:
         return Running(process)
 
     def engines(self) -> list[psutil.Process]:
-        """All that somebody began who has the package: Ray's driver, the servers, their models' processes."""
+        """All that have the package in their command: Ray's driver, the servers, their models' processes."""
         return [p for p in psutil.process_iter() if any(str(self.packages) in word for word in _told(p))]
 
 
@@ -327,7 +327,7 @@ def test_a_node_without_the_model_is_named_and_the_others_go_on(
 
 
 @WITH_RAY
-def test_a_node_that_does_not_begin_holds_nobody_up(
+def test_a_node_that_does_not_begin_holds_nothing_up(
     bench: Bench, cluster: Callable[[], Nodes], tmp_path: Path
 ) -> None:
     nodes, output = cluster(), tmp_path / "out"

@@ -73,7 +73,7 @@ def test_tests_about_threads_are_not_told_how_many() -> None:
     assert "HETRUN_THREADS" not in os.environ
 
 
-def test_whoever_moves_in_leaves_everything_of_the_developer_behind(
+def test_moving_in_leaves_everything_of_the_developer_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HETRUN_CTX", "77")

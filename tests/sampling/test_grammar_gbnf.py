@@ -245,7 +245,7 @@ def test_the_same_tokens_may_come_next(vocabulary: Vocabulary, name: str, walks:
     check(vocabulary, GRAMMARS[name], walks)
 
 
-# Of some grammars llama.cpp follows so many readings that it takes minutes.
+# llama.cpp follows very many readings of some grammars, which takes minutes.
 ENDLESS_THERE = (109, 232)
 
 

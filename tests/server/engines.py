@@ -17,7 +17,7 @@ TOKENS = 300
 
 
 def deadlock(free: Path) -> None:
-    """Wait in a native call for a lock that nobody gives back before this file is there."""
+    """Wait in a native call for a lock that is not given back before this file is there."""
     libc = ctypes.CDLL(None)
     lock = ctypes.create_string_buffer(64)  # all zeroes is a lock that is free
     libc.pthread_mutex_lock(lock)

@@ -131,7 +131,7 @@ async def held(engine: FakeEngine, number: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_requests_beyond_so_many_are_refused_unread(engine: FakeEngine) -> None:
+async def test_requests_beyond_the_limit_are_refused_unread(engine: FakeEngine) -> None:
     async with app_client(engine, most_requests=2) as http:
         asked = [asyncio.create_task(http.post(CHAT, json=asking("forever"))) for _ in range(2)]
         await held(engine, 2)
@@ -147,7 +147,9 @@ async def test_requests_beyond_so_many_are_refused_unread(engine: FakeEngine) ->
         assert (await http.post(CHAT, json=asking("say hello"))).status_code == 200
 
 
-async def test_bytes_beyond_so_many_are_refused(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_beyond_the_limit_are_refused(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(concurrency, "MOST_BYTES", 1000)
     async with app_client(engine) as http:
         asked = asyncio.create_task(http.post(CHAT, json=asking("forever " + "x" * 600)))

@@ -186,7 +186,9 @@ async def test_a_model_that_gives_none(engine: FakeEngine, http: httpx.AsyncClie
 # --- among others
 
 
-async def test_only_so_many_are_in_the_engine_at_a_time(engine: FakeEngine, http: httpx.AsyncClient) -> None:
+async def test_only_a_few_texts_are_in_the_engine_at_a_time(
+    engine: FakeEngine, http: httpx.AsyncClient
+) -> None:
     asked = asyncio.create_task(http.post(PATH, json={"input": ["silence"] * 100}))
     while len(engine.requests) < embeddings.TOGETHER:
         await asyncio.sleep(0.01)

@@ -289,8 +289,8 @@ def noisy_engine(**options: object) -> FakeEngine:
     return FakeEngine()
 
 
-async def test_a_slow_reader_blocks_nobody() -> None:
-    """Ten thousand tokens wait in the client while nobody reads them; the engine goes on with other work."""
+async def test_a_slow_reader_blocks_no_other_request() -> None:
+    """Ten thousand tokens wait in the client while they are not read; the engine goes on with other work."""
     threads = threading.active_count()
     engine = FakeEngine(pace_s=0.0)
     client = LocalClient(engine)

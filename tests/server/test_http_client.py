@@ -163,7 +163,7 @@ async def test_probabilities_of_a_text(client: RemoteClient) -> None:
     assert done.kind == "done"
 
 
-async def test_nobody_is_there(tmp_path: Path) -> None:
+async def test_no_server_is_there(tmp_path: Path) -> None:
     client = RemoteClient(f"unix:{tmp_path}/none")
     with pytest.raises(UserError, match="cannot be reached"):
         await client.info()

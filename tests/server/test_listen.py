@@ -178,7 +178,7 @@ async def test_requests_are_logged_in_one_form(
     assert "secret" not in "".join(lines)
 
 
-async def test_a_log_that_nobody_reads_holds_up_no_request(engine: FakeEngine) -> None:
+async def test_a_log_that_is_not_read_holds_up_no_request(engine: FakeEngine) -> None:
     blocked = threading.Event()
 
     def write(line: str) -> None:
@@ -193,7 +193,7 @@ async def test_a_log_that_nobody_reads_holds_up_no_request(engine: FakeEngine) -
     log.close()
 
 
-def test_remarks_that_nobody_reads_hold_up_nobody() -> None:
+def test_remarks_that_are_not_read_hold_up_nothing() -> None:
     """Python's and uvicorn's remarks go the same way as the log: one after the other, when it is read."""
     lines: list[str] = []
     blocked = threading.Event()

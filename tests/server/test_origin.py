@@ -68,7 +68,7 @@ def test_hosts_of_an_address(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "origin", [PAGE, "http://localhost:3000", "null", "http://localhost:8080.evil.example"]
 )
-async def test_pages_that_nobody_named(engine: FakeEngine, origin: str) -> None:
+async def test_pages_that_were_not_named(engine: FakeEngine, origin: str) -> None:
     async with app_client(engine) as http:
         headers = {"Origin": origin}
         response = await http.post(CHAT, json=asking(), headers=headers)

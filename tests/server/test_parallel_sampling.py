@@ -76,7 +76,7 @@ async def test_the_others_come_when_the_first_has_read_the_prompt(engine: FakeEn
     assert sorted(index for index, kind in seen if kind == "done") == [0, 1, 2]
 
 
-async def test_only_so_many_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_few_choices_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel_sampling, "AT_ONCE", 4)
     running, most = 0, 0
 
@@ -117,7 +117,7 @@ async def test_a_choice_that_fails_ends_all(
 
 
 class Crowded(LocalClient):
-    """Its queue has room for so many at a time."""
+    """Its queue has room for `room` requests at a time."""
 
     def __init__(self, engine: FakeEngine, room: int) -> None:
         super().__init__(engine)

@@ -126,7 +126,7 @@ async def test_a_budget_is_not_set_again() -> None:
         assert (await client.ask(State())).budget is None
 
 
-async def test_so_many_questions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_questions_at_a_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "MOST_ASKED", 2)
     async with opened() as client:
         await client.info()

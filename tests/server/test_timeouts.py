@@ -97,7 +97,7 @@ async def test_who_waits_long_for_an_answer_is_left_alone(engine: FakeEngine) ->
         writer.close()
 
 
-async def test_a_stream_that_nobody_reads_is_cut_and_its_request_cancelled(engine: FakeEngine) -> None:
+async def test_a_stream_that_is_not_read_is_cut_and_its_request_cancelled(engine: FakeEngine) -> None:
     async with served(engine) as where:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -123,7 +123,7 @@ async def test_a_slow_reader_has_all_of_it(engine: FakeEngine) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_ends_in_time_whoever_is_still_there(
+def test_the_command_ends_in_time_with_clients_still_there(
     tmp_path: Path, number: signal.Signals, within: Within
 ) -> None:
     path = tmp_path / "socket"

@@ -173,7 +173,7 @@ async def test_an_engine_that_does_not_answer_is_not_waited_for(
     engine.slow.set()
 
 
-async def test_so_many_may_ask_at_a_time(
+async def test_requests_at_a_time_are_limited(
     http: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = {"messages": [{"role": "user", "content": "slow"}]}

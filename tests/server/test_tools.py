@@ -136,7 +136,9 @@ async def test_thoughts_are_apart(sdk: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize(("format", "mark"), [("none", "<think>"), ("auto", "")])
-async def test_thoughts_stay_where_nobody_looks_for_them(engine: FakeEngine, format: str, mark: str) -> None:
+async def test_thoughts_stay_in_texts_that_are_not_searched_for_them(
+    engine: FakeEngine, format: str, mark: str
+) -> None:
     engine.info = replace(engine.info, thought_mark=mark)
     app = create_app(LocalClient(engine), reasoning_format=format)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:

@@ -255,7 +255,7 @@ def test_a_step_in_which_segments_begin_gets_on() -> None:
     assert step.look(Doing(1.0, 0.001, "model", 20)) == [Unstuck()]
 
 
-def test_a_step_that_waits_for_cores_has_more_time_and_nobody_hears_of_it(
+def test_a_step_that_waits_for_cores_has_more_time_and_is_not_reported(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG, "hetrun")

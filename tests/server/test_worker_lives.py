@@ -162,7 +162,7 @@ async def test_closing_while_it_restarts_ends_all_that_waits(
     assert client.health.status == "failed"
 
 
-async def test_behind_the_server_nobody_notices_but_who_reads_a_stream(tmp_path: Path) -> None:
+async def test_of_the_servers_clients_only_one_that_reads_a_stream_notices(tmp_path: Path) -> None:
     def asking(text: str, **more: object) -> dict[str, object]:
         return {"messages": [{"role": "user", "content": text}], **more}
 

@@ -53,7 +53,7 @@ def test_a_prompt_sees_half_of_itself() -> None:
     assert list(score.products) == [(4 * 300 * 50.5 * D, 100, False)]
 
 
-def test_experts_that_nobody_chose_are_not_read() -> None:
+def test_experts_that_were_not_chosen_are_not_read() -> None:
     experts = parts("mixture")["experts"]
     one, many = (work(experts, decode(n, 10)).weights for n in (1, 1000))
     router = 8 * 512 * 2

@@ -130,7 +130,7 @@ def test_keys_and_values_cannot_go_to_disk() -> None:
     assert "keys and values" in asked.bill(on_processor(asked)).problem
 
 
-def test_nobody_computes_what_the_other_side_holds() -> None:
+def test_no_side_computes_what_the_other_holds() -> None:
     asked = clock("opt-30b")
     all_of, none_of = every(asked, 1.0), every(asked, 0.0)
     wrong = Placing("wrong", (Band(48, all_of),), False, Way((none_of,)), Way((none_of,)))

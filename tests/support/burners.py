@@ -15,7 +15,7 @@ BURNER = "import os\nwhile os.getppid() == {parent}:\n for i in range(1 << 16): 
 
 @contextmanager
 def burners(each: int = 1) -> Iterator[None]:
-    """So many for each core, in sessions of their own as anybody else's are."""
+    """`each` programs for each core, in sessions of their own as those of other users are."""
     code = BURNER.format(parent=os.getpid())
     running = [
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.DEVNULL)

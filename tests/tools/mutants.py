@@ -237,7 +237,7 @@ def end_what_is_left(mark: str) -> None:
         try:
             if folder.name.isdigit() and mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
                 os.kill(int(folder.name), signal.SIGKILL)
-        except OSError:  # it has ended meanwhile, or is somebody else's
+        except OSError:  # it has ended meanwhile, or is another user's
             continue
 
 

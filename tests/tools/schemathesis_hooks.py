@@ -1,6 +1,6 @@
 """Hooks of schemathesis_run: bodies with fewer fields, and how often each endpoint answered what.
 
-Schemathesis fills in most fields of a body at once, and of so many one or the other is refused nearly always:
+Schemathesis fills in most fields of a body at once, and one or the other of them is nearly always refused:
 a grammar that is none, two forms for one answer, a token that the model lacks. Most bodies are thinned out
 here, so that answers and streams are looked at too, and not only refusals.
 """

@@ -23,8 +23,8 @@ from tests.support import qwen
 ROOT = Path(__file__).parents[2]
 # What Schemathesis looks at, without two checks that this server does not mean to pass. What fits the
 # document may be refused all the same (positive_data_acceptance): a token that the model lacks, a schema
-# or a grammar that cannot be compiled, a field that needs another one, a full context. And fields and
-# queries that nobody knows are ignored (negative_data_rejection).
+# or a grammar that cannot be compiled, a field that needs another one, a full context. And unknown
+# fields and queries are ignored (negative_data_rejection).
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -59,7 +59,7 @@ def served(folder: Path) -> Iterator[str]:
             for line in server.stdout:
                 print(line, end="", flush=True)
                 if found := next((word for word in line.split() if word.startswith("http://")), None):
-                    # Nobody reads on, as with many servers: it must not mind.
+                    # The rest is not read, as with many servers: that must not hold it up.
                     yield found.removesuffix("/v1")
                     break
         finally:

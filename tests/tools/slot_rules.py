@@ -41,7 +41,7 @@ class Found:
     brought: float  # experts for each token
 
     def moved(self, chosen: int) -> float:
-        """Experts' bytes that the host moves for a token of so many choices."""
+        """Experts' bytes that the host moves for a token of `chosen` choices."""
         return (1 - self.found) * chosen + MOVES * self.brought
 
 
@@ -74,7 +74,7 @@ def lru(chosen: Choices, there: Sets) -> Found:
 
 
 def belady(chosen: Choices, slots: int) -> Found:
-    """Whoever knows what comes. What it brings is not counted."""
+    """A rule that knows what comes. What it brings is not counted."""
     layers = [chosen[:, i].reshape(-1).tolist() for i in range(chosen.shape[1])]
     return Found("Belady", sum(sum(best(each, slots)) for each in layers) / chosen.size, float("nan"))
 

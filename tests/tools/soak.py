@@ -73,7 +73,7 @@ def growth(looks: Sequence[Look]) -> list[Growth]:
         return min(int(getattr(look.held, what)) for look in part)
 
     return [
-        # Kept prompts come and go: how many there are when somebody looks is chance.
+        # Kept prompts come and go: how many there are at the time of a look is chance.
         Growth("memory, MiB", middle(first, "memory"), middle(last, "memory"), MAY_GROW >> 20),
         Growth(
             "of it neither files nor keys and values, in the second half",

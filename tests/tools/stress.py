@@ -5,8 +5,8 @@
 
 Prompts of 1 to 600 tokens, short and long answers, streamed and whole, some of which begin alike; one client
 in ten leaves midway. Every answer is compared with the one that its request gets alone, one by one, from a
-model in this process. Whoever leaves must have seen the beginning of it. In the end the server must hold what
-it held after a first round: memory, descriptors, threads.
+model in this process. A client that leaves must have seen the beginning of it. In the end the server must
+hold what it held after a first round: memory, descriptors, threads.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ async def answer(endpoint: Endpoint, wish: Wish) -> Said:
 
 
 async def ask_all(endpoint: Endpoint, asked: Sequence[Wish], at_once: int) -> list[Said | Exception]:
-    """The answers to all, so many at once."""
+    """The answers to all, `at_once` at a time."""
     places = asyncio.Semaphore(at_once)
 
     async def one(wish: Wish) -> Said | Exception:
@@ -236,7 +236,7 @@ def held(server: Server) -> Held:
 def settled(server: Server, wanted: Held | None = None) -> Held:
     """What it holds when all who left are forgotten: descriptors are closed a moment after their clients."""
     until = time.monotonic() + PATIENCE_S
-    time.sleep(REST_S + 1)  # what nobody uses goes back to the system
+    time.sleep(REST_S + 1)  # what is not used goes back to the system
     last = held(server)
     while time.monotonic() < until:
         time.sleep(0.5)

@@ -102,7 +102,7 @@ EVERY = 40  # keys, between two looks whether all is well
 
 
 class Kept(Store):
-    """Knows what was said, and what was taken away because somebody wanted that."""
+    """Knows what was said, and what was taken away because the user wanted that."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -127,7 +127,7 @@ class Kept(Store):
 
 
 class Presses:
-    """So many of them, the same for a seed."""
+    """Any number of them, the same for a seed."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.pressed: list[str] = []

@@ -50,14 +50,14 @@ async def test_what_was_said_is_there_the_next_time(engine: FakeEngine, place: P
         {"role": "assistant", "content": "hello world"},
         {"role": "user", "content": "say more"},
     )
-    assert place.stat().st_mode & 0o077 == 0  # nobody else may read it
+    assert place.stat().st_mode & 0o077 == 0  # no other user may read it
 
 
 async def test_a_question_is_kept_before_it_is_answered(engine: FakeEngine, place: Path) -> None:
     async with chatting(engine, place=place) as chat:
         await chat.send("silence")
         await chat.until(lambda: engine.requests != [])
-        beside = Store(place)  # as somebody would who opens the file after this program was killed
+        beside = Store(place)  # as if the file were opened after this program was killed
         kept = beside.tree(beside.conversations()[0])
         beside.close()
         assert [(turn.role, turn.text) for turn in kept.path] == [("user", "silence")]

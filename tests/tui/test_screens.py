@@ -432,7 +432,7 @@ async def test_a_dialog_is_as_high_as_its_content(engine: FakeEngine) -> None:
                 await chat.until(lambda: chat.front is chat.screen)
 
 
-def test_speeds_that_nobody_knows_are_a_sentence() -> None:
+def test_unknown_speeds_are_a_sentence() -> None:
     now = Foreseen(2048, None, None, None, {"limit": 19010 << 20}, {}, 0, False, 2, "f16")
     text = compared(now, replace(now, context=4096), 60, 53.0).plain
     assert "unknown" not in text

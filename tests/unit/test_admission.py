@@ -44,7 +44,7 @@ def admission(
 
 
 def ran(times: StepTimes, answers: int, read: int, seconds: float) -> None:
-    """A step with so many running answers and so many tokens of a prompt took so long."""
+    """A step with `answers` running answers and `read` tokens of a prompt took `seconds`."""
     if answers or read:
         times.saw(Shape(answers + bool(read), answers + read, read), seconds)
 
@@ -112,7 +112,7 @@ def test_running_answers_keep_their_share_until_they_are_over() -> None:
     assert forecast(admission(aside=0.5), own, [long]).first_s == pytest.approx(2 * alone)
 
 
-def test_before_anything_is_known_nothing_is_said_and_nobody_refused() -> None:
+def test_before_anything_is_known_nothing_is_predicted_and_no_deadline_refused() -> None:
     asked = admission(most_waiting=0, times=unpredicted())
     others = [Work(100, 100, running=True)]
     assert asked.forecast(Work(10, 10), others) is None
@@ -363,6 +363,6 @@ def test_predictions_beside_a_simulated_engine(case: tuple[float, bool, float | 
     assert mean(predicted) == pytest.approx(mean(took), rel=0.25)
     wrong = [abs(p - t) for p, t in zip(predicted, took, strict=True)]
     assert mean(wrong) < (0.15 if certain else 0.3) * mean(took)
-    # Whoever comes later slows an answer down, which nobody can know.
+    # Later requests slow an answer down, which cannot be predicted.
     ended = mean(a.end - a.at for a in asked)
     assert 0.65 * ended < mean(a.predicted_end - a.at for a in asked) < 1.2 * ended

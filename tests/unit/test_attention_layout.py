@@ -19,7 +19,7 @@ def test_what_is_fast_stays_as_it_is() -> None:
     assert layout(2, 32, 32, 2, TILE_COST) == Layout(1, 2)
     assert layout(64, 32, 8, 2, TILE_COST) == Layout(1, 64)
     assert layout(512, 32, 8, 2, TILE_COST) == Layout(1, 512)
-    # So many threads would get a few rows of a tile each.
+    # 64 threads would get a few rows of a tile each.
     assert layout(16, 32, 8, 64, TILE_COST) == Layout(1, 16)
 
 

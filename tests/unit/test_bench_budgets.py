@@ -202,7 +202,7 @@ def test_a_command_joins_before_it_begins(version_1: Kernel) -> None:
     with confined(1 << 20, version_1.root) as group:
         found = subprocess.run([*group.prefix, "echo", "a b"], capture_output=True, text=True, check=True)
         assert found.stdout == "a b\n"
-        assert (group.folder / "cgroup.procs").read_text() == "0\n"  # whoever writes this means itself
+        assert (group.folder / "cgroup.procs").read_text() == "0\n"  # a process that writes this means itself
         (group.folder / "cgroup.procs").write_text("")
 
 

@@ -30,7 +30,7 @@ def sets_of(machine: Described) -> dict[tuple[int, ...], CoreSet]:
 
 
 def flat(n: int, share: float | None = None) -> TopoTree:
-    """So many cores of which nothing is known."""
+    """`n` cores of which nothing is known."""
     return TopoTree(tuple(Core((cpu,), 0, (0, 0, -1, -1)) for cpu in range(n)), share)
 
 

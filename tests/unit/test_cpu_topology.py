@@ -241,7 +241,7 @@ def test_pipes_and_endless_files_are_not_waited_for(tmp_path: Path) -> None:
     assert len(read_topology(tmp_path).cores) == 8
 
 
-# --- whole recordings, where somebody has them
+# --- whole recordings, where they are installed
 
 
 @pytest.mark.skipif(not RECORDINGS, reason="TESTS_RECORDINGS names no folder with hwloc's recordings")

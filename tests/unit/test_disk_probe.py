@@ -116,7 +116,7 @@ def test_measuring_tries_ways_and_reads_little(model: Path, monkeypatch: pytest.
 def test_parts_that_are_in_the_cache_do_not_count(model: Path) -> None:
     with model.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
         view.madvise(mmap.MADV_WILLNEED)
-        np.frombuffer(view, np.uint8)[:: mmap.PAGESIZE].max()  # what somebody has mapped cannot be dropped
+        np.frombuffer(view, np.uint8)[:: mmap.PAGESIZE].max()  # mapped pages cannot be dropped
         there = cached_share(file.fileno(), 0, MIB)
         found = measure(model, seconds=30)
     assert there is None or there == 1

@@ -315,7 +315,7 @@ class Sequences(RuleBasedStateMachine):
             assert self.group._runs == 1 + int((np.diff(self.group._shown) != 1).sum())
 
     @invariant()
-    def nobody_has_the_rows_of_another(self) -> None:
+    def no_sequence_has_the_rows_of_another(self) -> None:
         for i in range(len(self.kv.groups)):
             rows = [r for seq in self.tokens for r in seen(self.kv, seq)[i].rows.tolist()]
             assert len(rows) == len(set(rows))

@@ -30,7 +30,7 @@ STEP = 3 * UNIT
 
 
 class Refused(BudgetError):
-    """Nobody gives memory up."""
+    """Nothing gives memory up."""
 
 
 class ElasticSequences(Sequences):
@@ -158,7 +158,7 @@ def test_a_limit_is_lowered_as_far_as_what_is_in_use() -> None:
 
 
 def test_memory_that_was_only_looked_at_is_held_too() -> None:
-    """The figure is the system's: reading a row that nobody has written takes a page."""
+    """The figure is the system's: reading a row that was never written takes a page."""
     kv = cache()
     seq = kv.alloc()
     kv.extend(seq, BLOCK)

@@ -67,7 +67,7 @@ def test_a_token_at_a_time_moves_the_window_seldom(monkeypatch: pytest.MonkeyPat
 
 
 def test_many_sequences_that_come_and_go_leave_no_holes() -> None:
-    """Each is one run of rows all its life, and never more rows are touched than so many regions have."""
+    """Each is one run of rows all its life, and never more rows are touched than five regions have."""
     random, most = Random(7), 5
     kv = cache(windows=(0, 40), context=300, sequences=8, most=MOST)
     left: dict[int, int] = {}

@@ -260,7 +260,7 @@ def test_what_is_not_booked_is_found_again_and_again() -> None:
     assert all(abs(off) < MIB // 4 and helpers == 0 for _, helpers, off in found.values())
 
 
-def test_nobody_has_the_reserve() -> None:
+def test_the_reserve_is_booked_but_not_in_use() -> None:
     """What is seen of the books is what lies in memory."""
     figures = Figures(anonymous=70 * MIB, file_backed=9 * MIB)
     books = Books(Granted(200 * MIB, "--ram"), figures=lambda: figures, helpers=lambda: 12 * MIB)

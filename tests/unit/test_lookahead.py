@@ -41,7 +41,7 @@ LARGEST = max(p.nbytes for p in CUT.pieces)
 
 
 def seconds_of_pass(kept: Kept, slots: int, compute_s: float, rate: float) -> float:
-    """A ring of so many slots, one disk and one who computes, in time that is only counted."""
+    """A ring of `slots` slots, one disk and one thread that computes, in time that is only counted."""
     ready = now = 0.0
     released: list[float] = []
     ends = []
@@ -67,7 +67,7 @@ def slowdown(part: float, compute_s: float, rate: float, policy: Policy = "balan
     room = int(part * TOTAL)
     kept = choose(CUT, room, policy)
     found = window(load_of(kept, compute_s), READERS, TAKERS, rate, room)
-    # What takers hold cannot be read into: here nobody holds two, so their places are left out.
+    # What takers hold cannot be read into: here no taker holds two, so their places are left out.
     took = seconds_of_pass(kept, max(1, found.pieces - TAKERS), compute_s, rate)
     return took / predict(compute_s, kept.streamed_bytes, rate).seconds
 

@@ -162,12 +162,12 @@ async def test_the_one_that_was_not_used_for_longest_goes(started: Started) -> N
     assert started.open == ["b", "c"]
 
 
-async def test_one_that_answers_goes_behind_its_answers_and_nobody_overtakes(started: Started) -> None:
+async def test_one_that_answers_goes_after_its_answers_and_no_request_overtakes(started: Started) -> None:
     models = shelf(started, "a", "b", most_loaded=1).models
     first = await begun(models["a"])
     other = asyncio.ensure_future(models["b"].info())
     await a_while()
-    later = asyncio.ensure_future(answer(models["a"]))  # behind whoever waits for room
+    later = asyncio.ensure_future(answer(models["a"]))  # after the one that waits for room
     await a_while()
     assert started.names == ["a"]
     assert models["a"].users == 1
@@ -207,7 +207,7 @@ async def test_one_that_cannot_be_loaded_says_why_and_is_tried_again(started: St
     assert started.open == ["b", "c"]
 
 
-async def test_it_sleeps_when_nobody_asks_and_wakes_up(started: Started) -> None:
+async def test_it_sleeps_without_requests_and_wakes_up(started: Started) -> None:
     models = shelf(started, "a", ram=None, idle_s=0.02).models
     assert (await models["a"].info()).name == "a"
     task = await begun(models["a"])
@@ -218,7 +218,7 @@ async def test_it_sleeps_when_nobody_asks_and_wakes_up(started: Started) -> None
     while started.open:
         await asyncio.sleep(0.01)
     assert models["a"].health.status == "ok"
-    assert (await models["a"].info()).name == "a"  # known: nobody is woken up for it
+    assert (await models["a"].info()).name == "a"  # known: it is not woken up for that
     with pytest.raises(EngineStopped, match="is asleep"):
         await models["a"].ask(State())  # who looks does not wake it either
     assert started.open == []

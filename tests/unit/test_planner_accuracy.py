@@ -47,7 +47,7 @@ class Clockwork:
         self.expected = tokens
 
     def tend(self) -> None:
-        self.time += 100  # which is nobody's step
+        self.time += 100  # which is part of no step
 
     def alloc(self) -> int:
         self.lengths[seq := len(self.lengths)] = 0

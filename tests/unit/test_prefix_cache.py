@@ -382,7 +382,7 @@ def test_one_computes_what_all_need_and_the_others_wait() -> None:
     assert not prefixes.soon([*system, 1], ())
     first, _ = prefixes.begin([*system, 1])
     assert prefixes.soon([*system, 2], {first})
-    assert not prefixes.soon([*system, 2], ())  # nobody computes it
+    assert not prefixes.soon([*system, 2], ())  # no sequence computes it
     assert not prefixes.soon([9, *system], {first})
     compute(prefixes, model, first, system[:100])
     assert prefixes.soon([*system, 2], {first})  # half of it would be a waste
@@ -391,7 +391,7 @@ def test_one_computes_what_all_need_and_the_others_wait() -> None:
     assert prefixes.begin([*system, 2])[1] == 201 - WORTH
 
 
-def test_nobody_waits_for_one_that_has_ended() -> None:
+def test_no_request_waits_for_one_that_has_ended() -> None:
     model = Lists()
     prefixes = Prefixes(model)
     seq, _ = prefixes.begin([5] * 200)
@@ -408,7 +408,7 @@ def test_a_sequence_must_be_known_as_far_as_it_goes() -> None:
         prefixes.keep(seq, [1] * 19)
 
 
-def test_entries_hold_so_many_tokens_beside_the_last() -> None:
+def test_entries_beside_the_last_hold_a_limited_number_of_tokens() -> None:
     """Where memory is wanted for something else."""
     model = Lists()
     prefixes = Prefixes(model, most_tokens=100)

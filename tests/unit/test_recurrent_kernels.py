@@ -69,7 +69,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Tokens:
-    """So many tokens of a sequence in a pass, where its state is read, and where it is written."""
+    """`n` tokens of a sequence in a pass, where its state is read, and where it is written."""
 
     n: int
     read: int

@@ -84,7 +84,7 @@ def test_an_unknown_name() -> None:
         registry.choose(["reference", "tpu"])
 
 
-def test_a_package_that_does_not_import_harms_nobody_else(register: Register) -> None:
+def test_a_package_that_does_not_import_harms_no_other(register: Register) -> None:
     register("backends", "plugin", fails=ImportError("No module named 'vulkan'"))
     assert "plugin" not in registry.choose(None)
     assert "reference" in registry.choose(None)
@@ -153,7 +153,7 @@ def test_a_package_may_have_several_devices(register: Register) -> None:
         registry.choose(["gpu-12"])
 
 
-def test_a_package_that_cannot_say_what_it_has_harms_nobody_else(register: Register) -> None:
+def test_a_package_that_cannot_say_what_it_has_harms_no_other(register: Register) -> None:
     register("backends", "gpu", none_at_all)
     assert "reference" in registry.choose(None)
     with pytest.raises(BackendUnavailable, match=r"^the backend gpu cannot work here: .* no list of devices"):

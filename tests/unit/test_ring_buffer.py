@@ -234,7 +234,7 @@ def test_a_ring_can_be_closed_while_it_is_filled() -> None:
     for _ in range(20):
         with ring_of(Disk(CONTENT), slots=8, threads=4) as (ring, _taker):
             ring.follow(pieces_of(20), always=20)
-    ring.stop()  # of somebody who comes late
+    ring.stop()  # from a caller that comes late
     ring.close()
 
 

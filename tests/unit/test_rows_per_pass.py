@@ -13,7 +13,7 @@ from tests.support.nulldevice import NullDevice
 
 
 class Alike(NullDevice):
-    """Rows are alike up to so many."""
+    """Rows are alike in passes of up to `most`."""
 
     def __init__(self, name: str, most: int) -> None:
         super().__init__(name)

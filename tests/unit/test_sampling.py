@@ -486,7 +486,7 @@ NOT_ONLY_THE_BEST: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("other", NOT_ONLY_THE_BEST)
-def test_whoever_looks_at_more_than_the_greatest_logit_is_asked(other: dict[str, Any]) -> None:
+def test_a_sampler_that_looks_at_more_than_the_greatest_logit_is_asked(other: dict[str, Any]) -> None:
     samplers = [make_sampler(SamplingParams(temperature=0)), make_sampler(SamplingParams(**other))]
     assert choose(samplers, np.eye(2, 9, dtype=np.float32)) == [None, None]
     assert choose([], np.empty((0, 9), np.float32)) == []

@@ -143,7 +143,7 @@ def timed_by(times: StepTimes) -> Costs:
 
 
 def ran(times: StepTimes, length: int, seconds: float) -> None:
-    """A step of one sequence with a draft of so many tokens took so long."""
+    """A step of one sequence with a draft of `length` tokens took `seconds`."""
     times.saw(Shape(1, 1 + length, 0, length, 1), seconds)
 
 
@@ -184,7 +184,7 @@ def test_of_many_sequences_those_that_repeat_themselves_carry_drafts() -> None:
     assert (sorted(found.places), found.length) == ([2, 5], 7)
 
 
-def test_nobody_waits_much_longer_for_what_others_win() -> None:
+def test_no_sequence_waits_much_longer_for_what_others_win() -> None:
     """What all of them carry may take as long as it likes."""
     depths, found = [100] * 4, timed(0.05)
     two = decide([Candidate(i, CERTAIN if i < 2 else (), 15) for i in range(4)], depths, found, 60)

@@ -670,7 +670,7 @@ def test_without_room_for_a_state_nothing_changes() -> None:
     assert kv.used_bytes == before[1]
 
 
-def test_slots_that_nobody_has_are_given_back() -> None:
+def test_unused_slots_are_given_back() -> None:
     kv = cache()
     a = kv.alloc()
     step(kv, a, 10, [Mark(5)])

@@ -44,7 +44,7 @@ def seconds_of(shape: Shape) -> float:
 
 
 def predicted(factor: float = 1.0) -> StepTimes:
-    """A planner that thinks so many times as much of the machine."""
+    """A planner that predicts `factor` times as much as steps of the machine take."""
     return StepTimes(Said(lambda chunks: factor * seconds_of(shape_of_chunks(chunks))))
 
 
@@ -113,10 +113,10 @@ def test_nothing_is_said_before_anything_is_known() -> None:
     assert times.a_token(4) is None
     assert times.reading(100) is None
     times.saw(Shape(1, 100, 100), 0.1)
-    assert times.seconds(Shape(2, 101, 100)) is None  # nobody has seen an answer
+    assert times.seconds(Shape(2, 101, 100)) is None  # no answer was seen yet
     times.saw(Shape(2, 101, 100), 0.13)
     assert times.seconds(answering(1)) == pytest.approx(0.03)
-    assert times.foreseen(answering(1)) is None  # but nobody is late by that
+    assert times.foreseen(answering(1)) is None  # but no step is late by that
     assert times.seconds(answering(1)._replace(tokens=4, drafted=3)) == pytest.approx(0.03 * longer(1, 3))
 
 

@@ -76,7 +76,7 @@ class Pieces:
 
 
 def cut(w: Weight, halves: int, sizes: list[int], missing: list[bool], gap: int) -> Pieces:
-    """Pieces of so many groups each, over and over."""
+    """Pieces of `sizes` groups, over and over."""
     rows = w.rows // halves
     groups, first = -(-rows // ROWS), 0
     parts: list[tuple[int, int]] = []
@@ -112,7 +112,7 @@ def multiplied(
     pieces: Pieces | None,
     source: Source | None,
 ) -> Floats:
-    """By the library, with so many threads."""
+    """By the library, with this many threads."""
     lib, halves = library(), 1 if activation == PLAIN else 2
     n, width = len(x), w.rows // halves
     out = np.full((n, width), np.nan, np.float32)

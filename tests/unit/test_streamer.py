@@ -219,7 +219,7 @@ def test_pieces_that_stay_come_one_behind_the_other(tmp_path: Path) -> None:
         assert found == [(piece, b"".join(model.stored(piece))) for piece in pieces]
         some = streamer.each(pieces)
         next(some)
-        some.close()  # nobody wants the others
+        some.close()  # the others are not wanted
         assert [piece for piece, _ in streamer.each(())] == []
         streamer.follow(model.cut.pieces)
         whole_pass(model, streamer, taker)
@@ -301,7 +301,7 @@ def test_bytes_are_counted_as_the_kernel_does(tmp_path: Path, synchronous: bool)
         for _ in range(3):
             whole_pass(model, streamer, taker)
         streamer.restart()
-        streamer.follow([])  # and nobody reads any more
+        streamer.follow([])  # and no thread reads any more
         found, ours = kernel() - before, streamer.stats.bytes_read - ours
         if not found:
             pytest.skip("the file system does not count")

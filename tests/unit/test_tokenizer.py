@@ -58,7 +58,7 @@ def test_a_text_begins_with_the_token_that_begins_a_sequence_once() -> None:
     assert tokenizer.encode("Hi") == [BOS, *b"Hi"]
     assert tokenizer.encode("<s>Hi") == [BOS, *b"Hi"]
     assert Tokenizer(Bytes(add_bos=False)).encode("Hi") == [*b"Hi"]
-    assert Tokenizer(Bytes(bos=None)).encode("<s>Hi") == [BOS, BOS, *b"Hi"]  # nobody calls <s> the beginning
+    assert Tokenizer(Bytes(bos=None)).encode("<s>Hi") == [BOS, BOS, *b"Hi"]  # nothing calls <s> the beginning
     assert tokenizer.encode("") == [BOS]
 
 

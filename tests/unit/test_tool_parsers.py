@@ -164,7 +164,7 @@ HERMES = [
     ('{"name": "now", "arguments": "soon"}', call(0, "now", '"soon"')),
     ('{"type": "function", "function": {"name": "now", "arguments": {}}}', call(0, "now", "{}")),
     ('[{"name": "now"}, {"name": "now"}]', [*call(0, "now", "{}"), *call(1, "now", "{}")]),
-    # a tool that is not there: whoever runs tools says so to the model
+    # a tool that is not there: the client that runs tools says so to the model
     ('{"name": "other", "arguments": {}}', call(0, "other", "{}")),
     # a line end and the closing mark in a string, brackets too many
     ('{"name": "now", "arguments": {"a": "x\ny"}}', call(0, "now", '{"a": "x\\ny"}')),

@@ -21,7 +21,7 @@ from tests.unit.test_matmul_kernels import LEVELS, aligned, library
 
 pytestmark = pytest.mark.skipif(module.library() is None, reason="hetrun was installed without a C compiler")
 ROOM = 1 << 16  # for the largest weight that is tried
-NOTHING = 0  # PROT_NONE: nobody may look at such pages
+NOTHING = 0  # PROT_NONE: such pages cannot be read
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def test_what_lingers_arrives_together(pair: Pair) -> None:
     assert other.receive() == [answer(3)]
 
 
-def test_sending_to_nobody_is_no_error(pair: Pair) -> None:
+def test_sending_to_a_closed_socket_is_no_error(pair: Pair) -> None:
     one, other = pair
     other.close()
     for i in range(5):

@@ -1,7 +1,7 @@
 """A GPU that is not there: the backend's driver on the CPU, with the same kernels.
 
-Streams run nothing until somebody waits, and then in any order that streams and events allow: who forgot to
-wait gets wrong numbers. Memory that nobody has written holds no numbers at all.
+Streams run nothing until the caller waits, and then in any order that streams and events allow: a caller that
+forgot to wait gets wrong numbers. Memory that was not written holds no numbers at all.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Memories:
         return i >= 0 and address + nbytes <= self.begins[i] + self.arrays[self.begins[i]].nbytes
 
     def intact(self) -> bool:
-        """Whether nobody wrote beside them."""
+        """Whether nothing was written beside them."""
         return all(_intact(array) for array in self.arrays.values())
 
 
@@ -102,7 +102,7 @@ class EmulatedDriver:
         self.calls = 0
         self.breaks_at: int | None = None  # the call from which on each fails, as after an illegal address
         self.loss = Loss()
-        self.sleeping: set[Event] = set()  # for which nobody keeps a core busy
+        self.sleeping: set[Event] = set()  # a wait for these keeps no core busy
         self.late: Stream | None = None  # does nothing as long as another stream can do something
         self.others = 0  # bytes that other processes have
         self.most_allocated = 0
@@ -130,7 +130,7 @@ class EmulatedDriver:
             raise self.loss.by(f"{self.device.name}: computing: an illegal memory access was encountered")
 
     def _gives_back(self) -> bool:
-        """The same of what gives something back, which nobody hears the error from; whether it works."""
+        """The same for calls that give something back, which raise no error; whether it works."""
         with suppress(DeviceLost):
             self._called()
         return not self.loss
@@ -162,7 +162,7 @@ class EmulatedDriver:
         array = self._device.remove(address)
         assert _intact(array), f"something was written beside the memory at {address:#x}"
         array[:] = 0xFF
-        self._left.append(array)  # it stays where it is, so that whoever still uses it reads no numbers
+        self._left.append(array)  # it stays where it is, so that a kernel that still uses it reads no numbers
         self._allocated -= array.nbytes
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:

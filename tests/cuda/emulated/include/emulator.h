@@ -163,7 +163,7 @@ __attribute__((always_inline)) inline void meet_warp(int what, unsigned lanes = 
     leave();
 }
 
-// Lets those go on that have met. False when nobody can.
+// Lets the threads go on that have met. False when none can.
 inline bool release() {
     bool moved = false;
     Fiber *fibers = emulated::fibers.data();
@@ -249,7 +249,7 @@ inline void run_block(unsigned shared, unsigned &random) {
     for (Fiber &f : fibers) begin(f);
     int n = (int)fibers.size();
     do {
-        // Nobody may count on who runs first, or that whoever has a lower number ran before.
+        // No thread may count on which runs first, or that one with a lower number ran before.
         unsigned start = next_random(random) % n, backwards = next_random(random) & 1;
         Fiber *first = fibers.data();
         for (int i = 0, at = start; i < n; i++) {
@@ -296,7 +296,7 @@ inline int run(std::function<void()> kernel, const unsigned *grid, unsigned thre
 }
 
 // A kernel's parameters as "p8 i4 f4 ": what kind of thing each is, and how large. A GPU takes as many bytes
-// as a parameter has from wherever the caller's argument lies, and tells nobody.
+// as a parameter has from wherever the caller's argument lies, and checks nothing.
 template <typename T> std::string kind() {
     char number = std::is_floating_point_v<T> ? 'f' : 'i';
     char letter = std::is_pointer_v<T> ? 'p' : std::is_class_v<T> ? 's' : number;
@@ -343,7 +343,7 @@ extern "C" __attribute__((visibility("hidden"))) void __ubsan_handle_type_mismat
     const char *slash = strrchr(f->file, '/');
     const char *file = slash ? slash + 1 : f->file;
     emulated::fail("%s:%u: an address that is not aligned as its type must be", file, f->line);
-    emulated::leave();  // for good: nobody enters a fiber of a block that failed
+    emulated::leave();  // for good: a fiber of a block that failed is not entered again
 }
 
 #define threadIdx (emulated::self->thread)
