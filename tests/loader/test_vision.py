@@ -75,7 +75,7 @@ WRONG: Mapping[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_what_is_wrong_with_a_header(tmp_path: Path, kind: str) -> None:
     said, sentence = WRONG[kind]
-    path = towers.write_tower("qwen3vl-flat", tmp_path / "t.gguf", **said)
+    path = towers.write_tower("qwen3vl-flat", tmp_path / "t.gguf", 2, **said)
     with pytest.raises(ModelFileError) as caught:
         read_vision(path)
     assert sentence in str(caught.value)
