@@ -76,14 +76,17 @@ def attention(e: Emitter, op: Op) -> None:
     small = [
         s
         for s in spans
-        if decode_attention.takes(e.kernels, keys) and s[1][1] - s[1][0] <= decode_attention.MOST_ROWS
+        if not e.shape.whole
+        and decode_attention.takes(e.kernels, keys)
+        and s[1][1] - s[1][0] <= decode_attention.MOST_ROWS
     ]
     if small and len(small) == len(spans):
         e.values[op.out] = decode_attention.attend(e, a, op.rows, q, small, None, sinks)
         return
     large = [s for s in spans if s not in small]
     nodes = [small] if small else []
-    if decode_attention.takes_many(e.kernels, keys, _is_tiled(keys, values)):
+    # Our kernel knows where each row's keys end, and by that where its window begins.
+    if not e.shape.whole and decode_attention.takes_many(e.kernels, keys, _is_tiled(keys, values)):
         nodes += [[piece] for s in large for piece in decode_attention.pieces(s)]
         large = []
     results = [(span, _attend(e, a, op.rows, q, i, span, sinks)) for i, span in large]

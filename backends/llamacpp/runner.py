@@ -200,16 +200,17 @@ class MaskFiller:
         bits = self._bits[: self._rows * width].reshape(self._rows, width)
         bits[filled:] = MASKED
         each = bits[:filled].reshape(len(ends), self._mask.times, width)
-        each[:] = _bands(width, min(self._mask.window or width, width), ends)[:, None]
+        each[:] = _bands(width, min(self._mask.window or width, width), ends, work.whole)[:, None]
         row_bytes = width * 2
         whole = row_bytes * self._rows
         self._memory[self._words] = (self._bits.ctypes.data, width, row_bytes, whole, whole)
 
 
-def _bands(width: int, window: int, ends: Ints) -> NDArray[np.float16]:
-    """Rows of a mask that show the last `window` columns before each end: all are pieces of one long row."""
+def _bands(width: int, window: int, ends: Ints, whole: bool) -> NDArray[np.float16]:
+    """Rows of a mask that show the last `window` columns before each end, or with `whole` also all from there
+    on: all are pieces of one long row."""
     hidden = np.full(width, MASKED)
-    row = np.concatenate((hidden, np.zeros(window, np.float16), hidden))
+    row = np.concatenate((hidden, np.zeros(window, np.float16), np.zeros_like(hidden) if whole else hidden))
     return sliding_window_view(row, width)[width + window - ends]
 
 

@@ -205,6 +205,9 @@ class Counts:
     first_token_s: float = 0.0  # of these, from their arrival
     steps: int = 0
     step_s: float = 0.0
+    pictures: int = 0  # that were encoded, or parts of some
+    pictures_cached: int = 0  # that need not be, because they had been
+    picture_s: float = 0.0  # of encoding
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def load(
     """Everything that runs; called on the engine thread. What is wrong with the `first` request is told
     before weights are read. `vision` reads pictures, of which `decode` gives the pixels."""
     if isinstance(vision, Vision):
-        options = replace(options, spatial=vision.spatial)
+        options = replace(options, spatial=vision.spatial, whole=vision.whole)
     if settings.prompt_cache:
         check_place(settings.prompt_cache)
     tokenizer = open_tokenizer(source)  # first: it is read in no time, and may be wrong
@@ -72,7 +72,7 @@ def load(
         if speculation:
             undo.callback(speculation.close)
         render = renderer(templates, tokenizer, template_variables(settings))
-        look = FirstLook(first, tokenizer, render)
+        look = FirstLook(first, tokenizer, render, vision.reason if isinstance(vision, NoVision) else "")
         model = models.open_planned(source, options, progress, look)
         undo.callback(model.close)
         speculation = with_block(speculation, settings, model)

@@ -22,6 +22,7 @@ from hetrun.engine.picture_marks import Seen, Span
 from hetrun.engine.size_curve import SizeCurve
 from hetrun.errors import BudgetError, OptionError
 from hetrun.loader.vision import Vision
+from hetrun.memory import breakdown
 from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.pictures.picture import Picture
 from hetrun.planner.plan import PlanSet
@@ -245,6 +246,9 @@ class PictureStore:
 
     def _make_room(self) -> bool:
         """Have the model leave as much as is needed: kept rows go first, then cached prompts."""
+        limit = self._model.plans.memory.get(breakdown.LIMIT)
+        if limit is not None and self._needed - self._rows_bytes > limit:
+            return False  # whatever went would go in vain
         while not self._lend():
             if self._rows:
                 self._rows.popitem(last=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
+from hetrun.client.events import PICTURE_MARK
 from hetrun.client.queries import (
     Detokenize,
     EngineState,
@@ -36,6 +37,7 @@ from hetrun.client.queries import (
 from hetrun.engine.counters import Held
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import MOST_LETTERS, Loaded, prompts_of, reranker_of, tokenizer_of
+from hetrun.engine.picture_marks import marked
 from hetrun.engine.sequence import Running
 from hetrun.engine.step_time import shape_of_chunks
 from hetrun.engine.waiting_request import Waiting
@@ -102,7 +104,7 @@ def answered(llm: Asked, question: Question[Any]) -> object:
         case Render(messages, options):
             if llm.render is None:
                 raise OptionError("this model does not accept messages; give it a text or tokens")
-            return llm.render(messages, options)
+            return llm.render(marked(messages, PICTURE_MARK), options)
         case WhatIf(changes):
             return llm.foresee(changes)
         case PlanNow():

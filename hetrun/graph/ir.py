@@ -284,6 +284,10 @@ class Graph:
         found = next(op.out for op in self.ops if op.kind == "embed")
         return next((op.out for op in self.ops if op.kind == "scale" and op.inputs == (found,)), found)
 
+    def after_layers(self, n: int) -> tuple[Value, ...]:
+        """What each of the first n layers gives to the next one."""
+        return tuple([op.out for op in self.ops if op.scope.startswith(f"blk.{i}.")][-1] for i in range(n))
+
     def weights(self) -> dict[str, Weight]:
         """Every weight by name."""
         return {w.name: w for op in self.ops for w in op.weights}
