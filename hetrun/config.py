@@ -183,6 +183,15 @@ class Settings:
     plan: Path | None = field(
         default=None, metadata=option("a file with a saved plan", option_types.path, "--plan", shows="none")
     )
+    mmproj: str | None = field(
+        default=None,
+        metadata=option(
+            "the file with the model's vision tower, with which it reads pictures; none: it reads none",
+            option_types.text,
+            "--mmproj",
+            shows="the one that lies beside the model",
+        ),
+    )
     prompt_cache: Path | None = field(
         default=None,
         metadata=option(
@@ -320,6 +329,24 @@ class Settings:
             option_types.names,
             "--allowed-host",
             shows="this machine's own",
+        ),
+    )
+    media_path: Path | None = field(
+        default=None,
+        metadata=option(
+            "a folder whose pictures requests may name as file:// addresses",
+            option_types.path,
+            "--media-path",
+            shows="none",
+        ),
+    )
+    media_domains: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "a host from which the server may fetch pictures that requests name; may be repeated",
+            option_types.names,
+            "--allowed-media-domain",
+            shows="none",
         ),
     )
     cors_origins: tuple[str, ...] = field(

@@ -58,6 +58,9 @@ class ModelOptions(TypedDict, total=False):
     first, ffn-first, none, synchronous, mmap, off."""
     plan: str | PathLike[str] | None
     """A file with a saved plan (default: none)."""
+    mmproj: str | None
+    """The file with the model's vision tower, with which it reads pictures; none: it reads none (default:
+    the one that lies beside the model)."""
     prompt_cache: str | PathLike[str] | None
     """A file that keeps computed prompts for the next run (default: none)."""
     context_shift: bool | None

@@ -42,7 +42,11 @@ from hetrun.executor.stats import Stats
 from hetrun.executor.steps import Chunk, Step
 from hetrun.executor.what_if import changed, foresee, promised
 from hetrun.graph.pooling import Pooling, read_vector
+from hetrun.loader.hub.projectors import find_vision
 from hetrun.loader.open_model import open_model
+from hetrun.loader.source import ModelSource
+from hetrun.loader.vision import NoVision, Vision
+from hetrun.pictures.decoder import PictureDecoder
 from hetrun.planner.options import Options, Wishes
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.precision import precision_of
@@ -107,9 +111,16 @@ class LocalModel:
             undo.callback(templates.close)
             if chatting:
                 templates.warm()  # its process starts while the model loads
-            options = as_options(settings, eager)
+            vision = find_vision(source, settings.mmproj)
+            options = seeing(as_options(settings, eager), vision)
+            # A process of its own, from the first picture on.
+            self._decoder = decoder = undo.enter_context(PictureDecoder())
             self._engine = Engine(
-                lambda: load(source, templates, settings, options, progress, most_waiting, first)
+                lambda: load(
+                    *(source, templates, settings, options, progress, most_waiting, first),
+                    vision=vision,
+                    decode=decoder.decode,
+                )
             )
             undo.callback(self._engine.close)
             self.info = self._engine.call(lambda loaded: describe(source, templates.template, loaded))
@@ -248,8 +259,8 @@ class LocalModel:
 
     def foresee(self, changes: Mapping[str, object]) -> Foreseen:
         """Predict memory and speed for other options; changes nothing."""
-        options = as_options(changed(self.settings, changes))
         source = open_model(model_path(self.settings))
+        options = options_for(source, changed(self.settings, changes))
         kv_type = self.settings.kv_type
 
         def look(loaded: Loaded) -> Foreseen:
@@ -306,6 +317,7 @@ class LocalModel:
     def close(self) -> None:
         """Stop the engine and free the memory."""
         self._templates.close()
+        self._decoder.close()
         self._engine.close()
 
     def __enter__(self) -> LocalModel:
@@ -431,7 +443,7 @@ def model_path(settings: Settings) -> Path:
         return path
     from hetrun.loader.hub.resolve import find  # imported on use: most models are files
 
-    return find(settings.model, not settings.offline)
+    return find(settings.model, not settings.offline, pictures=settings.mmproj is None)
 
 
 MTP: Mapping[str, Literal["auto", "on"]] = {"auto": "auto", "mtp": "on"}  # by --spec
@@ -455,9 +467,21 @@ def as_options(settings: Settings, eager: bool | None = False) -> Options:
     )
 
 
+def options_for(source: ModelSource, settings: Settings, eager: bool | None = False) -> Options:
+    """The same, with what the model reads pictures with."""
+    return seeing(as_options(settings, eager), find_vision(source, settings.mmproj))
+
+
+def seeing(options: Options, vision: Vision | NoVision) -> Options:
+    """The same for a model that reads pictures with this, or reads none."""
+    spatial = isinstance(vision, Vision) and vision.spatial
+    return replace(options, vision=vision, spatial=spatial)
+
+
 def make_plan(settings: Settings) -> PlanSet:
     """The plan for the settings' model, without reading its weights."""
-    return models.foreseen(open_model(model_path(settings)), as_options(settings, eager=None))
+    source = open_model(model_path(settings))
+    return models.foreseen(source, options_for(source, settings, eager=None))
 
 
 def all_logits(loaded: Loaded, tokens: Sequence[int]) -> Floats:

@@ -212,7 +212,8 @@ def chat(**given: object) -> None:
     shows={"temperature": "what the model recommends, or 1", "seed": "random"},
 )
 @options.settings(*options.TEMPLATE, "tool_parser", "reasoning_format", "prompt_cache")
-@options.settings("slot_save_path", "context_shift", "keep_billing_header")
+@options.settings("slot_save_path", "media_path", "media_domains")
+@options.settings("context_shift", "keep_billing_header")
 @options.settings(*options.RUNNING)
 @options.verbose
 @sampling.options(*sampling.SAMPLING)

@@ -23,15 +23,15 @@ from hetrun.system.terminal_text import visible
 MOST_NAMED = 3  # files of a folder
 
 
-def pull(name: str, forbidden: bool, as_json: bool) -> None:
+def pull(name: str, forbidden: bool, as_json: bool, pictures: bool = True) -> None:
     """Bring a model here and say where it is."""
     which = wanted(name)
     if forbidden or offline():
         raise not_here(which)
     with fetching() as progress:
-        path, chosen = fetch(which, progress)
+        path, chosen = fetch(which, progress, pictures)
     if as_json:
-        files = [file.name for file in chosen.files]
+        files = [file.name for file in chosen.all_files]
         print(in_json({"name": which.name, "path": str(path), "size": chosen.size, "files": files}, indent=1))
         return
     print(visible(str(path)))
@@ -95,10 +95,10 @@ def take_away(name: str, yes: bool, as_json: bool) -> None:
         say(f"{visible(what.name)} was removed: {size(what.size)} freed")
 
 
-def place_of(model: str, forbidden: bool = False) -> Path:
+def place_of(model: str, forbidden: bool = False, pictures: bool = True) -> Path:
     """The path of a model as a command names it."""
     with fetching() as progress:
-        return find(model, not forbidden, progress)
+        return find(model, not forbidden, progress, pictures)
 
 
 @contextmanager

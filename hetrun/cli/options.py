@@ -31,8 +31,11 @@ Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
 FLAGS = ("deterministic", "offline", "strict", "no_server", "ollama", "context_shift", "keep_billing_header")
-FILES = ("model", "models", "plan", "prompt_cache", "slot_save_path", "chat_template", "uds")
-REPEATED = ("backends", "models", "allowed_hosts", "cors_origins", "aliases")
+FILES = (
+    *("model", "mmproj", "models", "plan", "prompt_cache", "slot_save_path", "media_path"),
+    *("chat_template", "uds"),
+)
+REPEATED = ("backends", "models", "allowed_hosts", "media_domains", "cors_origins", "aliases")
 RUNNING = (
     "ctx",
     "ram",
@@ -47,6 +50,7 @@ RUNNING = (
     "planner",
     "streaming",
     "plan",
+    "mmproj",
 )
 TEMPLATE = ("chat_template", "chat_template_kwargs", "reasoning")
 ANSWERING = ("max_tokens", "temperature", "seed", "system", *TEMPLATE)
@@ -247,7 +251,8 @@ def resolved(given: Mapping[str, object]) -> Settings:
         return settings
     from hetrun.cli.models import place_of
 
-    return replace(settings, model=str(place_of(settings.model, settings.offline)))
+    pictures = settings.mmproj is None
+    return replace(settings, model=str(place_of(settings.model, settings.offline, pictures)))
 
 
 def _remark_on_excess(settings: Settings) -> None:

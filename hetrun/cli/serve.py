@@ -135,7 +135,9 @@ async def _serve(
     hosts: Iterable[str] | None,
     log: RequestLog,
 ) -> None:
-    folder_of_slots(settings.slot_save_path)  # what is wrong is said before a model is loaded
+    # What is wrong is said before a model is loaded.
+    folder_of("--slot-save-path", settings.slot_save_path)
+    folder_of("--media-path", settings.media_path)
     shelf = shelf_of(settings)
     async with AsyncExitStack() as ends:
         ends.push_async_callback(shelf.close)
@@ -183,6 +185,7 @@ def app_of(
 ) -> Starlette:
     """The server with these settings."""
     from hetrun.server.app import create_app
+    from hetrun.server.pictures.sources import Sources
     from hetrun.tools.model_library import LocalLibrary
 
     return create_app(
@@ -195,8 +198,9 @@ def app_of(
         origins=settings.cors_origins,
         tool_parser=settings.tool_parser,
         reasoning_format=settings.reasoning_format,
-        slot_save_path=folder_of_slots(settings.slot_save_path),
+        slot_save_path=folder_of("--slot-save-path", settings.slot_save_path),
         log=log,
+        pictures=Sources.of(folder_of("--media-path", settings.media_path), settings.media_domains),
         library=LocalLibrary(ctx=settings.ctx, offline=settings.offline),
         ollama_client=settings.ollama,
         keep_billing_header=settings.keep_billing_header,
@@ -204,13 +208,13 @@ def app_of(
     )
 
 
-def folder_of_slots(path: Path | None) -> Path | None:
-    """The folder in which slots are saved, without symbolic links on the way to it."""
+def folder_of(option: str, path: Path | None) -> Path | None:
+    """The folder that an option names, without symbolic links on the way to it."""
     if path is None:
         return None
     path = path.expanduser()
     if not path.is_dir():
-        raise OptionError(f"--slot-save-path {printable(str(path))}: the folder does not exist; create it")
+        raise OptionError(f"{option} {printable(str(path))}: the folder does not exist; create it")
     return path.resolve()
 
 

@@ -36,7 +36,7 @@ LOOK_S = 0.05  # between two polls of a stopping server
 # Options that change a model's answers, or its limits.
 ALIKE = (
     *("ctx", "kv_type", "precision", "deterministic", "backends", "vram", "spec", "planner", "plan"),
-    *("streaming", "chat_template", "chat_template_kwargs", "reasoning"),
+    *("streaming", "chat_template", "chat_template_kwargs", "reasoning", "mmproj"),
 )
 
 

@@ -19,6 +19,7 @@ ARCHITECTURE = "clip"  # as GGUF names what sees
 MOST_LAYERS, MOST_WIDTH, MOST_HEADS = 1024, 1 << 16, 1 << 10
 MOST_PATCH, MOST_SIDE, MOST_MERGE = 1 << 8, 1 << 13, 16
 _V = "clip.vision."
+_PLACES = "v.position_embd.weight"
 
 
 class Tower(NamedTuple):
@@ -59,6 +60,7 @@ class NoVision(NamedTuple):
     """Why a model reads no pictures."""
 
     reason: str
+    usual: bool = False  # models of its kind read none
 
 
 class _Family(NamedTuple):
@@ -72,6 +74,7 @@ class _Family(NamedTuple):
     whole: Callable[[int], bool] = lambda width: False
     last_has: int = 0  # which of its dimensions that width is, as numpy counts
     merged: bool = False  # a patch of the graph is what becomes a row
+    looked_up: bool = False  # the places of patches are rows of a table: it must have one for each
 
 
 _SMALL_GEMMA4 = (1536, 2560)  # widths of E2B and E4B, which were trained with causal pictures
@@ -89,6 +92,7 @@ FAMILIES = {
         (70, 1120),
         (_SCALE, 3),
         whole=lambda width: width not in _SMALL_GEMMA4,
+        looked_up=True,
     ),
     "gemma4uv": _Family(
         ("gemma4",),
@@ -130,6 +134,8 @@ def _projector(file: GGUFFile) -> str:
 def _described(file: GGUFFile, name: str) -> Vision:
     kind = FAMILIES[name]
     tower = _tower(file, kind)
+    if kind.looked_up:
+        _check_table(file, tower)
     tensor = file.tensors.get(kind.last)
     if tensor is None:
         raise ModelFileError(file.path, f"tensor {kind.last!r} is missing: convert the model again")
@@ -141,6 +147,16 @@ def _described(file: GGUFFile, name: str) -> Vision:
     nbytes = sum(t.nbytes for t in file.tensors.values())
     row = width * (1 + deepstack)
     return Vision(path, stamp, name, nbytes, row, deepstack, kind.spatial, kind.whole(width), tower)
+
+
+def _check_table(file: GGUFFile, tower: Tower) -> None:
+    """llama.cpp ends the process where a picture's side has more patches than the table has rows."""
+    table, most = file.tensors.get(_PLACES), tower.most_rows * tower.merge
+    if table is None or len(table.shape) != 3 or table.shape[0] != 2 or table.shape[1] < most:
+        shape = "missing" if table is None else f"of the shape {table.shape}"
+        raise ModelFileError(
+            file.path, f"tensor {_PLACES!r} is {shape}; it must have 2 tables of {most} rows or more"
+        )
 
 
 def _tower(file: GGUFFile, kind: _Family) -> Tower:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from hetrun.backend import Precision
+from hetrun.loader.vision import NoVision, Vision
 from hetrun.planner.plugin_planners import OWN
 from hetrun.system import core_sets, cpu_topology
 
@@ -50,6 +51,7 @@ class Options:
     # Whether the block that predicts one more token comes in, where a file has one; auto: unless it is what
     # would make weights come from disk.
     mtp: Literal["off", "auto", "on"] = "off"
+    vision: Vision | NoVision | None = None  # what it reads pictures with, or why it reads none
     spatial: bool = False  # tokens may have positions in height and width, as those of pictures do
     whole: bool = False  # rows of a picture see each other, in a pass of their own
     besides: Mapping[str, int] | None = None  # what is held besides a model; None: what the process has now

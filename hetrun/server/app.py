@@ -25,6 +25,7 @@ from hetrun.server.middleware.fair_turns import InTurn
 from hetrun.server.middleware.origin import Guard
 from hetrun.server.middleware.request_counter import Counted
 from hetrun.server.ollama import routes as ollama
+from hetrun.server.pictures.sources import Sources
 from hetrun.server.request_log import Logged, RequestLog
 from hetrun.server.responses import routes
 from hetrun.server.routes import (
@@ -71,13 +72,14 @@ def create_app(
     ollama_client: bool = False,
     keep_billing_header: bool = False,
     aliases: Iterable[str] = (),
+    pictures: Sources | None = None,
 ) -> Starlette:
     """The server for this client; the caller closes the client.
 
     `hosts`: host names of this server, besides this machine's own; None: any. `origins`: web pages that may
     use it. `library`: what clients of Ollama's API may learn of models that are not loaded, download and
     delete. `ollama_client`: `GET /` answers programs as Ollama does. `aliases`: names of a single model,
-    instead of its file's.
+    instead of its file's. `pictures`: what the server may read that requests name by an address.
     """
     service = Service(
         *(client, strict, sampling or {}, tool_parser, reasoning_format, most_requests),
@@ -87,6 +89,7 @@ def create_app(
         keep_billing_header=keep_billing_header,
         slot_save_path=slot_save_path,
         aliases=tuple(aliases),
+        pictures=pictures or Sources(),
     )
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],

@@ -39,8 +39,8 @@ UNBUILT: Mapping[str, tuple[object, ...]] = {
 # Fields that will never be supported, each with the reason.
 NEVER: Mapping[str, str] = {
     "lora": "adapters are not supported; serve a model into which they were merged",
-    "image_data": "this server reads text only",
-    "multimodal_data": "this server reads text only",
+    "image_data": "send prompt as an object with prompt_string and multimodal_data",
+    "multimodal_data": "it belongs into prompt, an object with prompt_string and multimodal_data",
 }
 
 MOST_PRIORITY = 2**31 - 1

@@ -8,17 +8,15 @@ from reprlib import repr as short
 
 from hetrun.client.events import Message
 from hetrun.server.errors import ApiError, api_errors, wrong_type
+from hetrun.server.pictures.parts import KINDS, Loaded, Part, content_of, part_of
 from hetrun.text.chat import continuation
 from hetrun.text.chat.messages import RESERVED, ROLES
 from hetrun.text.chat.reasoning import switched
 
 THOUGHTS = ("reasoning_content", "reasoning")  # an assistant's earlier reasoning
 MOST_ID = 256  # characters of a call's id
-# Parts of messages other than text, with their names in errors.
+# Parts of messages other than texts and pictures, with their names in errors.
 SENSES: Mapping[str, str] = {
-    "image_url": "images",
-    "input_image": "images",
-    "image": "images",
     "input_audio": "audio",
     "audio_url": "audio",
     "audio": "audio",
@@ -29,6 +27,15 @@ SENSES: Mapping[str, str] = {
 }
 MOST_EFFORT = 64  # characters of reasoning_effort
 MOST_TEMPLATE_OPTIONS = 1 << 14  # characters of JSON
+
+
+NONE_LOADED: Loaded = {}
+
+
+def senseless(kind: str, where: str) -> ApiError:
+    """A part that no model reads here."""
+    message = f"{where}.type is {kind}, but this server reads texts and pictures: it takes no {SENSES[kind]}"
+    return ApiError(message, f"{where}.type", "invalid_value")
 
 
 def template_options(body: Mapping[str, object]) -> Mapping[str, object]:
@@ -108,16 +115,16 @@ def nothing_to_answer() -> ApiError:
     return ApiError("messages is empty: there is nothing to answer", "messages", "empty_array")
 
 
-def messages(body: Mapping[str, object]) -> tuple[Message, ...]:
-    """The conversation so far; each message has the fields that templates use."""
+def messages(body: Mapping[str, object], loaded: Loaded = NONE_LOADED) -> tuple[Message, ...]:
+    """The conversation so far; each message has the fields that templates use, and pictures their files."""
     given = given_messages(body)
-    read = [_message(message, f"messages[{i}]") for i, message in enumerate(given[:-1])]
+    read = [_message(message, f"messages[{i}]", loaded) for i, message in enumerate(given[:-1])]
     # What is continued has no line ends that the client did not write.
     resumed = continuation.OPTION in body or TURN[0] not in body
-    return (*read, _message(given[-1], f"messages[{len(read)}]", between="" if resumed else "\n"))
+    return (*read, _message(given[-1], f"messages[{len(read)}]", loaded, between="" if resumed else "\n"))
 
 
-def _message(message: object, where: str, between: str = "\n") -> Message:
+def _message(message: object, where: str, loaded: Loaded, between: str = "\n") -> Message:
     """`between`: what stands between two parts of an assistant's text."""
     if not isinstance(message, dict):
         raise wrong_type(where, "an object", message)
@@ -138,7 +145,8 @@ def _message(message: object, where: str, between: str = "\n") -> Message:
         read["tool_calls"] = calls
     if content is not None or not calls:
         mine = role == "assistant"
-        read["content"] = _content(content, f"{where}.content", mine, between if mine else "\n")
+        place = f"{where}.content"
+        read["content"] = _content(content, place, loaded, optional=mine, between=between if mine else "\n")
     for thought in THOUGHTS if role == "assistant" else ():
         if message.get(thought) is not None:
             read[thought] = required_text(message, thought, where)
@@ -192,7 +200,9 @@ def required_text(values: Mapping[str, object], name: str, where: str, most: int
     return text
 
 
-def _content(content: object, where: str, optional: bool, between: str) -> str:
+def _content(
+    content: object, where: str, loaded: Loaded, *, optional: bool, between: str
+) -> str | list[Part]:
     if isinstance(content, str):
         return content
     if content is None:
@@ -201,16 +211,17 @@ def _content(content: object, where: str, optional: bool, between: str) -> str:
         raise ApiError(f"{where} is missing", where, "missing_required_parameter")
     if not isinstance(content, list):
         raise wrong_type(where, "a string or a list of parts", content)
-    return between.join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+    return content_of([_part(part, f"{where}[{i}]", loaded) for i, part in enumerate(content)], between)
 
 
-def _part(part: object, where: str) -> str:
+def _part(part: object, where: str, loaded: Loaded) -> str | Part:
     if not isinstance(part, dict):
         raise wrong_type(where, "an object", part)
     kind = part.get("type")
+    if isinstance(kind, str) and kind in KINDS:
+        return part_of(part, where, loaded)
     if isinstance(kind, str) and kind in SENSES:
-        message = f"{where}.type is {kind}, but this server reads text only: it takes no {SENSES[kind]}"
-        raise ApiError(message, f"{where}.type", "invalid_value")
+        raise senseless(kind, where)
     if kind != "text":
         raise ApiError(f"{where}.type must be text, not {short(kind)}", f"{where}.type", "invalid_value")
     text = part.get("text")

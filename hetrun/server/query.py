@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TypeVar
 
 from starlette.middleware import Middleware
@@ -36,6 +37,7 @@ async def asked(service: Service, question: Question[A], within_s: float = ANSWE
 
 async def input_tokens(service: Service, prompt: GenerateRequest) -> int:
     """The tokens of this prompt, with everything that the template adds."""
+    refuse_pictures(prompt.pictures)
     if prompt.tokens is not None:
         return len(prompt.tokens)
     text = prompt.text
@@ -43,6 +45,16 @@ async def input_tokens(service: Service, prompt: GenerateRequest) -> int:
         tools = {"tools": prompt.tools} if prompt.tools else {}
         text = await asked(service, Render(prompt.messages, {**prompt.template_options, **tools}))
     return len(await asked(service, Tokenize(text or "")))
+
+
+def refuse_pictures(pictures: Sequence[bytes]) -> None:
+    """Where only texts are tokenised."""
+    if pictures:
+        message = (
+            "messages have pictures, and only texts are tokenised here; the usage of an answer says how many "
+            "tokens its pictures took"
+        )
+        raise ApiError(message, "messages", "unsupported_parameter")
 
 
 async def counted(service: Service, prompt: GenerateRequest) -> Response:

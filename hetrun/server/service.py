@@ -14,6 +14,7 @@ from hetrun.server.errors import api_error
 from hetrun.server.library import Library
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
 from hetrun.server.middleware.request_counter import Traffic
+from hetrun.server.pictures.sources import Sources
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Service:
     ollama: bool = False  # whether clients should take this server for Ollama's
     slot_save_path: Path | None = None  # the folder of saved slots
     keep_billing_header: bool = False  # of Claude Code, in prompts
+    pictures: Sources = field(default_factory=Sources)  # what it may read that requests name by an address
     aliases: tuple[str, ...] = ()  # names of the model, of which answers have the first
     traffic: Traffic = field(default_factory=Traffic)
     created: int = field(default_factory=lambda: int(time.time()))

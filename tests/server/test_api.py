@@ -216,8 +216,8 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
     ({"messages": [{"role": "user", "content": [3]}]}, "messages[0].content[0]", "invalid_type"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages[0].content[0].type",
-        "invalid_value",
+        "messages[0].content[0].image_url.url",
+        "missing_required_parameter",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},

@@ -23,6 +23,7 @@ from tests.support.fakes import REFUSED, FakeEngine
 
 TEXT = "/v1/completions"
 NESTED = "messages[0].content[0].type"
+URL = "messages[0].content[0].image_url.url"
 Row = tuple[str, dict[str, Any], str, str]
 
 
@@ -42,8 +43,8 @@ ROWS: list[Row] = [
     (CHAT, {"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", "invalid_value"),
     (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "invalid_type"),
     (CHAT, part("hologram"), NESTED, "invalid_value"),
-    (CHAT, part("image_url", image_url={"url": "file:///etc/passwd"}), NESTED, "invalid_value"),
-    (CHAT, part("image_url", image_url={"url": "data:image/png;base64,"}), NESTED, "invalid_value"),
+    (CHAT, part("image_url", image_url={"url": "file:///etc/passwd"}), URL, "invalid_image_url"),
+    (CHAT, part("image_url", image_url={"url": "data:image/png;base64,"}), URL, "invalid_image"),
     (CHAT, part("input_audio", input_audio={"data": "", "format": "wav"}), NESTED, "invalid_value"),
     (CHAT, part("file", file={"file_id": "x"}), NESTED, "invalid_value"),
     (CHAT, {"max_tokens": 0}, "max_tokens", "invalid_value"),

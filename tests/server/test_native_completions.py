@@ -214,7 +214,7 @@ async def test_only_the_fields_that_are_wanted(http: httpx.AsyncClient) -> None:
         ({"prompt": [1, "a", -1]}, "prompt[2]"),
         ({"prompt": [[1], True]}, "prompt[1]"),
         ({"prompt": ["a"] * 513}, "prompt"),
-        ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, "prompt.multimodal_data"),
+        ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, "prompt.multimodal_data[0]"),
         ({"n_predict": -3}, "n_predict"),
         ({"n_predict": 1.5}, "n_predict"),
         ({"n_cmpl": 0}, "n"),

@@ -550,7 +550,7 @@ ROWS: list[tuple[str, object, str]] = [
     ("/api/chat", {"messages": [{"content": "hi"}]}, "messages[0].role is missing"),
     ("/api/chat", {"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role must be one of"),
     ("/api/chat", {"messages": [{"role": "user", "content": 3}]}, "messages[0].content must be"),
-    ("/api/chat", {"messages": [PICTURE]}, "messages[0].images: this server reads text only"),
+    ("/api/chat", {"messages": [PICTURE]}, "messages[0].images[0]: this is not a picture"),
     (
         "/api/chat",
         {"messages": [{"role": "assistant", "tool_calls": [3]}]},
@@ -588,7 +588,7 @@ ROWS: list[tuple[str, object, str]] = [
     ("/api/chat", {"top_logprobs": 50, "logprobs": True}, "top_logprobs must be"),
     ("/api/chat", {"messages": [{"role": "user", "content": "refuse"}]}, "maximum context length"),
     ("/api/generate", {"prompt": 3}, "prompt must be a string"),
-    ("/api/generate", {"images": ["aGk="]}, "images: this server reads text only"),
+    ("/api/generate", {"images": ["aGk="]}, "images[0]: this is not a picture"),
     ("/api/generate", {"template": "{{ .Prompt }}"}, "template: "),
     ("/api/generate", {"context": [1, 2]}, "context is not kept here"),
     ("/api/generate", {"context": "x"}, "context must be a list"),

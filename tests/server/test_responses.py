@@ -345,8 +345,8 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
                 {"role": "user", "content": [{"type": "input_image", "image_url": "file:///etc/passwd"}]}
             ]
         },
-        "input[0].content[0].type",
-        "invalid_value",
+        "input[0].content[0].image_url",
+        "invalid_image_url",
     ),
     (
         {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},

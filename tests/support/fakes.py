@@ -387,7 +387,10 @@ def _foreseen(changes: Mapping[str, object]) -> Foreseen:
 
 def _prompt(request: GenerateRequest) -> str:
     if request.messages is not None:
-        return str(request.messages[-1].get("content", ""))
+        content = request.messages[-1].get("content", "")
+        if isinstance(content, list):  # with pictures
+            return "".join(str(part["text"]) for part in content if part["type"] == "text")
+        return str(content)
     return request.text or bytes(request.tokens or b"say nothing").decode()
 
 

@@ -19,10 +19,12 @@ from hetrun.loader.formats.gguf_file import StringArray, Value
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.hf_mapping import Setting
 from hetrun.loader.hf_source import HfSource
+from hetrun.loader.hub.projectors import find_vision
 from hetrun.loader.open_model import open_model
 from hetrun.loader.rerankers import is_reranker
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import Entry
+from hetrun.loader.vision import Vision
 from hetrun.system.units import counted
 from hetrun.text.chat import ChatTemplate
 from hetrun.tools import model_summary
@@ -93,7 +95,16 @@ def summary(source: ModelSource, found: Sequence[Entry]) -> dict[str, Any]:
         "tokenizer": _tokenizer(source),
         "template": ChatTemplate.of_model(source).origin,
         "reranker": is_reranker(source),
+        "pictures": _pictures(source),
     }
+
+
+def _pictures(source: ModelSource) -> dict[str, Any] | None:
+    """What it reads pictures with, or why it reads none; None for models that never do."""
+    vision = find_vision(source)
+    if isinstance(vision, Vision):
+        return {"file": vision.path, "projector": vision.family, "bytes": vision.nbytes}
+    return None if vision.usual else {"missing": vision.reason}
 
 
 def _vocabulary(source: ModelSource) -> int:
@@ -188,6 +199,8 @@ def _heading(facts: Mapping[str, Any]) -> Iterator[str]:
     }
     if facts["reranker"]:
         rows["reranker"] = "yes: hetrun serve ranks documents with it (/v1/rerank)"
+    if seen := facts["pictures"]:
+        rows["pictures"] = seen.get("missing") or f"with {seen['file']}, {size(seen['bytes'])}"
     for name, value in rows.items():
         yield f"{name:<14} {printable(str(value))}"
 

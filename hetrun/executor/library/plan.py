@@ -39,7 +39,10 @@ VISION = "clip"  # as GGUF names what sees, in a file beside the model's
 def backend_for(source: ModelSource, names: tuple[str, ...] | None) -> Descriptor | None:
     """The backend that runs the model as a whole; None where hetrun plans it."""
     if source.architecture == VISION:
-        what = "it is a model's vision tower (mmproj), which hetrun leaves out; name the model itself"
+        what = (
+            "it is a model's vision tower (mmproj): name the model itself, which finds it in its folder, "
+            "or by --mmproj"
+        )
         raise ModelFileError(source.path, what)
     able = {name: d for name, d in registry.backends().items() if d.whole}
     asked = [name for name in names or () if name in able]

@@ -7,6 +7,7 @@ pieces, and those that do not fit come from disk for every pass (`hetrun.prefetc
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from hetrun.backend import Backend, Segment, WeightUse
 from hetrun.backend.weight_streaming import Cut, Mixture
-from hetrun.errors import BudgetError
+from hetrun.errors import BudgetError, printable
 from hetrun.executor.loading.backend_selection import create_backends
 from hetrun.executor.loading.context_length import (
     Context,
@@ -47,6 +48,7 @@ from hetrun.graph.quant import QuantType
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.hf_mapping import SEES
 from hetrun.loader.source import ModelSource
+from hetrun.loader.vision import NoVision, Vision
 from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import checkpoint_distance, promised_for, sequence_bytes, token_bytes
 from hetrun.memory.kv.paged_allocator import BLOCK
@@ -590,7 +592,11 @@ class Deciding:
         mapped: MappedPart | None = None,
         experts: ExpertPart | None = None,
     ) -> Prepared:
-        notes = (*plans.notes, *about_states(self._graph, self._quant), *about_vision(self._source))
+        notes = (
+            *plans.notes,
+            *about_states(self._graph, self._quant),
+            *about_vision(self._source, self._options.vision),
+        )
         plans = replace(
             plans,
             devices=bills(self._backends, self._own, wanted),
@@ -640,10 +646,18 @@ def about_states(graph: Graph, quant: QuantType) -> tuple[str, ...]:
     )
 
 
-def about_vision(source: ModelSource) -> tuple[str, ...]:
-    """What of a model that sees pictures is left out."""
-    seen = "its vision tower is left out: the model reads texts here, and no pictures"
-    return (seen,) if source.get_bool(SEES, False) else ()
+def about_vision(source: ModelSource, vision: Vision | NoVision | None) -> tuple[str, ...]:
+    """What a model reads pictures with, or why it reads none though others of its kind do."""
+    if isinstance(vision, Vision):
+        took = size_in_words(vision.nbytes)
+        return (
+            f"reads pictures with {printable(os.path.basename(vision.path))}, which takes {took}, and work "
+            "memory that depends on a picture's size, from the first picture on",
+        )
+    if vision is None or vision.usual:
+        seen = "its vision tower is left out: the model reads texts here, and no pictures"
+        return (seen,) if source.get_bool(SEES, False) else ()
+    return (f"reads no pictures: {vision.reason}",)
 
 
 def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, granted: Granted) -> PlanSet:

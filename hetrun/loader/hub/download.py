@@ -24,7 +24,7 @@ from urllib.parse import quote
 from hetrun.errors import UserError, printable
 from hetrun.loader.hub.cache import cache_folder, repository, snapshot
 from hetrun.loader.hub.names import Wanted
-from hetrun.loader.hub.select import Chosen, File, choose
+from hetrun.loader.hub.select import Chosen, File, choose, with_tower
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -47,20 +47,24 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
-def fetch(wanted: Wanted, progress: Progress = lambda done, whole, what: None) -> tuple[Path, Chosen]:
-    """Bring a model here, as far as it is not; the path to open, and its files."""
+def fetch(
+    wanted: Wanted, progress: Progress = lambda done, whole, what: None, pictures: bool = True
+) -> tuple[Path, Chosen]:
+    """Bring a model here, as far as it is not; the path to open, and its files. With `pictures` its vision
+    tower comes too, where the repository has one."""
     with explained(wanted):
         api = _hub()
         commit, files = _commit(api, wanted)
         chosen = choose(files, wanted)
-        missing = [file for file in chosen.files if not _has(wanted, commit, file)]
+        chosen = with_tower(chosen, files) if pictures else chosen
+        missing = [file for file in chosen.all_files if not _has(wanted, commit, file)]
         _check_room(wanted, missing)
         done, whole = 0, sum(file.size for file in missing)
         for file in missing:
             _fetch(api, wanted, commit, file, _behind(progress, done, whole))
             done += file.size
         # Also where all is there: what "main" means is known for the next time without a net.
-        paths = [_linked(api, wanted, file) for file in chosen.files]
+        paths = [_linked(api, wanted, file) for file in chosen.all_files]
     return (_folder(paths[0], chosen.files[0]) if chosen.is_folder else paths[0]), chosen
 
 

@@ -11,6 +11,7 @@ from hetrun.errors import UserError, printable
 from hetrun.loader.hub.cache import cache_folder, repository
 from hetrun.loader.hub.names import is_on_the_hub, wanted
 from hetrun.loader.hub.resolve import by_name
+from hetrun.loader.hub.select import PROJECTOR
 from hetrun.loader.hub.stores import DEMO, LM_STUDIO, OLLAMA, Stored, available, own_folder
 
 THEIRS = {OLLAMA: "ollama rm", LM_STUDIO: "LM Studio's own list of models"}
@@ -68,7 +69,7 @@ def _links(repo: Path) -> list[Path]:
 
 
 def _is_model(path: Path) -> bool:
-    return path.suffix.lower() in (".gguf", ".safetensors")
+    return path.suffix.lower() in (".gguf", ".safetensors") and not PROJECTOR.search(path.name)
 
 
 def _size(where: Path) -> int:

@@ -25,14 +25,19 @@ CLOSE, SLIP = 0.65, 0.8  # how alike they are if one may be meant by the other, 
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:/{1,2}", re.IGNORECASE)
 
 
-def find(name: str, allowed: bool = True, progress: Progress = lambda done, whole, what: None) -> Path:
+def find(
+    name: str,
+    allowed: bool = True,
+    progress: Progress = lambda done, whole, what: None,
+    pictures: bool = True,
+) -> Path:
     """The file or folder. A path that exists goes before any name; what is only on the hub is brought, if
-    that is `allowed`."""
+    that is `allowed`, with its vision tower if `pictures` are wanted."""
     path = Path(name).expanduser()
     if os.path.exists(path):  # which says no to what cannot be a path, too
         return path
     if is_on_the_hub(name):
-        return on_the_hub(wanted(name), allowed and not offline(), progress)
+        return on_the_hub(wanted(name), allowed and not offline(), progress, pictures)
     scheme, colon, rest = name.partition(":")
     if colon and (point := entry_points.find("stores", scheme)):
         return _in_store(point, rest, allowed and not offline(), progress)
@@ -73,13 +78,13 @@ def _in_store(point: entry_points.Point, name: str, allowed: bool, progress: Pro
     return found
 
 
-def on_the_hub(which: Wanted, allowed: bool, progress: Progress) -> Path:
+def on_the_hub(which: Wanted, allowed: bool, progress: Progress, pictures: bool = True) -> Path:
     """From the cache, where it is complete; else from the hub."""
     if path := cached(which):
         return path
     if not allowed:
         raise not_here(which)
-    return fetch(which, progress)[0]
+    return fetch(which, progress, pictures)[0]
 
 
 def cached(which: Wanted) -> Path | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from hetrun.errors import UserError, printable
 from hetrun.loader.hub.names import Wanted
@@ -20,6 +21,8 @@ TYPE = re.compile(
 )
 PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 NO_MODEL = re.compile(r"(^|[-._/])(mmproj|imatrix)", re.I)
+PROJECTOR = re.compile(r"(^|[-._/])mmproj(?=$|[-._/])(-model(?=[-._]))?", re.I)
+TOWERS = ("F16", "FP16", "BF16", "Q8_0", "F32")  # types of vision towers, the best first
 # Of a folder with safetensors: what our reader, or somebody after us, looks at.
 BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 ALSO = re.compile(
@@ -44,11 +47,17 @@ class Chosen:
 
     files: tuple[File, ...]
     is_folder: bool = False
+    tower: File | None = None  # its vision tower, in a file of its own
+
+    @property
+    def all_files(self) -> tuple[File, ...]:
+        """The model's, and its vision tower's."""
+        return self.files if self.tower is None else (*self.files, self.tower)
 
     @property
     def size(self) -> int:
         """Bytes of all."""
-        return sum(file.size for file in self.files)
+        return sum(file.size for file in self.all_files)
 
 
 def ggufs(files: Iterable[File]) -> Mapping[str, Chosen]:
@@ -58,6 +67,50 @@ def ggufs(files: Iterable[File]) -> Mapping[str, Chosen]:
         if file.name.lower().endswith(".gguf") and not NO_MODEL.search(file.name):
             found.setdefault(PART.sub("", file.name[: -len(".gguf")]), []).append(file)
     return {name: Chosen(tuple(parts)) for name, parts in found.items() if _complete(parts)}
+
+
+def projectors(files: Iterable[File], model: str) -> list[File]:
+    """The vision towers (mmproj) among files, the best for a model of this name first: those whose names have
+    the most in common with its, then by their types."""
+
+    def rank(file: File) -> tuple[int, int, str]:
+        kind = type_of(file.name[: -len(".gguf")])
+        place = TOWERS.index(kind) if kind in TOWERS else len(TOWERS)
+        return (-alike(file.name, model), place, file.name)
+
+    named = (f for f in files if f.name.lower().endswith(".gguf") and PROJECTOR.search(f.name))
+    return sorted(named, key=rank)
+
+
+def alike(projector: str, model: str) -> int:
+    """Letters that the names of a vision tower and of a model begin with in common; what says a file's type
+    does not count."""
+    one, other = (_plain(PROJECTOR.sub("-", name.rpartition("/")[2])) for name in (projector, model))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def with_tower(chosen: Chosen, files: Iterable[File]) -> Chosen:
+    """The same with the repository's vision tower that belongs to it: in its folder, or in one above."""
+    name = chosen.files[0].name
+    if chosen.is_folder:
+        return chosen
+    folder = name.rpartition("/")[0]
+    above = (
+        [""]
+        if not folder
+        else ["", *("/".join(folder.split("/")[:i]) for i in range(1, folder.count("/") + 2))]
+    )
+    for place in reversed(above):
+        near = [file for file in files if file.name.rpartition("/")[0] == place]
+        if found := projectors(near, name):
+            return replace(chosen, tower=found[0])
+    return chosen
+
+
+def _plain(name: str) -> str:
+    """A name without its ending, its type and marks between words."""
+    bare = PART.sub("", name.lower().removesuffix(".gguf"))
+    return re.sub(r"[-._ ]", "", TYPE.sub("", bare))
 
 
 def _complete(parts: Sequence[File]) -> bool:

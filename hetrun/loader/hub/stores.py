@@ -23,6 +23,7 @@ MOST_JSON = 1 << 20
 MOST_ENTRIES = 10_000  # of one folder, or of one store
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 MODEL_LAYER = "application/vnd.ollama.image.model"
+PROJECTOR_LAYER = "application/vnd.ollama.image.projector"
 Json = Mapping[str, object]
 
 
@@ -128,11 +129,9 @@ def ollama_folders() -> list[Path]:
 
 def ollama() -> Iterator[Stored]:
     for root in ollama_folders():
-        for host in _entries(root / "manifests"):
-            for space in _entries(host):
-                for model in _entries(space):
-                    for tag in _entries(model):
-                        yield from _of_manifest(root, tag, (host.name, space.name, model.name, tag.name))
+        for tag in _manifests(root):
+            host, space, model = tag.parts[-4:-1]
+            yield from _of_manifest(root, tag, (host, space, model, tag.name))
 
 
 def _of_manifest(root: Path, path: Path, names: tuple[str, str, str, str]) -> Iterator[Stored]:
@@ -148,6 +147,31 @@ def _of_manifest(root: Path, path: Path, names: tuple[str, str, str, str]) -> It
             kind = _json(note).get("file_type") if note else ""
             yield Stored(_ollama_name(names), blob, blob.stat().st_size, str(kind or "")[:20], "Ollama")
             return
+
+
+def ollama_projector(model: Path) -> Path | None:
+    """The vision tower that belongs to a model among Ollama's blobs, where a manifest names both."""
+    blobs = model.parent
+    digest = model.name.replace("-", ":", 1)
+    if blobs.name != "blobs" or not DIGEST.fullmatch(digest):
+        return None
+    for manifest in _manifests(blobs.parent):
+        layers = _json(manifest).get("layers")
+        named = {
+            layer.get("mediaType"): layer.get("digest")
+            for layer in (layers if isinstance(layers, list) else ())
+            if isinstance(layer, dict) and isinstance(layer.get("mediaType"), str)
+        }
+        if named.get(MODEL_LAYER) == digest and PROJECTOR_LAYER in named:
+            return _blob(blobs.parent, named[PROJECTOR_LAYER])
+    return None
+
+
+def _manifests(root: Path) -> Iterator[Path]:
+    for host in _entries(root / "manifests"):
+        for space in _entries(host):
+            for model in _entries(space):
+                yield from _entries(model)
 
 
 def _ollama_name(names: tuple[str, str, str, str]) -> str:

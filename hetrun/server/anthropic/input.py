@@ -10,6 +10,7 @@ from hetrun.client.events import Message
 from hetrun.server.anthropic.signature import thought_of
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.messages import MOST_ID, given_messages, nothing_to_answer, required_text
+from hetrun.server.pictures.parts import Loaded, Part, content_of, from_base64, from_url
 from hetrun.text.tool_parsers.parts import GAP
 
 Json = dict[str, object]
@@ -21,16 +22,19 @@ LATER = "<system>\n{}\n</system>"  # a system message in the middle of a convers
 FAILED = "Error: "  # before the result of a call that failed: templates have no field for that
 # What results of failed calls begin with where they say it themselves.
 SAYS_SO = ("error", "<tool_use_error>", "<error>")
-MEDIA: Mapping[str, str] = {"image": "images", "document": "documents", "container_upload": "files"}
+MEDIA: Mapping[str, str] = {"document": "documents", "container_upload": "files"}
+IMAGE = "image"
 # Blocks about tools that Anthropic's servers run.
 THEIRS = ("server_tool_use", "mcp_tool_use", "mcp_tool_result")
 THEIR_RESULT = "_tool_result"  # the end of the types of their results
 
 
-def conversation(body: Mapping[str, object], *, keep_billing_header: bool) -> tuple[Message, ...]:
+def conversation(
+    body: Mapping[str, object], loaded: Loaded, *, keep_billing_header: bool
+) -> tuple[Message, ...]:
     """The messages of a request, its system prompt first."""
     given = given_messages(body)
-    found = _Conversation()
+    found = _Conversation(loaded)
     if body.get("system") is not None:
         found.add_text("system", _system(body["system"], keep_billing_header))
     for i, message in enumerate(given):
@@ -81,8 +85,10 @@ def _text_of(block: Json, where: str) -> str:
 
 def _refused(kind: object, where: str, known: str) -> ApiError:
     field = f"{where}.type"
-    if isinstance(kind, str) and kind in MEDIA:
-        message = f"{field} is {kind}, but this server reads text only: it takes no {MEDIA[kind]}"
+    if kind == IMAGE:
+        message = f"{field} is image: pictures are read in messages of the user and in results of tools"
+    elif isinstance(kind, str) and kind in MEDIA:
+        message = f"{field} is {kind}, but this server reads texts and pictures: it takes no {MEDIA[kind]}"
     elif isinstance(kind, str) and (kind in THEIRS or kind.endswith(THEIR_RESULT)):
         message = f"{field} is {short(kind)}: this server runs no tools itself; leave such blocks out"
         return ApiError(message, field, "unsupported_parameter")
@@ -94,8 +100,9 @@ def _refused(kind: object, where: str, known: str) -> ApiError:
 class _Conversation:
     """Adds messages and joins neighbours of the same role, as Anthropic does."""
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         self.messages: list[Json] = []
+        self._loaded = loaded
 
     def add(self, message: object, where: str) -> None:
         """Add the next message."""
@@ -127,7 +134,21 @@ class _Conversation:
         """Add text to the last message, if it has this role, or in a new one."""
         last = self._last(role)
         before = last.get("content")
-        last["content"] = f"{before}{between}{text}" if before else text
+        if isinstance(before, list):
+            if before[-1].get("type") == "text":
+                before[-1]["text"] += f"{between}{text}"
+            elif text:
+                before.append({"type": "text", "text": text})
+        else:
+            last["content"] = f"{before}{between}{text}" if before else text
+
+    def _add_picture(self, part: Part) -> None:
+        """Add a picture to the user's message."""
+        last = self._last("user")
+        content = last.get("content")
+        if not isinstance(content, list):
+            last["content"] = content = [{"type": "text", "text": content}] if content else []
+        content.append(part)
 
     def _told(self, text: str) -> None:
         """Add what a system message says: many templates have one at the beginning only, so that a later one
@@ -144,11 +165,13 @@ class _Conversation:
 
     def _asked(self, block: Json, where: str) -> None:
         if block.get("type") == "tool_result":
-            self.messages.append(_result(block, where))
+            self.messages.append(_result(block, where, self._loaded))
+        elif block.get("type") == IMAGE:
+            self._add_picture(_picture(block, where, self._loaded))
         elif block.get("type") in ("text", "search_result", *MEDIA):
             self.add_text("user", _text_of(block, where))
         else:
-            raise _refused(block.get("type"), where, "text or tool_result")
+            raise _refused(block.get("type"), where, "text, image or tool_result")
 
     def _answered(self, block: Json, where: str) -> None:
         match block.get("type"):
@@ -170,19 +193,52 @@ class _Conversation:
                 raise _refused(kind, where, "text, tool_use or thinking")
 
 
-def _result(block: Json, where: str) -> Json:
+def _picture(block: Json, where: str, loaded: Loaded) -> Part:
+    """A block with a picture: in base64, or at an address."""
+    field = f"{where}.source"
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise wrong_type(field, "an object", source)
+    match source.get("type"):
+        case "base64":
+            return from_base64(source.get("data"), f"{field}.data")
+        case "url":
+            return from_url(required_text(source, "url", field), f"{field}.url", loaded)
+        case "file":
+            message = f"{field}.type is file: this server keeps no files; send the picture in base64"
+            raise ApiError(message, f"{field}.type", "unsupported_parameter")
+        case kind:
+            message = f"{field}.type must be base64 or url, not {short(kind)}"
+            raise ApiError(message, f"{field}.type", "invalid_value")
+
+
+def _contents(content: object, where: str, loaded: Loaded) -> list[str | Part]:
+    """The texts and pictures of blocks."""
+    if not isinstance(content, list):
+        raise wrong_type(where, "a string or a list of blocks", content)
+    found: list[str | Part] = []
+    for i, given in enumerate(content):
+        block, place = _block(given, f"{where}[{i}]"), f"{where}[{i}]"
+        is_picture = block.get("type") == IMAGE
+        found.append(_picture(block, place, loaded) if is_picture else _text_of(block, place))
+    return found
+
+
+def _result(block: Json, where: str, loaded: Loaded) -> Json:
     """The result of a call."""
     call_id = required_text(block, "tool_use_id", where, MOST_ID)
     content = block.get("content")
     if content is None:
         content = ""
-    text = content if isinstance(content, str) else "\n".join(_texts(content, f"{where}.content"))
+    parts = [content] if isinstance(content, str) else _contents(content, f"{where}.content", loaded)
     failed = block.get("is_error")
     if failed is not None and not isinstance(failed, bool):
         raise wrong_type(f"{where}.is_error", "true or false", failed)
-    if failed and not text.lower().startswith(SAYS_SO):
-        text = f"{FAILED}{text}"
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
+    if failed:
+        first, *others = parts if parts and isinstance(parts[0], str) else ["", *parts]
+        if not str(first).lower().startswith(SAYS_SO):
+            parts = [f"{FAILED}{first}", *others]
+    return {"role": "tool", "tool_call_id": call_id, "content": content_of(parts, "\n")}
 
 
 def _call(block: Json, where: str) -> Json:

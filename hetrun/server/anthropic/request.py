@@ -16,6 +16,8 @@ from hetrun.server.anthropic.input import conversation
 from hetrun.server.errors import ApiError, renamed, wrong_type
 from hetrun.server.fields import Body, flag, object_of
 from hetrun.server.logprobs import Wanted
+from hetrun.server.messages import NONE_LOADED
+from hetrun.server.pictures.parts import Loaded
 from hetrun.server.request import Order
 from hetrun.server.routes.chat_completions import asked as chat_asked
 from hetrun.server.service import Service
@@ -93,7 +95,14 @@ class Asked:
 
 
 def message_order(
-    body: Body, info: ModelInfo, service: Service, client: str, *, counted: bool = False, beta: bool = False
+    body: Body,
+    info: ModelInfo,
+    service: Service,
+    client: str,
+    loaded: Loaded = NONE_LOADED,
+    *,
+    counted: bool = False,
+    beta: bool = False,
 ) -> Asked:
     """Read a request; ApiError names the field that is wrong. `counted`: only its tokens are wanted; `beta`:
     its client uses features that this server may not know."""
@@ -101,7 +110,7 @@ def message_order(
     if service.strict:
         _check_strictly(body)
     limit = 1 if counted else _max_tokens(body)
-    said = conversation(body, keep_billing_header=service.keep_billing_header)
+    said = conversation(body, loaded, keep_billing_header=service.keep_billing_header)
     with renamed(NAMES):
         chat = _as_chat(body, max(limit, 1))
         prompt, how = chat_asked(chat, info, service, Wanted(None), said)

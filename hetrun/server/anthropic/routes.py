@@ -31,7 +31,8 @@ def routes(service: Service) -> list[Route]:
         body = await json_object(request)
         here = await meant(body, service)
         client, beta = asker(request, user_of(body)), BETA in request.headers
-        return here, message_order(body, await here.info(), here, client, counted=counted, beta=beta)
+        loaded, info = await service.pictures.loaded(body), await here.info()
+        return here, message_order(body, info, here, client, loaded, counted=counted, beta=beta)
 
     async def create(request: Request) -> Response:
         here, asked = await read(request)

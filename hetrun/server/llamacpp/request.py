@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as short
 
-from hetrun.client.events import GenerateRequest, ModelInfo
+from hetrun.client.events import PICTURE_MARK, GenerateRequest, ModelInfo
 from hetrun.client.queries import Tokenize
 from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, MOST_LOGPROBS, SPELLINGS
 from hetrun.errors import OptionError
@@ -16,10 +16,12 @@ from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body, count, flag
 from hetrun.server.inputs import Field, Text, number_list
 from hetrun.server.logprobs import Wanted
+from hetrun.server.pictures.parts import from_base64, taken_out
 from hetrun.server.query import asked
 from hetrun.server.request import MOST_CHOICES, MOST_TOGETHER, Order
 from hetrun.server.sampling import LIMITS, sampling_params
 from hetrun.server.service import Service
+from hetrun.system.units import counted
 
 PROMPT = Field("prompt", "prompt", "continue", MOST_TOGETHER, blank=True)
 MOST_PARTS = 1024  # texts and lists of tokens that make up one prompt
@@ -44,6 +46,14 @@ SKIPPED = ("tfs_z", "infill", "adaptive_p", "a", "i", "f")
 
 
 @dataclass(frozen=True)
+class Seen:
+    """A prompt with pictures: a text that has a mark for each."""
+
+    text: str
+    pictures: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
 class Native:
     """A parsed request: what is asked of the engine, and what the answer shows."""
 
@@ -65,7 +75,12 @@ async def native_request(body: Body, info: ModelInfo, service: Service, client: 
 
 
 def native_order(
-    body: Body, info: ModelInfo, service: Service, client: str, prompts: Sequence[Text], field: str = "prompt"
+    body: Body,
+    info: ModelInfo,
+    service: Service,
+    client: str,
+    prompts: Sequence[Text | Seen],
+    field: str = "prompt",
 ) -> Native:
     """The same for prompts that were read from `field`, or made of other fields."""
     n_probs = count(body, "n_probs", 0, MOST_LOGPROBS) or 0
@@ -77,8 +92,9 @@ def native_order(
     requests = [
         GenerateRequest(
             params,
-            text=prompt if isinstance(prompt, str) else None,
-            tokens=None if isinstance(prompt, str) else prompt,
+            text=prompt.text if isinstance(prompt, Seen) else prompt if isinstance(prompt, str) else None,
+            tokens=prompt if isinstance(prompt, tuple) else None,
+            pictures=prompt.pictures if isinstance(prompt, Seen) else (),
             echo=True,
             prompt_only=prompt_only,
             sampled_logprobs=sampled,
@@ -114,7 +130,7 @@ def _refuse(body: Body) -> None:
 # --- prompts
 
 
-async def prompts_of(body: Body, info: ModelInfo, service: Service) -> list[Text]:
+async def prompts_of(body: Body, info: ModelInfo, service: Service) -> list[Text | Seen]:
     """One prompt or several: texts, lists of tokens, or lists of both, whose texts are tokenised here."""
     name = PROMPT.name
     given = body.get(name)
@@ -140,15 +156,14 @@ def _is_one(value: object) -> bool:
     return isinstance(value, list | dict)
 
 
-async def _prompt(given: object, where: str, info: ModelInfo, service: Service) -> Text:
+async def _prompt(given: object, where: str, info: ModelInfo, service: Service) -> Text | Seen:
     match given:
         case str():
             return given
         case {"prompt_string": str(text), **others}:
-            if others.get("multimodal_data"):
-                message = f"{where}.multimodal_data: this server reads text only"
-                raise ApiError(message, f"{where}.multimodal_data", "unsupported_parameter")
-            return text
+            return (
+                _seen(text, others["multimodal_data"], where, info) if others.get("multimodal_data") else text
+            )
         case list() if given:
             if any(isinstance(part, str) for part in given):
                 return await _mixed(given, where, info, service)
@@ -156,6 +171,22 @@ async def _prompt(given: object, where: str, info: ModelInfo, service: Service) 
         case list():
             raise ApiError(f"{where} is empty: there is nothing to continue", where, "empty_array")
     raise wrong_type(where, "a text, a list of tokens and texts, or an object with prompt_string", given)
+
+
+def _seen(text: str, given: object, where: str, info: ModelInfo) -> Seen:
+    """A text with a mark for each picture."""
+    field = f"{where}.multimodal_data"
+    if not isinstance(given, list):
+        raise wrong_type(field, "a list of strings in base64", given)
+    parts = [from_base64(one, f"{field}[{i}]") for i, one in enumerate(given)]
+    (_,), files = taken_out([{"content": parts}], info)
+    if (marks := text.count(PICTURE_MARK)) != len(files):
+        message = (
+            f"{where}.prompt_string has {PICTURE_MARK} {counted(marks, 'time')}, and multimodal_data has "
+            f"{counted(len(files), 'picture')}: each needs its place"
+        )
+        raise ApiError(message, f"{where}.prompt_string", "invalid_value")
+    return Seen(text, files)
 
 
 async def _mixed(given: Sequence[object], where: str, info: ModelInfo, service: Service) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hetrun.server.errors import ApiError, overloaded
 
 MOST_REQUESTS = 1024
-MOST_BYTES = 256 * 2**20  # of bodies: a full queue of long conversations, or eight of the largest bodies
+MOST_BYTES = 256 * 2**20  # of bodies: a full queue of long conversations, or four of the largest bodies
 RETRY_S = 5.0  # the requests have not been read, so there is no prediction
 
 

@@ -77,11 +77,12 @@ class Offered:
     def details(self) -> Json:
         """What lists show; texts are empty where nothing is known yet."""
         family = self.architecture
+        sees = self.info is not None and self.info.pictures  # clients look for this name in lists
         return {
             "parent_model": "",
             "format": self.facts.format if self.facts else "gguf",
             "family": family,
-            "families": [family] if family else [],
+            "families": [*([family] if family else []), *(["clip"] if sees else [])],
             "parameter_size": in_words(self.parameters),
             "quantization_level": self.facts.quantization if self.facts else "",
         }
@@ -236,6 +237,7 @@ def capabilities(model: Offered, template: str, service: Service) -> list[str]:
         "tools": takes and service.tool_parser != "none",
         "thinking": thinks and service.reasoning_format != "none",
     }
+    can["vision"] = bool(model.info and model.info.pictures)
     return ["completion", *(name for name, true in can.items() if true)]
 
 

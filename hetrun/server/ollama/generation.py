@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -12,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun.client.events import GenerateRequest, ModelInfo
+from hetrun.client.events import PICTURE_MARK, GenerateRequest, Message, ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.client.model_pool import OnDemand
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.server import logprobs as scores
 from hetrun.server import request as orders
 from hetrun.server import tools as toolschemas
@@ -27,19 +29,19 @@ from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.ollama import output
 from hetrun.server.ollama.catalog import Catalog
 from hetrun.server.ollama.insertion import filled
-from hetrun.server.ollama.messages import messages
+from hetrun.server.ollama.messages import images_of, messages, with_images
 from hetrun.server.ollama.options import (
     NAMES,
     SHARED,
     Json,
     as_chat,
     keep_alive_s,
-    refuse_images,
     streams,
     text_of,
     thinking,
 )
 from hetrun.server.ollama.output import Heading, Lines, Piecemeal, chat_fields, generated_fields
+from hetrun.server.pictures.parts import Part, taken_out, without_mark
 from hetrun.server.request import Order
 from hetrun.server.response_driver import Events, answered
 from hetrun.server.routes.chat_completions import asked
@@ -47,6 +49,8 @@ from hetrun.server.routes.models import engines
 from hetrun.server.sampling import sampling_params
 from hetrun.server.service import Service
 from hetrun.text.answers.reading import PLAIN, Reading
+
+IMAGE_MARK = re.compile(r"\[img-(\d{1,3})\]")
 
 Read = Callable[[Body, ModelInfo, Service, str], tuple[GenerateRequest, Reading]]
 
@@ -138,18 +142,33 @@ def _chat(body: Body, info: ModelInfo, service: Service, name: str) -> tuple[Gen
 
 
 def _generate(body: Body, info: ModelInfo, service: Service, name: str) -> tuple[GenerateRequest, Reading]:
-    refuse_images(body)
+    images = images_of(body)
     fields, prompt = as_chat(body, info, service), text_of(body, "prompt")
     system, suffix = text_of(body, "system"), text_of(body, "suffix")
     raw = flag(body, "raw")
     _refuse(body, raw)
     if raw or suffix:  # neither goes through the template
         params = sampling_params(fields, info, service.sampling, _wanted(body))
-        return GenerateRequest(params, text=prompt), PLAIN
-    said = [{"role": "system", "content": system}] if system else []
-    said.append({"role": "user", "content": prompt})
+        return _raw(params, prompt, images, info), PLAIN
+    said: list[Message] = [{"role": "system", "content": system}] if system else []
+    said.append(with_images({"role": "user", "content": prompt}, images))
     fields |= thinking(body, info, service, name)
     return asked(fields, info, service, _wanted(body), tuple(said))
+
+
+def _raw(params: SamplingParams, prompt: str, images: list[Part], info: ModelInfo) -> GenerateRequest:
+    """A prompt without a template; a picture is where it has [img-0], or before it, as in Ollama."""
+    (_,), files = taken_out([{"content": list(images)}], info)
+    marks = [f"[img-{i}]" for i in range(len(files))]
+    missing = "".join(mark for mark in marks if mark not in prompt)
+    pieces, order = without_mark(missing + prompt, "prompt", files), []
+    for match in IMAGE_MARK.finditer(pieces):
+        number = int(match[1])
+        if number < len(files) and number not in order:
+            order.append(number)
+    for mark in marks:
+        pieces = pieces.replace(mark, PICTURE_MARK, 1)
+    return GenerateRequest(params, text=pieces, pictures=tuple(files[i] for i in order))
 
 
 def _wanted(body: Body) -> scores.Wanted:

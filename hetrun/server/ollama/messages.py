@@ -8,7 +8,8 @@ from hetrun.client.events import Message
 from hetrun.server import messages as chat
 from hetrun.server.errors import wrong_type
 from hetrun.server.fields import Body
-from hetrun.server.ollama.options import Json, refuse_images
+from hetrun.server.ollama.options import Json
+from hetrun.server.pictures.parts import Part, content_of, from_base64
 from hetrun.text.chat.messages import ROLES
 
 
@@ -19,13 +20,34 @@ def messages(body: Body) -> tuple[Message, ...]:
         raise wrong_type("messages", "a list", given)
     pending: deque[tuple[str, str]] = deque()  # names and ids of calls that have no result yet
     said = [_message(one, f"messages[{i}]", i, pending) for i, one in enumerate(given)]
-    return chat.messages({"messages": said})
+    read = chat.messages({"messages": said})
+    return tuple(
+        with_images(one, images_of(asked, f"messages[{i}]."))
+        for i, (one, asked) in enumerate(zip(read, given, strict=True))
+    )
+
+
+def images_of(values: Body, where: str = "") -> list[Part]:
+    """The pictures of a message, or of a prompt."""
+    given, field = values.get("images"), f"{where}images"
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise wrong_type(field, "a list of strings in base64", given)
+    return [from_base64(image, f"{field}[{i}]") for i, image in enumerate(given)]
+
+
+def with_images(message: Message, images: list[Part]) -> Message:
+    """A message with pictures before its text, where Ollama puts them."""
+    if not images:
+        return message
+    text = message.get("content")
+    return {**message, "content": content_of([*images, *([str(text)] if text else [])], "")}
 
 
 def _message(given: object, where: str, number: int, pending: deque[tuple[str, str]]) -> Json:
     if not isinstance(given, dict):
         raise wrong_type(where, "an object", given)
-    refuse_images(given, f"{where}.")
     role = given.get("role")
     if isinstance(role, str) and role.lower() in ROLES:
         role = role.lower()

@@ -167,13 +167,6 @@ def text_of(body: Body, name: str) -> str:
     return value
 
 
-def refuse_images(body: Body, where: str = "") -> None:
-    """Only text can be read."""
-    if body.get("images"):
-        message = f"{where}images: this server reads text only, and takes no images"
-        raise ApiError(message, f"{where}images", "unsupported_parameter")
-
-
 def dimensions(body: Body, most: int) -> int | None:
     """How many numbers of a vector are wanted; as in Ollama, 0 and more than there are mean all."""
     wanted = count(body, "dimensions", 0, 2**31 - 1)

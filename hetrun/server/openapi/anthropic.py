@@ -32,16 +32,21 @@ from hetrun.text.answers.tools import MOST_TOOLS, NAME
 _COUNT = integer(0)
 _NAME: Json = {"type": "string", "pattern": f"^{NAME.pattern}$"}
 _TEXT = struct({"type": const("text"), "text": STRING})
+_SOURCE = either(
+    struct({"type": const("base64"), "data": STRING}, {"media_type": STRING}),
+    struct({"type": const("url"), "url": STRING}),
+)
+_IMAGE = struct({"type": const("image"), "source": _SOURCE})
 _ID = string(0, MOST_ID)
 _RESULT = struct(
     {"type": const("tool_result"), "tool_use_id": _ID},
-    {"content": optional(either(STRING, array(_TEXT))), "is_error": optional(BOOLEAN)},
+    {"content": optional(either(STRING, array(either(_TEXT, _IMAGE)))), "is_error": optional(BOOLEAN)},
 )
 _CALL = struct({"type": const("tool_use"), "id": _ID, "name": _ID, "input": {"type": "object"}})
 _THINKING = struct({"type": const("thinking"), "thinking": STRING}, {"signature": STRING})
 _REDACTED = struct({"type": const("redacted_thinking")}, {"data": STRING})
 _MESSAGE = either(
-    struct({"role": const("user"), "content": either(STRING, array(either(_TEXT, _RESULT)))}),
+    struct({"role": const("user"), "content": either(STRING, array(either(_TEXT, _IMAGE, _RESULT)))}),
     struct({"role": const("system"), "content": either(STRING, array(_TEXT))}),
     struct(
         {

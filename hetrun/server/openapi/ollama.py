@@ -62,6 +62,7 @@ def _body(more: dict[str, Json]) -> Json:
 
 
 _CALL = struct({"function": struct({"name": STRING, "arguments": _OBJECT})}, {"id": STRING})
+_IMAGES = described(array(STRING), "pictures in base64")
 _MESSAGE = struct(
     {"role": enum("system", "user", "assistant", "tool", "developer")},
     {
@@ -70,7 +71,7 @@ _MESSAGE = struct(
         "tool_calls": optional(array(_CALL)),
         "tool_name": optional(STRING),
         "tool_call_id": optional(STRING),
-        "images": NOTHING,
+        "images": optional(_IMAGES),
     },
 )
 _TOOL = struct({"type": const("function"), "function": struct({"name": STRING})})
@@ -82,7 +83,8 @@ _GENERATE = _body(
         "system": STRING,
         "raw": BOOLEAN,
         "suffix": STRING,
-        **{name: NOTHING for name in ("template", "context", "images")},
+        **{name: NOTHING for name in ("template", "context")},
+        "images": _IMAGES,
     }
 )
 _EMBEDS: dict[str, Json] = {**_MODEL, **_ASKER, "options": _OBJECT, "keep_alive": _KEEP}
@@ -137,7 +139,7 @@ _SHOWN = struct(
         **{name: STRING for name in ("modelfile", "parameters", "template", "modified_at")},
         "details": _DETAILS,
         "model_info": struct({"general.architecture": STRING, "general.parameter_count": _COUNT}),
-        "capabilities": array(enum("completion", "tools", "thinking", "embedding", "insert")),
+        "capabilities": array(enum("completion", "tools", "thinking", "embedding", "insert", "vision")),
     },
     {"license": STRING},
 )

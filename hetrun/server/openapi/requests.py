@@ -169,7 +169,16 @@ def _texts(least: int, most: int) -> Json:
 
 
 _PART = struct({"type": const("text"), "text": STRING})
-_CONTENT = either(STRING, array(_PART))
+_URL = described(STRING, "data:image/png;base64,..., or an address that the server may read")
+_DETAIL: dict[str, Json] = {
+    "detail": described(optional(enum("auto", "low", "high", "original")), "no effect")
+}
+_PICTURE = either(
+    struct({"type": const("image_url"), "image_url": either(_URL, struct({"url": _URL}, _DETAIL))}),
+    struct({"type": const("input_image"), "image_url": _URL}, _DETAIL),
+    struct({"type": const("image"), "image": _URL}),
+)
+_CONTENT = either(STRING, array(either(_PART, _PICTURE)))
 _NAMED: dict[str, Json] = {"name": optional(STRING)}
 _OTHERS = enum(*(role for role in ROLES if role not in ("assistant", "tool")))
 MESSAGE = either(
@@ -230,7 +239,8 @@ COMPLETION = _body(
         }
     ),
 )
-_ONE = either(STRING, struct({"prompt_string": STRING}, {"multimodal_data": NOTHING}))
+_IMAGES = described(array(STRING), "pictures in base64, one for each <__media__> of the text")
+_ONE = either(STRING, struct({"prompt_string": STRING}, {"multimodal_data": _IMAGES}))
 _MIXED = array(either(integer(0, MOST_TOKEN), STRING), 1)
 _NATIVE: dict[str, Json] = _COMMON | {
     "stop": either(STRING, array(STRING, 0, MOST_STOPS)),

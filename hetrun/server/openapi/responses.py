@@ -210,10 +210,12 @@ MODEL = struct(
                     "chat_template": STRING,
                     "rerank": described(BOOLEAN, "whether /v1/rerank works with it"),
                     "infill": described(BOOLEAN, "whether /infill and suffix work with it"),
+                    "vision": described(BOOLEAN, "whether it reads pictures"),
                 }
             )
         ),
-    }
+    },
+    {"architecture": struct({"input_modalities": array(STRING), "output_modalities": array(STRING)})},
 )
 MODELS = struct({"object": const("list"), "data": array(ref("Model"))})
 _PIECE = described(either(STRING, array(integer(0, 255))), "part of a character as its bytes")
@@ -289,7 +291,7 @@ PROPS = struct(
         "total_slots": _COUNT,
         "model_alias": STRING,
         "model_path": described(STRING, "the file's name only"),
-        "modalities": struct({"vision": const(False), "audio": const(False)}),
+        "modalities": struct({"vision": BOOLEAN, "audio": const(False)}),
         "build_info": STRING,
         "is_sleeping": BOOLEAN,
         "chat_template": optional(STRING),

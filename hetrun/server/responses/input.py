@@ -7,7 +7,9 @@ from reprlib import repr as short
 
 from hetrun.client.events import Message
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.messages import MOST_ID, SENSES, required_text
+from hetrun.server.messages import MOST_ID, NONE_LOADED, SENSES, required_text, senseless
+from hetrun.server.pictures.parts import KINDS, Loaded, Part, part_of, texts_of
+from hetrun.server.pictures.parts import content_of as joined
 from hetrun.text.chat.messages import ROLES as CHAT_ROLES
 
 FIELD = "input"
@@ -15,7 +17,7 @@ ROLES = tuple(role for role in CHAT_ROLES if role != "tool")
 TEXTS = ("input_text", "output_text", "text", "refusal")  # parts of messages that hold a text
 
 
-def messages(value: object) -> list[Message]:
+def messages(value: object, loaded: Loaded = NONE_LOADED) -> list[Message]:
     """The messages of an input."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
@@ -23,7 +25,7 @@ def messages(value: object) -> list[Message]:
         raise wrong_type(FIELD, "a string or a list of items", value)
     if not value:
         raise ApiError(f"{FIELD} is empty: there is nothing to answer", FIELD, "empty_array")
-    found = _Found()
+    found = _Found(loaded)
     for i, item in enumerate(value):
         found.add(item, f"{FIELD}[{i}]")
     return list(found.messages)
@@ -38,7 +40,7 @@ def with_instructions(instructions: str | None, said: Sequence[Message]) -> tupl
     while leading < len(said) and said[leading]["role"] == "system":
         leading += 1
     texts = [] if instructions is None else [instructions]
-    texts += [str(message["content"]) for message in said[:leading]]
+    texts += [texts_of(message["content"]) for message in said[:leading]]
     system: list[Message] = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
     return (*system, *said[leading:])
 
@@ -47,7 +49,8 @@ class _Found:
     """Converts items to messages. Reasoning and calls are separate items here, but parts of an assistant's
     message for templates."""
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
         self.messages: list[dict[str, object]] = []
         self._thought = ""  # belongs to the next item
 
@@ -58,7 +61,7 @@ class _Found:
         thought, self._thought = self._thought, ""
         match item.get("type"):
             case None | "message":
-                message = _message(item, where)
+                message = _message(item, where, self._loaded)
                 if thought and message["role"] == "assistant":
                     message["reasoning_content"] = thought
                 self.messages.append(message)
@@ -67,7 +70,7 @@ class _Found:
             case "function_call":
                 self._call(_call(item, where), thought)
             case "function_call_output":
-                self.messages.append(_answer(item, where))
+                self.messages.append(_answer(item, where, self._loaded))
             case "item_reference":
                 why = f"{where} is a reference, but single items are not kept here: send the item itself"
                 raise ApiError(why, f"{where}.type", "unsupported_parameter")
@@ -101,32 +104,50 @@ def _call(item: dict[str, object], where: str) -> Message:
     return {"type": "function", "id": required_text(item, "call_id", where, MOST_ID), "function": function}
 
 
-def _answer(item: dict[str, object], where: str) -> dict[str, object]:
+def _answer(item: dict[str, object], where: str, loaded: Loaded) -> dict[str, object]:
     call_id = required_text(item, "call_id", where, MOST_ID)
-    content = content_text(item.get("output"), f"{where}.output")
+    content = content_of(item.get("output"), f"{where}.output", loaded)
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
-def _message(item: dict[str, object], where: str) -> dict[str, object]:
+def _message(item: dict[str, object], where: str, loaded: Loaded) -> dict[str, object]:
     role = item.get("role")
     if role is None:
         raise ApiError(f"{where}.role is missing", f"{where}.role", "missing_required_parameter")
     if role not in ROLES:
         raise ApiError(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role", "invalid_value")
-    content = content_text(item.get("content"), f"{where}.content")
+    content = content_of(item.get("content"), f"{where}.content", loaded)
     # "developer" is OpenAI's newer name for the same role, and no template has it.
     return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def content_of(content: object, where: str, loaded: Loaded) -> str | list[Part]:
+    """A text, or the parts of a content: texts as one, unless there are pictures among them."""
+    if isinstance(content, str):
+        return content
+    parts: list[str | Part] = []
+    for i, part in enumerate(_parts(content, where)):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(part, dict) and kind in KINDS:
+            parts.append(part_of(part, f"{where}[{i}]", loaded))
+        else:
+            parts.append(_part(part, f"{where}[{i}]", TEXTS))
+    return joined(parts, "\n")
 
 
 def content_text(content: object, where: str, kinds: Sequence[str] = TEXTS) -> str:
     """A text, or the texts of its parts, as one."""
     if isinstance(content, str):
         return content
+    return "\n".join(_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(_parts(content, where)))
+
+
+def _parts(content: object, where: str) -> list[object]:
     if content is None:
         raise ApiError(f"{where} is missing", where, "missing_required_parameter")
     if not isinstance(content, list):
         raise wrong_type(where, "a string or a list of parts", content)
-    return "\n".join(_part(part, f"{where}[{i}]", kinds) for i, part in enumerate(content))
+    return content
 
 
 def _part(part: object, where: str, kinds: Sequence[str]) -> str:
@@ -134,8 +155,7 @@ def _part(part: object, where: str, kinds: Sequence[str]) -> str:
         raise wrong_type(where, "an object", part)
     kind = part.get("type")
     if isinstance(kind, str) and kind in SENSES:
-        message = f"{where}.type is {kind}, but this server reads text only: it takes no {SENSES[kind]}"
-        raise ApiError(message, f"{where}.type", "invalid_value")
+        raise senseless(kind, where)
     if kind not in kinds:
         message = f"{where}.type must be {' or '.join(kinds[:2])}, not {short(kind)}"
         raise ApiError(message, f"{where}.type", "invalid_value")

@@ -24,7 +24,9 @@ from hetrun.server.client_id import asker, owner
 from hetrun.server.errors import ApiError, renamed, wrong_type
 from hetrun.server.fields import Body, count, flag, object_of
 from hetrun.server.logprobs import MOST_TOP, Wanted
+from hetrun.server.messages import NONE_LOADED
 from hetrun.server.middleware.concurrency import Crowd
+from hetrun.server.pictures.parts import Loaded
 from hetrun.server.query import counted, few
 from hetrun.server.request import Order
 from hetrun.server.response_driver import Events, Json, answered
@@ -85,7 +87,8 @@ def routes(service: Service) -> list[Route]:
         mine = owner(request)
         before = previous(body, archive, mine)
         here = await meant(body, service)
-        asked = response_order(body, await here.info(), here, before, asker(request, body))
+        loaded = await service.pictures.loaded(body)
+        asked = response_order(body, await here.info(), here, before, asker(request, body), loaded)
         keep = partial(_keep, archive, mine, asked)
 
         async def in_one(events: Events) -> Response:
@@ -102,7 +105,8 @@ def routes(service: Service) -> list[Route]:
         body = await json_object(request)
         before = previous(body, archive, owner(request))
         here = await meant(body, service)
-        asked = response_order(body, await here.info(), here, before, asker(request, body))
+        loaded = await service.pictures.loaded(body)
+        asked = response_order(body, await here.info(), here, before, asker(request, body), loaded)
         with renamed(NAMES):
             return await counted(here, asked.order.prompts[0])
 
@@ -175,14 +179,19 @@ def _keep(archive: Archive, mine: str, asked: Asked, body: bytes, said: Said) ->
 
 
 def response_order(
-    body: Body, info: ModelInfo, service: Service, before: Kept | None = None, client: str = ""
+    body: Body,
+    info: ModelInfo,
+    service: Service,
+    before: Kept | None = None,
+    client: str = "",
+    loaded: Loaded = NONE_LOADED,
 ) -> Asked:
     """Read a request of this client; ApiError names the field that is wrong."""
     _refuse(body)
     wanted, instructions = _wanted(body), _text(body, "instructions")
     if body.get("input") is None and before is None:
         raise ApiError("input is missing", "input", "missing_required_parameter")
-    said = [] if body.get("input") is None else input.messages(body["input"])
+    said = [] if body.get("input") is None else input.messages(body["input"], loaded)
     history = [] if before is None else list(before.messages())
     with renamed(NAMES):
         chat = _as_chat(body)

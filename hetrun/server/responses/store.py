@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetrun.client.events import Message
+from hetrun.client.events import PICTURE, Message
+from hetrun.server.pictures.parts import FILE
 
 MOST_BYTES = 32 * 2**20  # of all stored responses
 OVERHEAD = 1024  # of one stored response, and of each turn of a conversation: 64
 OF_A_TURN = 64
+BASE64 = "base64"  # how a picture is kept
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,24 @@ class Kept:
     def messages(self) -> Iterator[Message]:
         """All messages."""
         for turn in self.turns:
-            yield from json.loads(turn)
+            yield from json.loads(turn, object_hook=_with_file)
 
 
 def turn(messages: Sequence[Message]) -> bytes:
     """Messages in their stored form."""
-    return json.dumps(messages, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(messages, ensure_ascii=False, separators=(",", ":"), default=_in_base64).encode()
+
+
+def _in_base64(file: bytes) -> dict[str, str]:
+    return {BASE64: base64.b64encode(file).decode()}
+
+
+def _with_file(value: dict[str, object]) -> object:
+    """A picture's part with its file; no field of a client has this name alone."""
+    file = value.get(FILE)
+    if value.get("type") == PICTURE and isinstance(file, dict) and isinstance(text := file.get(BASE64), str):
+        return value | {FILE: base64.b64decode(text)}
+    return value
 
 
 class Archive:

@@ -20,8 +20,9 @@ from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, api_errors
 from hetrun.server.json_stream import Long, json_text
 from hetrun.server.logprobs import Wanted
-from hetrun.server.messages import TURN, messages, template_options, turn
+from hetrun.server.messages import NONE_LOADED, TURN, messages, template_options, turn
 from hetrun.server.middleware.concurrency import Crowd
+from hetrun.server.pictures.parts import Loaded, taken_out
 from hetrun.server.query import counted, few
 from hetrun.server.request import Order
 from hetrun.server.response_driver import (
@@ -50,13 +51,15 @@ def routes(service: Service) -> list[Route]:
     async def complete(request: Request) -> Response:
         body = await json_object(request)
         here = await meant(body, service)
-        order = chat_order(body, await here.info(), here, asker(request, body))
+        loaded = await service.pictures.loaded(body)
+        order = chat_order(body, await here.info(), here, asker(request, body), loaded)
         return await respond(request, here, order, whole, chunks)
 
     async def count(request: Request) -> Response:
         body = await json_object(request)
         here = await meant(body, service)
-        order = chat_order(body, await here.info(), here, asker(request, body))
+        loaded = await service.pictures.loaded(body)
+        order = chat_order(body, await here.info(), here, asker(request, body), loaded)
         return await counted(here, order.prompts[0])
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
@@ -67,11 +70,17 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-def chat_order(body: Mapping[str, object], info: ModelInfo, service: Service, client: str = "") -> Order:
+def chat_order(
+    body: Mapping[str, object],
+    info: ModelInfo,
+    service: Service,
+    client: str = "",
+    loaded: Loaded = NONE_LOADED,
+) -> Order:
     """Read a request of this client; raises an ApiError that names a wrong field."""
     orders.check(body, info, service, KNOWN, built=toolschemas.NAMES)
     wanted = scores.of_chat(body)
-    prompt, how = asked(body, info, service, wanted, messages(body))
+    prompt, how = asked(body, info, service, wanted, messages(body, loaded))
     order = orders.order(body, info, client, [prompt], wanted, "messages")
     return orders.bounded(replace(order, reading=how))
 
@@ -87,6 +96,7 @@ def asked(
 ) -> tuple[GenerateRequest, Reading]:
     """The engine's request for these messages, and the parsers of its answers. `resumes`: a last message of
     the assistant is continued."""
+    said, pictures = taken_out(said, info)
     tools = toolschemas.tools_of(body)
     params = sampling_params(body, info, service.sampling, wanted)
     if tools.all and params.structure and params.json_schema is None:
@@ -105,6 +115,7 @@ def asked(
     prompt = GenerateRequest(
         params,
         messages=said,
+        pictures=pictures,
         template_options=options,
         tools=tuple(tool.given for tool in tools.all),
         parts=parts(how, schema, has_form=has_form, thinks=thinks),

@@ -50,7 +50,7 @@ def routes(service: Service) -> list[Route]:
             "total_slots": places,
             "model_alias": info.id,
             "model_path": PurePath(info.path).name,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": info.pictures, "audio": False},
             "build_info": f"hetrun-{__version__}",
             "is_sleeping": asleep,
             **template,

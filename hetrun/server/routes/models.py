@@ -79,6 +79,9 @@ def routes(service: Service) -> list[Route]:
     def described(name: str, client: ChatClient, info: ModelInfo | None) -> Json:
         model: Json = {"id": name, "object": "model", "created": service.created, "owned_by": "hetrun"}
         model["aliases"] = list(info.aliases) if info else []
+        if info:
+            takes = ["text", "image"] if info.pictures else ["text"]
+            model["architecture"] = {"input_modalities": takes, "output_modalities": ["text"]}
         return model | {"status": {"value": status_of(client)}, "meta": _meta(info) if info else None}
 
     async def all_of_them() -> list[Json]:
@@ -136,4 +139,5 @@ def _meta(info: ModelInfo) -> Json:
         "chat_template": info.template_origin,
         "rerank": info.reranks,
         "infill": info.fills,
+        "vision": info.pictures,
     }

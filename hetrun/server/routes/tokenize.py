@@ -21,7 +21,8 @@ from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body
 from hetrun.server.json_stream import Long, json_response
 from hetrun.server.messages import TURN, messages, template_options, turn
-from hetrun.server.query import asked, few
+from hetrun.server.pictures.parts import taken_out
+from hetrun.server.query import asked, few, refuse_pictures
 from hetrun.server.request import check
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
@@ -73,7 +74,7 @@ def routes(service: Service) -> list[Route]:
         body = await json_object(request)
         here = await meant(body, service)
         check(body, await here.info(), here, ("model", *TEMPLATE), built=toolschemas.NAMES)
-        return JSONResponse({"prompt": await asked(here, _render(body))})
+        return JSONResponse({"prompt": await asked(here, await _render(body, here))})
 
     async def described(request: Request) -> Response:
         here = await meant(request.query_params, service)
@@ -113,15 +114,18 @@ async def _text(service: Service, body: Body) -> tuple[str, Tokenize]:
     for name in ADD:
         add = _flag(body, name, default=add)
     if source == "messages":
-        return source, Tokenize(await asked(service, _render(body)), add, parse)
+        return source, Tokenize(await asked(service, await _render(body, service, counts=True)), add, parse)
     text = body[source]
     if not isinstance(text, str):
         raise wrong_type(source, "a string", text)
     return source, Tokenize(text, add, parse)
 
 
-def _render(body: Body) -> Render:
-    said = messages(body)
+async def _render(body: Body, service: Service, counts: bool = False) -> Render:
+    loaded = await service.pictures.loaded(body)
+    said, pictures = taken_out(messages(body, loaded), await service.info())
+    if counts:
+        refuse_pictures(pictures)
     end = turn(body, said)
     more: dict[str, object] = end if OPTION in end else {"add_generation_prompt": True, **end}
     if tools := toolschemas.tools_of(body).all:

@@ -1,1 +1,1 @@
-"""Processes that read what strangers wrote and may be killed at any time, from outside (`child`) and inside."""
+"""Processes that read what strangers wrote and may be killed at any time: outside (`child`) and inside."""
