@@ -49,6 +49,12 @@ def run_command(arguments: list[str]) -> int:
 @click.option(
     "--continue", "go_on", is_flag=True, help="continue the last conversation of -i, with its model"
 )
+@click.option(
+    *("-a", "--attach", "--image", "attached"),
+    multiple=True,
+    metavar="FILE",
+    help="a picture that the prompt is about; -: standard input; may be repeated",
+)
 @click.option("-p", "--prompt", "text", hidden=True)
 @click.option("--raw", is_flag=True, help="continue the text as it is, without the chat template")
 @click.option(
@@ -95,6 +101,7 @@ def run_command(arguments: list[str]) -> int:
 def run(
     words: tuple[str, ...],
     text: str | None,
+    attached: tuple[str, ...],
     interactive: bool,
     go_on: bool,
     raw: bool,
@@ -111,7 +118,8 @@ def run(
 
     MODEL is a .gguf file, a folder, hf:user/repo, or a name that hetrun list shows; with -m, all words are
     the prompt. Text on standard input comes before the prompt: hetrun run "Sum this up." < report.txt.
-    Without a PROMPT, that text is the prompt.
+    Without a PROMPT, that text is the prompt. -a attaches pictures, for models that read them:
+    hetrun run -a cat.png "What is this?"
 
     With -f it answers every line of a file. A line is a prompt, {"prompt": ...} or {"messages": [...]} with
     other fields of a request, or a request in OpenAI's batch format. The results are JSON lines. If some
@@ -129,10 +137,11 @@ def run(
         alone = {"-o": output, "--resume": resume, "--unordered": unordered, "--workers": workers}
         options.refuse_without("-f", alone | {"--strict": given["strict"]})
         talks = {"-i": interactive, "--continue": go_on}
-        return _ask(asked, chosen, given, talks, raw=raw, as_json=as_json, verbose=verbose)
+        return _ask(asked, chosen, given, talks, attached, raw=raw, as_json=as_json, verbose=verbose)
     from hetrun.cli.batch import Files, run_file
 
     options.refuse_beside("-f", {"-i": interactive, "--continue": go_on})
+    options.refuse_beside("-f", {"-a": attached}, "name pictures in the messages of its lines")
     elsewhere = {"--url": given["url"], "--api": given["api"], "--no-server": given["no_server"]}
     options.refuse_beside("-f", elsewhere, "use --workers")
     if asked.prompt is not None:
@@ -147,6 +156,7 @@ def _ask(
     chosen: Mapping[str, object],
     given: dict[str, object],
     talks: Mapping[str, bool],
+    attached: tuple[str, ...],
     *,
     raw: bool,
     as_json: Literal["short", "full"] | None,
@@ -160,16 +170,17 @@ def _ask(
     settings = asked.resolved(given)
     _refuse_api(settings)
     interactive, go_on = talks["-i"], talks["--continue"]
-    if not settings.url and asked.is_conversation(interactive, go_on, plain=not raw and not as_json):
+    if not settings.url and asked.is_conversation(interactive, go_on, plain=not (raw or as_json or attached)):
         from hetrun.cli.conversation import converse
 
         flag = "--continue" if go_on else "-i" if interactive else "a conversation"
         options.refuse_beside(flag, {"--raw": raw, "--json": as_json})
+        options.refuse_beside(flag, {"-a": attached}, "use hetrun chat, where pictures belong to messages")
         once = go_on and not interactive
         return converse(settings, asked.prompt, chosen, go_on=go_on, once=once, verbose=verbose)
     from hetrun.cli.run import answer
 
-    answer(settings, asked.prompt, chosen, raw=raw, as_json=as_json, verbose=verbose)
+    answer(settings, asked.prompt, chosen, attached, raw=raw, as_json=as_json, verbose=verbose)
     return 0
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Literal
 
 from hetrun.api.local_model import LocalModel
-from hetrun.cli import standard_input
+from hetrun.cli import attachments, standard_input
 from hetrun.cli.output import ANSWER, in_json, say
 from hetrun.cli.progress import OPENING, loading
 from hetrun.cli.sampling_options import ROWS, SAMPLING, params_of
 from hetrun.client.completion import completion
 from hetrun.client.events import DeviceSlots, Event, GenerateRequest, Streaming, TokenLogprob, accepted
+from hetrun.client.pictures import check_reads
 from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams
 from hetrun.config import Settings, runtime_dir
 from hetrun.errors import OptionError, UserError, printable
@@ -32,23 +33,27 @@ def answer(
     settings: Settings,
     prompt: str | None,
     sampling: Mapping[str, object],
+    attached: Sequence[str] = (),
     *,
     raw: bool,
     as_json: Literal["short", "full"] | None,
     verbose: bool,
 ) -> None:
-    """Answer a prompt; with `as_json` all at once, else as it comes."""
+    """Answer a prompt, perhaps about files; with `as_json` all at once, else as it comes."""
     params = make_params(settings, sampling)
     for name in ("logprobs", "prompt_logprobs"):
         if name in sampling and not as_json:
             raise OptionError(f"{ROWS[name].flag} is shown with --json only: add it")
-    request = make_request(settings, read_prompt(prompt), params, raw)
+    pictures = attachments.pictures(attached)
+    said = read_prompt(prompt, is_alone=attachments.PIPE in attached)
+    request = attachments.with_pictures(make_request(settings, said, params, raw), pictures)
     say_if_nothing_is_required(params)
     if as_json != "full" and answered_elsewhere(
         settings, request, as_json=as_json is not None, verbose=verbose
     ):
         return
     with open_llm(settings, chatting=not raw, first=request) as llm:
+        check_reads(llm.info, pictures)
         if verbose:
             print(described(llm, request), file=sys.stderr)
         events = list(shown(llm.stream_request(request), show=as_json is None))
@@ -73,7 +78,7 @@ def answered_elsewhere(settings: Settings, request: GenerateRequest, *, as_json:
 
     told = verbose or sys.stderr.isatty()
     if settings.url is not None:
-        with run_remote.of_url(settings, say if told else lambda text: None) as there:
+        with run_remote.of_url(settings, say if told else lambda text: None, request.pictures) as there:
             asked = run_remote.check_for_url(request)
             show_answer(there, asked, there.events(asked), as_json=as_json, told=told)
         return True
@@ -115,8 +120,12 @@ def open_llm(
         yield llm
 
 
-def read_prompt(prompt: str | None) -> str:
-    """The prompt as given, after what else is on stdin; or stdin alone."""
+def read_prompt(prompt: str | None, is_alone: bool = False) -> str:
+    """The prompt as given, after what else is on stdin; or stdin alone. `is_alone`: stdin has no text."""
+    if is_alone:
+        if prompt is None or not prompt.strip() or prompt == "-":
+            raise UserError("-a - reads the picture from standard input: give the prompt as text")
+        return prompt
     if prompt is None or prompt == "-":
         if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
             raise UserError('no prompt was given; try: hetrun run "Why is the sky blue?"')

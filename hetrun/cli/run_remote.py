@@ -15,6 +15,7 @@ from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.http_client import Broken, RemoteClient
 from hetrun.client.local_servers import PrivateClient, RunningServer, ServedModel
 from hetrun.client.model_catalog import identity
+from hetrun.client.pictures import check_reads
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.errors import BackendError, ContextFull, EngineStopped, OptionError, Overloaded, UserError
 
@@ -39,8 +40,10 @@ class Answerer:
 
 
 @contextmanager
-def of_url(settings: Settings, say: Callable[[str], None]) -> Iterator[Answerer]:
-    """The server of --url; `say` reports that it loads the model."""
+def of_url(
+    settings: Settings, say: Callable[[str], None], pictures: tuple[bytes, ...] = ()
+) -> Iterator[Answerer]:
+    """The server of --url; `say` reports that it loads the model. `pictures` belong to what it is asked."""
     assert settings.url is not None
     for name in OWN:
         if settings.origin(name) == "explicit":
@@ -50,7 +53,7 @@ def of_url(settings: Settings, say: Callable[[str], None]) -> Iterator[Answerer]
         settings.url, api_key=settings.api_key, model=settings.model, tell=say, api=settings.api
     )
     with asyncio.Runner() as runner:
-        runner.run(client.info())
+        check_reads(runner.run(client.info()), pictures)
         if client.is_guess:
             names = ", ".join(info.id for info in runner.run(client.models()))
             raise OptionError(

@@ -41,7 +41,7 @@ _TEMPLATE = (
     "leave it out: the model's own chat template is used (--chat-template FILE: another one; run --raw: none)"
 )
 _REASONING = "--reasoning off answers without reasoning, if the model's template can; there is no budget"
-_PICTURES = "hetrun reads text only: models that see pictures run without their vision part"
+_AUDIO = "hetrun reads texts and pictures; it takes no audio"
 _LORA = "hetrun loads no adapters: merge it into the model first, then: hetrun convert"
 _HUB = "-m hf:user/repo:Q4_K_M is a model of Hugging Face's hub"
 _DRAFT = "--spec draft:MODEL lets a small model guess"
@@ -71,7 +71,7 @@ OPTIONS: Mapping[str, str] = {
         ("--rerank --reranking", "leave it out: hetrun serve always has /v1/rerank, for models that rank"),
         ("--mmap --no-mmap --mlock -nkvo --no-kv-offload -kvo --kv-offload", _MEMORY),
         ("--jinja --no-jinja", _TEMPLATE),
-        ("--image --audio", _PICTURES),
+        ("--audio", _AUDIO),
         ("--mmproj-url", "--mmproj FILE is the vision tower; hetrun pull brings it with a model of the hub"),
         ("--no-mmproj", "--mmproj none leaves the vision tower out"),
         ("--mmproj-auto --no-mmproj-auto", "leave it out: the mmproj file beside a model is found"),

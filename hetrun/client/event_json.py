@@ -7,12 +7,14 @@ that an engine in this process would give.
 from __future__ import annotations
 
 import math
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from hetrun import errors
 from hetrun.client.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
+from hetrun.client.pictures import in_base64
 from hetrun.client.remote.openai_format import read
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import EngineStopped, HetrunError, Overloaded, UserError
@@ -31,7 +33,8 @@ def request_as_json(request: GenerateRequest) -> dict[str, object]:
     values["logit_bias"] = [
         [token, repr(bias)] for token, bias in params.logit_bias.items()
     ]  # some are infinite
-    return {"params": values, **{name: getattr(request, name) for name in ASKED}}
+    said = {"params": values, **{name: getattr(request, name) for name in ASKED}}
+    return said | ({"pictures": [in_base64(file) for file in request.pictures]} if request.pictures else {})
 
 
 def request_of(said: Json) -> GenerateRequest:
@@ -42,6 +45,7 @@ def request_of(said: Json) -> GenerateRequest:
         given = {name: said[name] for name in ASKED if said.get(name) is not None}
         for name in given.keys() & {"messages", "tokens"}:
             given[name] = tuple(given[name])
+        given["pictures"] = tuple(b64decode(file, validate=True) for file in said.get("pictures", ()))
         return GenerateRequest(SamplingParams.from_mapping(values), **given)
     except (KeyError, TypeError) as error:
         raise ValueError(f"this is not a request: {error}") from None

@@ -105,8 +105,8 @@ class GenerateRequest:
         return Structure("parts", self.parts) if self.parts is not None else self.params.structure
 
 
-def picture_parts(messages: Iterable[Message]) -> int:
-    """How many pictures these messages have places for."""
+def picture_parts(messages: Iterable[object]) -> int:
+    """How many pictures these messages, not checked yet, have places for."""
     found = 0
     for message in messages:
         content = message.get("content") if isinstance(message, Mapping) else None

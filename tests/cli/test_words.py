@@ -44,7 +44,7 @@ def test_aliases_are_not_listed(run: Run) -> None:
         (["run", "hi", "--cpu"], "--vram 0"),
         (["run", "hi", "--device", "cuda"], "--backend NAME chooses"),
         (["serve", "-ctk", "q8_0"], "--kv-type"),
-        (["run", "hi", "--image", "cat.png"], "hetrun reads text only"),
+        (["run", "hi", "--audio", "cat.wav"], "it takes no audio"),
         (["run", "hi", "--no-mmproj"], "--mmproj none leaves the vision tower out"),
         (["serve", "--mmproj-url", "https://x"], "--mmproj FILE is the vision tower"),
         (["run", "hi", "--lora", "a.gguf"], "merge it into the model"),

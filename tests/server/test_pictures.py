@@ -303,7 +303,7 @@ async def test_files_of_one_folder(engine: FakeEngine, tmp_path: Path) -> None:
         "file://link.png": "does not lie in the folder",
         "file://text.png": "not a picture in a format that is read",
         "file://none.png": "the file cannot be read (No such file or directory)",
-        "file://of cats": "this is not a file",
+        "file://of cats": "the file cannot be read (is a directory, not a file)",
         "file://a%00.png": "there is no such file",
     }
     async with served(engine, pictures=allowed) as http:

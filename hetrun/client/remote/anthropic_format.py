@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hetrun.client.events import GenerateRequest
+from hetrun.client.pictures import anthropic_content
 from hetrun.client.remote.interface import Ask, Json, Order, Piece, differing, refuse, text_of, together
 from hetrun.client.remote.openai_format import failure, number
 from hetrun.errors import OptionError
@@ -56,8 +57,12 @@ class AnthropicApi:
         said = [(str(m.get("role")), text_of(m.get("content"))) for m in request.messages]
         if system := "\n\n".join(text for role, text in said if role in ("system", "developer")):
             body["system"] = system
+        files = iter(request.pictures)
+        contents = [(str(m.get("role")), anthropic_content(m, files)) for m in request.messages]
         body["messages"] = [
-            {"role": role, "content": text} for role, text in said if role in ("user", "assistant") and text
+            {"role": role, "content": blocks if any(b["type"] == "image" for b in blocks) else text}
+            for (role, text), (_, blocks) in zip(said, contents, strict=True)
+            if role in ("user", "assistant") and (text or blocks)
         ]
         return Order("/v1/messages", {**body, **_thinking(request, limit)})
 

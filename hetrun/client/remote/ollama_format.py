@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from hetrun.client.events import GenerateRequest
+from hetrun.client.events import GenerateRequest, Message
+from hetrun.client.pictures import in_base64, pictures_of
 from hetrun.client.remote.interface import Ask, Json, Order, Piece, differing, refuse, text_of, together
 from hetrun.client.remote.openai_format import failure, number, score_of
 from hetrun.errors import OptionError
@@ -53,6 +55,8 @@ class OllamaApi:
             "n_params": info.get("general.parameter_count"),
             "n_ctx_train": info.get(f"{kind}.context_length"),
         }
+        if isinstance(can := said.get("capabilities"), list):
+            found["vision"] = "vision" in can
         return {**model, "meta": {**found, **model["meta"]}}
 
     def order(self, request: GenerateRequest, model: Json) -> Order:
@@ -70,9 +74,11 @@ class OllamaApi:
                 raise OptionError(f"{TITLE} API gives a template no {name}")
             body["think"] = bool(value)
         if request.messages is None:
+            if request.pictures:
+                raise OptionError(f"{TITLE} API takes pictures with messages only: leave out --raw")
             return Order("/api/generate", body | {"prompt": request.text, "raw": True})
-        messages = [{"role": m.get("role"), "content": text_of(m.get("content"))} for m in request.messages]
-        return Order("/api/chat", body | {"messages": messages})
+        files = iter(request.pictures)
+        return Order("/api/chat", body | {"messages": [_message(m, files) for m in request.messages]})
 
     def piece_of(self, said: Json, thinking: bool) -> Piece:
         message = said.get("message")
@@ -129,3 +135,9 @@ def _figures(said: Json) -> Json:
 def _rate(count: float, duration: object) -> float:
     spent = number(duration)
     return count * NANO / spent if spent > 0 else 0.0
+
+
+def _message(message: Message, files: Iterator[bytes]) -> Json:
+    images = [in_base64(file) for file in pictures_of(message, files)]
+    said = {"role": message.get("role"), "content": text_of(message.get("content"))}
+    return said | ({"images": images} if images else {})

@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from hetrun.client.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
+from hetrun.client.pictures import in_base64, openai_messages
 from hetrun.client.remote.interface import THOUGHT, Ask, Json, Order, Piece, differing, together
 from hetrun.errors import HetrunError, UserError
 
@@ -63,11 +64,14 @@ def asked_for(request: GenerateRequest, model: str) -> Order:
             body |= {"logprobs": True, "top_logprobs": params.logprobs}
         if request.template_options:
             body["chat_template_kwargs"] = dict(request.template_options)
-        return Order("/v1/chat/completions", body | {"messages": list(request.messages)})
+        return Order("/v1/chat/completions", body | {"messages": openai_messages(request)})
     most = params.prompt_logprobs if request.echo else params.logprobs
     body |= {"logprobs": min(most, MOST_SCORES)} if most is not None else {}
     body |= {"echo": True} if request.echo else {}
-    prompt = request.text if request.text is not None else list(request.tokens or ())
+    prompt: object = request.text if request.text is not None else list(request.tokens or ())
+    if request.pictures:
+        files = [in_base64(file) for file in request.pictures]
+        prompt = {"prompt_string": request.text, "multimodal_data": files}
     return Order("/v1/completions", body | {"prompt": prompt})
 
 
@@ -163,7 +167,18 @@ def info_of(model: Json, url: str) -> ModelInfo:
         template_origin=text("chat_template") or "the server",
         load_s=0.0,
         listed_as=str(model["id"]),
+        pictures=_reads_pictures(model, known),
     )
+
+
+def _reads_pictures(model: Json, known: Json) -> bool:
+    """Whether the model reads pictures; true where the server does not say it, which then answers for it."""
+    if isinstance(said := known.get("vision"), bool):
+        return said
+    match model:
+        case {"architecture": {"input_modalities": list(takes)}}:
+            return "image" in takes
+    return True
 
 
 def status_of(model: Json) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as short
 
-from hetrun.client.events import PICTURE_MARK, GenerateRequest, ModelInfo
+from hetrun.client.events import GenerateRequest, ModelInfo
 from hetrun.client.queries import Tokenize
 from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, MOST_LOGPROBS, SPELLINGS
 from hetrun.errors import OptionError
@@ -16,12 +16,11 @@ from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body, count, flag
 from hetrun.server.inputs import Field, Text, number_list
 from hetrun.server.logprobs import Wanted
-from hetrun.server.pictures.parts import from_base64, taken_out
+from hetrun.server.pictures.parts import marked
 from hetrun.server.query import asked
 from hetrun.server.request import MOST_CHOICES, MOST_TOGETHER, Order
 from hetrun.server.sampling import LIMITS, sampling_params
 from hetrun.server.service import Service
-from hetrun.system.units import counted
 
 PROMPT = Field("prompt", "prompt", "continue", MOST_TOGETHER, blank=True)
 MOST_PARTS = 1024  # texts and lists of tokens that make up one prompt
@@ -161,9 +160,9 @@ async def _prompt(given: object, where: str, info: ModelInfo, service: Service) 
         case str():
             return given
         case {"prompt_string": str(text), **others}:
-            return (
-                _seen(text, others["multimodal_data"], where, info) if others.get("multimodal_data") else text
-            )
+            if pictures := marked(text, others.get("multimodal_data") or [], where, info):
+                return Seen(text, pictures)
+            return text
         case list() if given:
             if any(isinstance(part, str) for part in given):
                 return await _mixed(given, where, info, service)
@@ -171,22 +170,6 @@ async def _prompt(given: object, where: str, info: ModelInfo, service: Service) 
         case list():
             raise ApiError(f"{where} is empty: there is nothing to continue", where, "empty_array")
     raise wrong_type(where, "a text, a list of tokens and texts, or an object with prompt_string", given)
-
-
-def _seen(text: str, given: object, where: str, info: ModelInfo) -> Seen:
-    """A text with a mark for each picture."""
-    field = f"{where}.multimodal_data"
-    if not isinstance(given, list):
-        raise wrong_type(field, "a list of strings in base64", given)
-    parts = [from_base64(one, f"{field}[{i}]") for i, one in enumerate(given)]
-    (_,), files = taken_out([{"content": parts}], info)
-    if (marks := text.count(PICTURE_MARK)) != len(files):
-        message = (
-            f"{where}.prompt_string has {PICTURE_MARK} {counted(marks, 'time')}, and multimodal_data has "
-            f"{counted(len(files), 'picture')}: each needs its place"
-        )
-        raise ApiError(message, f"{where}.prompt_string", "invalid_value")
-    return Seen(text, files)
 
 
 async def _mixed(given: Sequence[object], where: str, info: ModelInfo, service: Service) -> tuple[int, ...]:

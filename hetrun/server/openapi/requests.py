@@ -225,8 +225,10 @@ CHAT = _body(
         }
     ),
 )
+_IMAGES = described(array(STRING), "pictures in base64, one for each <__media__> of the text")
+_WITH_PICTURES = struct({"prompt_string": STRING}, {"multimodal_data": _IMAGES})
 COMPLETION = _body(
-    {PROMPT.name: _texts(0, PROMPT.most)},
+    {PROMPT.name: either(_texts(0, PROMPT.most), _WITH_PICTURES)},
     _with_hints(
         _COMMON
         | {
@@ -239,8 +241,7 @@ COMPLETION = _body(
         }
     ),
 )
-_IMAGES = described(array(STRING), "pictures in base64, one for each <__media__> of the text")
-_ONE = either(STRING, struct({"prompt_string": STRING}, {"multimodal_data": _IMAGES}))
+_ONE = either(STRING, _WITH_PICTURES)
 _MIXED = array(either(integer(0, MOST_TOKEN), STRING), 1)
 _NATIVE: dict[str, Json] = _COMMON | {
     "stop": either(STRING, array(STRING, 0, MOST_STOPS)),

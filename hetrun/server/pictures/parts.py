@@ -16,6 +16,7 @@ from hetrun.client.events import MOST_PICTURE_BYTES, MOST_PICTURES, PICTURE, PIC
 from hetrun.errors import PictureError
 from hetrun.pictures.kinds import format_of
 from hetrun.server.errors import ApiError, wrong_type
+from hetrun.system.units import counted
 
 # Types of parts that are pictures: those of OpenAI's two APIs, and that of templates.
 KINDS = ("image_url", "input_image", "image")
@@ -151,6 +152,22 @@ def _without_files(message: Message, files: list[bytes], info: ModelInfo) -> Mes
             part = {"type": PICTURE}
         parts.append(part)
     return {**message, "content": parts}
+
+
+def marked(text: str, given: object, where: str, info: ModelInfo) -> tuple[bytes, ...]:
+    """The pictures of a text that has a mark for each: llama.cpp's multimodal_data."""
+    field = f"{where}.multimodal_data"
+    if not isinstance(given, list):
+        raise wrong_type(field, "a list of strings in base64", given)
+    parts = [from_base64(one, f"{field}[{i}]") for i, one in enumerate(given)]
+    (_,), files = taken_out([{"content": parts}], info)
+    if files and (marks := text.count(PICTURE_MARK)) != len(files):
+        message = (
+            f"{where}.prompt_string has {PICTURE_MARK} {counted(marks, 'time')}, and multimodal_data has "
+            f"{counted(len(files), 'picture')}: each needs its place"
+        )
+        raise ApiError(message, f"{where}.prompt_string", "invalid_value")
+    return files
 
 
 def without_mark(text: str, where: str, pictures: Sequence[bytes]) -> str:

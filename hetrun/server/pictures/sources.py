@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPMessage
@@ -17,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from hetrun.client.events import MOST_PICTURE_BYTES, MOST_PICTURES
 from hetrun.errors import OptionError, printable
 from hetrun.server.pictures.parts import HOW, KINDS, Loaded, url_of
+from hetrun.system.files import open_regular
 
 FETCH_S = 20.0  # for a picture, from the first look-up of its host
 STALL_S = 5.0  # without a byte
@@ -92,10 +92,7 @@ class Sources:
         if not path.is_relative_to(self.folder):
             raise Unread("this file does not lie in the folder of --media-path")
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise Unread("this is not a file")
-            # If another one has come since: opening a named pipe would wait for its other end.
-            with open(path, "rb", opener=_without_waiting) as file:
+            with open(open_regular(path, follow=False), "rb") as file:
                 found = file.read(MOST_PICTURE_BYTES + 1)
         except OSError as error:
             raise Unread(f"the file cannot be read ({error.strerror})") from None
@@ -129,10 +126,6 @@ class Sources:
         usual = port in (None, 80, 443)
         if f"{host}:{port}" not in self.hosts and not (usual and host in self.hosts):
             raise Unread("its host is not on this server's list (--allowed-media-domain)")
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def fetch(url: str) -> bytes:

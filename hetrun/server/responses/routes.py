@@ -82,13 +82,15 @@ MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512
 def routes(service: Service) -> list[Route]:
     archive = Archive()
 
-    async def create(request: Request) -> Response:
-        body = await json_object(request)
-        mine = owner(request)
+    async def read(request: Request) -> tuple[Service, str, Asked]:
+        body, mine = await json_object(request), owner(request)
         before = previous(body, archive, mine)
         here = await meant(body, service)
-        loaded = await service.pictures.loaded(body)
-        asked = response_order(body, await here.info(), here, before, asker(request, body), loaded)
+        loaded, info = await service.pictures.loaded(body), await here.info()
+        return here, mine, response_order(body, info, here, before, asker(request, body), loaded)
+
+    async def create(request: Request) -> Response:
+        here, mine, asked = await read(request)
         keep = partial(_keep, archive, mine, asked)
 
         async def in_one(events: Events) -> Response:
@@ -102,11 +104,7 @@ def routes(service: Service) -> list[Route]:
             return await answered(request, here, asked.order, in_one, stream)
 
     async def tokens(request: Request) -> Response:
-        body = await json_object(request)
-        before = previous(body, archive, owner(request))
-        here = await meant(body, service)
-        loaded = await service.pictures.loaded(body)
-        asked = response_order(body, await here.info(), here, before, asker(request, body), loaded)
+        here, _, asked = await read(request)
         with renamed(NAMES):
             return await counted(here, asked.order.prompts[0])
 

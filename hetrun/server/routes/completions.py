@@ -23,6 +23,7 @@ from hetrun.server.inputs import Field, texts
 from hetrun.server.json_stream import json_text, long_text
 from hetrun.server.logprobs import Echo, Offsets, Wanted, legacy
 from hetrun.server.middleware.concurrency import Crowd
+from hetrun.server.pictures.parts import marked
 from hetrun.server.request import MOST_CHOICES, MOST_TOGETHER, Order
 from hetrun.server.response_driver import (
     Answer,
@@ -69,12 +70,18 @@ def completion_order(
     echo = flag(body, "echo")
     wanted = scores.of_completion(body, echo)
     params = sampling_params(body, info, service.sampling, _computed(body, wanted, echo), MOST_TOKENS)
-    requests = [
-        GenerateRequest(params, text=prompt, echo=echo)
-        if isinstance(prompt, str)
-        else GenerateRequest(params, tokens=prompt, echo=echo)
-        for prompt in texts(body, info, PROMPT)
-    ]
+    prompt = body.get(PROMPT.name)
+    if isinstance(prompt, dict) and isinstance(text := prompt.get("prompt_string"), str):
+        # As llama.cpp has it: a text with a mark for each picture.
+        pictures = marked(text, prompt.get("multimodal_data") or [], PROMPT.name, info)
+        requests = [GenerateRequest(params, text=text, pictures=pictures, echo=echo)]
+    else:
+        requests = [
+            GenerateRequest(params, text=prompt, echo=echo)
+            if isinstance(prompt, str)
+            else GenerateRequest(params, tokens=prompt, echo=echo)
+            for prompt in texts(body, info, PROMPT)
+        ]
     return _tried(
         body, orders.order(body, info, client, requests, wanted, PROMPT.name), strict=service.strict
     )
@@ -87,6 +94,8 @@ def _suffix(body: Mapping[str, object], order: Order) -> str:
         raise wrong_type("suffix", "a text", suffix)
     if suffix:
         check_fills(order.info, 400, "suffix")
+    if suffix and order.prompts[0].pictures:
+        raise ApiError("suffix and pictures exclude each other", "suffix", "invalid_value")
     if suffix and order.prompts[0].echo:
         message = "suffix and echo exclude each other: the model sees both texts with marks between them"
         raise ApiError(message, "echo", "invalid_value")
