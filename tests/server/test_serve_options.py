@@ -67,6 +67,11 @@ def test_several_models_have_names_of_their_own() -> None:
         serve_forever(settings, {}, False)
 
 
+def test_a_vision_tower_belongs_to_one_model() -> None:
+    with pytest.raises(OptionError, match="put each model's mmproj file beside it"):
+        shelf_of(Settings.resolve(environ={}, mmproj="mmproj.gguf", models=["x"]))
+
+
 # --- sampling
 
 
