@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from hetrun.cli.serve import remark_on_kubernetes, serve_forever, usual_sampling
+from hetrun.cli.serve import remark_on_kubernetes, serve_forever, shelf_of, usual_sampling
 from hetrun.client.engine_client import LocalClient
 from hetrun.config import Settings
 from hetrun.errors import OptionError
