@@ -157,14 +157,14 @@ def pictures() -> None:
     ]
     said: Any = [{"role": "user", "content": parts}]
     answer = client.chat.completions.create(model=SEEN["model"], messages=said, max_tokens=8, temperature=0)
-    sees(answer.choices[0].message.content, answer.usage and answer.usage.prompt_tokens)
+    sees(answer.choices[0].message.content, answer.usage.prompt_tokens if answer.usage else None)
     items: Any = [
         {"type": "input_text", "text": SEEN["question"]},
         {"type": "input_image", "image_url": url, "detail": "auto"},
     ]
     asked: Any = [{"role": "user", "content": items}]
     response = client.responses.create(model=SEEN["model"], input=asked, max_output_tokens=8, temperature=0)
-    sees(response.output_text, response.usage and response.usage.input_tokens)
+    sees(response.output_text, response.usage.input_tokens if response.usage else None)
     bad: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url[:-60]}}]}]
     create = client.chat.completions.create
     raises(openai.BadRequestError, lambda: create(model=SEEN["model"], messages=bad))
