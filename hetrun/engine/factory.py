@@ -119,6 +119,11 @@ def pictures_of(
             f"the vision tower {vision.path} belongs to another model: its rows are "
             f"{vision.width // (1 + vision.deepstack)} wide, and this model is {model.width}"
         )
+    if vision.deepstack and not model.keeps_hidden:
+        return (
+            "this model takes rows of pictures between its layers, which is not possible while its weights "
+            "come from disk; allow more memory with --ram, or use a smaller type of weights"
+        )
     try:
         encoding = registry.picture_encoder()
     except BackendUnavailable as error:

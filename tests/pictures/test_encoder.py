@@ -29,6 +29,7 @@ WORDS = {
     "qwen35": ("<|vision_start|>", "<|vision_end|>"),
     "gemma3": ("<start_of_image>", "<end_of_image>"),
     "gemma4": ("<|image>", "<image|>"),
+    "gemma4-unified": ("<|image>", "<image|>"),
     "mistral3": ("", "[IMG_END]"),
 }
 
@@ -36,7 +37,7 @@ WORDS = {
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Seeing]:
     folder = tmp_path_factory.mktemp("seeing")
-    return {family: towers.write_pair(family, folder / family) for family in towers.FAMILIES}
+    return {family: towers.write_pair(family, folder / family) for family in WORDS}
 
 
 def picture(size: tuple[int, int]) -> Picture:
@@ -55,7 +56,7 @@ def opened(path: Path, most_tokens: int = 0) -> PictureEncoder:
     return MtmdEncoder(setup_of(read_vision(path), most_tokens))
 
 
-@pytest.fixture(params=towers.FAMILIES)
+@pytest.fixture(params=WORDS)
 def family(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
@@ -335,6 +336,7 @@ def measured(path: Path, size: tuple[int, int], most: int) -> list[int]:
         ("mistral3", (4000, 4000), 0),
         ("gemma3", (4000, 4000), 0),
         ("gemma4", (4096, 2048), 200),
+        ("gemma4-unified", (4000, 4000), 0),
         ("qwen35", (60, 40), 0),
         ("mistral3", (300, 200), 0),
     ],
