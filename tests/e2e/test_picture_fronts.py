@@ -6,7 +6,7 @@ import base64
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -79,7 +79,7 @@ async def http(llm: LLM) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def post(http: httpx.AsyncClient, path: str, body: dict[str, object]) -> Any:  # noqa: ANN401 - JSON
+async def post(http: httpx.AsyncClient, path: str, body: Mapping[str, object]) -> Any:  # noqa: ANN401 - JSON
     response = await http.post(path, json={"model": "x", **body}, timeout=60)
     assert response.status_code == 200, response.text
     return response.json()
@@ -133,6 +133,10 @@ async def test_every_api_gives_the_same_answer(llm: LLM, http: httpx.AsyncClient
     options = {"num_predict": 6, "temperature": 0}
     said = await post(http, "/api/chat", {"messages": [message], "options": options, "stream": False})
     assert (said["message"]["content"], said["prompt_eval_count"]) == (text, tokens)
+    counted = {"messages": [{"role": "user", "content": blocks}]}
+    assert (await post(http, "/v1/messages/count_tokens", counted))["input_tokens"] == tokens
+    counted = {"messages": [{"role": "user", "content": parts}]}
+    assert (await post(http, "/v1/chat/completions/input_tokens", counted))["input_tokens"] == tokens
     raw = llm.generate(QUESTION, pictures=[FILES[0]], **GREEDY)[0].text
     prompt = {"prompt_string": PICTURE_MARK + QUESTION, "multimodal_data": IN_BASE64[:1]}
     said = await post(http, "/completion", {"prompt": prompt, "n_predict": 6, "temperature": 0})
