@@ -17,7 +17,7 @@ from hetrun.system.file_identity import Stamp
 
 ARCHITECTURE = "clip"  # as GGUF names what sees
 MOST_LAYERS, MOST_WIDTH, MOST_HEADS = 1024, 1 << 16, 1 << 10
-MOST_PATCH, MOST_SIDE, MOST_MERGE = 1 << 8, 1 << 13, 16
+MOST_PATCH, MOST_SIDE, MOST_MERGE = 64, 1 << 13, 8
 _V = "clip.vision."
 _PLACES = "v.position_embd.weight"
 
@@ -181,6 +181,10 @@ def _tower(file: GGUFFile, kind: _Family) -> Tower:
         raise ModelFileError(
             file.path, f"pictures of {side} pixels are not whole rows of {patch * merge} pixels"
         )
+    table, patches = file.tensors.get(_PLACES), (side // patch) ** 2
+    if table is None or table.shape[0] != patches:  # the file's size bounds what a picture takes
+        found = "missing" if table is None else f"of the shape {table.shape}"
+        raise ModelFileError(file.path, f"tensor {_PLACES!r} is {found}; it must have {patches} rows")
     rows = (side // (patch * merge)) ** 2
     return Tower(layers, width, ffn, patch, merge, side, rows, rows, gated)
 

@@ -68,7 +68,7 @@ WRONG: Mapping[str, tuple[dict[str, object], str]] = {
     "no heads": ({"vision__attention__head_count": 0}, "head_count' must be between 1 and 1024"),
     "odd heads": ({"vision__attention__head_count": 7}, "its 64 columns are not 7 heads of equal size"),
     "wide": ({"vision__embedding_length": 1 << 30}, "embedding_length' must be between 1 and 65536"),
-    "no patch": ({"vision__patch_size": 0}, "patch_size' must be between 1 and 256"),
+    "no patch": ({"vision__patch_size": 0}, "patch_size' must be between 1 and 64"),
     "a text for a patch": ({"vision__patch_size": "4"}, "patch_size' must be a whole number"),
     "a half patch": ({"vision__patch_size": 0.5}, "patch_size' must be a whole number"),
     "large": ({"vision__image_size": 1 << 20}, "image_size' must be between 0 and 8192"),
@@ -89,6 +89,13 @@ def test_what_is_wrong_with_a_header(tmp_path: Path, kind: str) -> None:
 def test_pictures_of_one_size_must_be_whole_rows(tmp_path: Path, size: int, patch: int) -> None:
     path = towers.write_tower("gemma3", tmp_path / "t.gguf", vision__image_size=size)
     with pytest.raises(ModelFileError, match=f"pictures of {size} pixels are not whole rows of 8 pixels"):
+        read_vision(path)
+
+
+def test_a_promise_of_more_patches_than_places(tmp_path: Path) -> None:
+    """A picture would take terabytes."""
+    path = towers.write_tower("gemma3", tmp_path / "t.gguf", vision__image_size=8192)
+    with pytest.raises(ModelFileError, match="it must have 4194304 rows"):
         read_vision(path)
 
 
