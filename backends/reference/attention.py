@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetrun.backend import Floats, Ints, Pass
+from hetrun.backend import Floats, Ints, Pass, sees_whole
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
 from hetrun.memory.kv.cache import KvCache
@@ -29,7 +29,7 @@ def attention(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache)
             own = work.wanted[lo:hi] - part.a
         if hi > lo:
             ends = own + view.length - (part.b - part.a) + 1
-            far = np.full_like(ends, view.length) if work.whole else ends
+            far = np.full_like(ends, view.length) if sees_whole(work.whole, a.window) else ends
             seen = keys.read(view.rows), values.read(view.rows)
             out[lo:hi] = attend(a, q[lo:hi], *seen, ends, w[0].ravel() if w else None, far)
     return out

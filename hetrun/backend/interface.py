@@ -36,6 +36,8 @@ FLOAT_BYTES = 4
 # product for each head.
 Use = Literal["product", "logits", "lookup", "vector", "experts", "heads"]
 Precision = Literal["exact", "fast"]
+# In which attention tokens of a pass see those after them: nowhere, everywhere, or where there is a window.
+SeesWhole = Literal["", "all", "windows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,9 @@ class Pass:
     # changes that while a pass runs.
     residents: Mapping[Slotted, Slots] = field(default_factory=dict)
     places: Ints | None = None  # of each token its positions in time, height and width; None: all are one
-    # Whether each token sees those of the pass that come after it, as rows of some pictures do. It has tokens
-    # of one sequence then, and a window counts backwards only.
-    whole: bool = False
+    # Where each token sees those of the pass after it, as rows of some pictures do. It has tokens of
+    # one sequence then, and a window counts backwards only.
+    whole: SeesWhole = ""
     # What a backend has worked out of the pass for one of its segments, and needs for others.
     worked_out: dict[Any, Any] = field(default_factory=dict)
 
@@ -148,7 +150,7 @@ class PassShape:
     """For each sequence of a pass its tokens and its wanted rows."""
 
     parts: tuple[tuple[int, int], ...]
-    whole: bool = False
+    whole: SeesWhole = ""
 
     @property
     def tokens(self) -> int:
@@ -398,6 +400,11 @@ def slots_of(op: Op, work: Pass) -> Slots:
     assert isinstance(op.attrs, Moe)
     found = work.residents.get(slotted(op))
     return first_slots(op.attrs.n_experts, op.attrs.slots) if found is None else found
+
+
+def sees_whole(whole: SeesWhole, window: int) -> bool:
+    """Whether tokens of such a pass see those after them in attention with a window, or (0) without."""
+    return whole == "all" or (whole == "windows" and window > 0)
 
 
 def looks_up(op: Op) -> bool:

@@ -127,6 +127,18 @@ class Render(Question[str]):
 
 
 @dataclass(frozen=True)
+class PromptLength(Question[int]):
+    """How many tokens a prompt with pictures has, as an answer's usage counts them: of messages, or of a text
+    with marks. Pictures are decoded for this, and not encoded."""
+
+    lane = "texts"
+    pictures: tuple[bytes, ...] = field(repr=False)
+    messages: tuple[Message, ...] | None = None
+    text: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PlanNow(Question[Mapping[str, object]]):
     """The current plan, as `hetrun plan --json` prints it."""
 

@@ -17,7 +17,7 @@ from hetrun.config import Settings
 from hetrun.engine.first_look import FirstLook
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import NOT_SAVED, Loaded
-from hetrun.engine.pictures import PictureStore
+from hetrun.engine.pictures.store import PictureStore
 from hetrun.engine.prefix_store import Prompts, check_place
 from hetrun.engine.speculation.draft_model import DraftModel
 from hetrun.engine.speculation.interface import Speculation
@@ -119,6 +119,11 @@ def pictures_of(
             f"the vision tower {vision.path} belongs to another model: its rows are "
             f"{vision.width // (1 + vision.deepstack)} wide, and this model is {model.width}"
         )
+    if vision.deepstack and not model.keeps_hidden:
+        return (
+            "this model takes rows of pictures between its layers, which is not possible while its weights "
+            "come from disk; allow more memory with --ram, or use a smaller type of weights"
+        )
     try:
         encoding = registry.picture_encoder()
     except BackendUnavailable as error:
@@ -187,6 +192,7 @@ def draft_model(path: Path, options: Options, tokenizer: Tokenizer | None) -> Dr
     small = replace(
         options, wishes=wishes, ram=None, planner="static", streaming="off", eager=False, mtp="off"
     )
+    small = replace(small, spatial=False, whole=False)  # it reads no pictures
     return DraftModel(models.open_planned(source, small), n_tokens)
 
 

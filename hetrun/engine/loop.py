@@ -23,8 +23,8 @@ from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Ready, Request
 from hetrun.engine.input_processor import Prepared, Preparer
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.output_processor import Answering, Ending, logged, tell, together
-from hetrun.engine.picture_marks import Span
-from hetrun.engine.pictures import PictureStore
+from hetrun.engine.pictures.marks import Span
+from hetrun.engine.pictures.store import PictureStore
 from hetrun.engine.scheduler import Shares
 from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.sequence_factory import begun
@@ -352,7 +352,7 @@ class Loop:
                 return
 
     def _encode(self, pictures: PictureStore, r: Running, span: Span) -> None:
-        if not self._gate.enter(frozenset((r.id,)), pictures.expected_s(span), "a picture"):
+        if not self._gate.enter(frozenset((r.id,)), pictures.expected_s(span.rows.count), "a picture"):
             return  # who must end is in the inbox
         start = perf_counter()
         try:

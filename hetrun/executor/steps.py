@@ -171,7 +171,8 @@ def prepare(
         work.values[graph.embedded.name] = first
     if any([chunk.places is not None for chunk, _, _ in pieces]):
         work.places = _places(work, pieces)
-    work.whole = pieces[0][0].whole
+    if pieces[0][0].whole:
+        work.whole = graph.whole
     trip = _trip(work, pieces)
     trip.deeper = tuple(deeper)
     return trip

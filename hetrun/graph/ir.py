@@ -272,6 +272,8 @@ class Graph:
     logits: Value
     given: tuple[Value, ...] = ()  # values that no op makes: they come with the tokens, a row for each
     tables: tuple[Table, ...] = ()
+    # Where rows of a picture see each other, if they do: in all attention, or only where it has a window.
+    whole: Literal["all", "windows"] = "all"
 
     @property
     def outputs(self) -> tuple[Value, Value]:

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hetrun.errors import ModelFileError
+from hetrun.graph.quant import QUANTS
 from hetrun.loader.formats.gguf import GGUFFile, read_gguf
 from hetrun.loader.formats.gguf_file import shown
 from hetrun.system.file_identity import Stamp
 
 ARCHITECTURE = "clip"  # as GGUF names what sees
 MOST_LAYERS, MOST_WIDTH, MOST_HEADS = 1024, 1 << 16, 1 << 10
-MOST_PATCH, MOST_SIDE, MOST_MERGE = 1 << 8, 1 << 13, 16
+MOST_PATCH, MOST_SIDE, MOST_MERGE = 64, 1 << 13, 8
 _V = "clip.vision."
-_PLACES = "v.position_embd.weight"
+_PLACES, _LINE_END = "v.position_embd.weight", "v.token_embd.img_break"
 
 
 class Tower(NamedTuple):
@@ -54,6 +55,7 @@ class Vision:
     spatial: bool  # rows have places in height and width (M-RoPE)
     whole: bool  # the rows of a picture see each other (not causal)
     tower: Tower
+    line_end: int = 0  # where the file has the row, float32, that ends each line but the last; 0: none does
 
 
 class NoVision(NamedTuple):
@@ -73,7 +75,8 @@ class _Family(NamedTuple):
     spatial: bool = False
     whole: Callable[[int], bool] = lambda width: False
     last_has: int = 0  # which of its dimensions that width is, as numpy counts
-    merged: bool = False  # a patch of the graph is what becomes a row
+    merged: bool = False  # there are no layers: a patch of the graph is what becomes a row
+    lines: bool = False  # each line of rows but the last ends with one that is always the same
     looked_up: bool = False  # the places of patches are rows of a table: it must have one for each
 
 
@@ -101,8 +104,9 @@ FAMILIES = {
         (_SCALE, 3),
         whole=lambda width: True,
         merged=True,
+        looked_up=True,
     ),
-    "pixtral": _Family(("mistral3", "llama"), "mm.2.weight", (8, 1024), (_MERGE, 1)),
+    "pixtral": _Family(("mistral3", "llama"), "mm.2.weight", (8, 1024), (_MERGE, 1), lines=True),
 }
 
 
@@ -146,7 +150,16 @@ def _described(file: GGUFFile, name: str) -> Vision:
     ((path, stamp),) = file.stamps.items()
     nbytes = sum(t.nbytes for t in file.tensors.values())
     row = width * (1 + deepstack)
-    return Vision(path, stamp, name, nbytes, row, deepstack, kind.spatial, kind.whole(width), tower)
+    line_end = _line_end(file, width) if kind.lines else 0
+    whole = kind.whole(width)
+    return Vision(path, stamp, name, nbytes, row, deepstack, kind.spatial, whole, tower, line_end)
+
+
+def _line_end(file: GGUFFile, width: int) -> int:
+    tensor = file.tensors.get(_LINE_END)
+    if tensor is None or tensor.shape != (width,) or tensor.quant != QUANTS["F32"]:
+        raise ModelFileError(file.path, f"tensor {_LINE_END!r} is not there as {width} float32 numbers")
+    return tensor.offset
 
 
 def _check_table(file: GGUFFile, tower: Tower) -> None:
@@ -160,14 +173,15 @@ def _check_table(file: GGUFFile, tower: Tower) -> None:
 
 
 def _tower(file: GGUFFile, kind: _Family) -> Tower:
-    heads = file.require_int(_V + "attention.head_count", 1, MOST_HEADS)
+    least = 0 if kind.merged else 1  # without layers there are no heads
+    heads = file.require_int(_V + "attention.head_count", least, MOST_HEADS)
     width = file.require_int(_V + "embedding_length", 1, MOST_WIDTH)
-    if width % heads:
+    if width % max(1, heads):
         raise ModelFileError(file.path, f"its {width} columns are not {heads} heads of equal size")
     patch = file.require_int(_V + "patch_size", 1, MOST_PATCH)
     merge = file.get_int(kind.merge[0], kind.merge[1], 1, MOST_MERGE)
     side = file.require_int(_V + "image_size", 0, MOST_SIDE)
-    layers = file.require_int(_V + "block_count", 1, MOST_LAYERS)
+    layers = file.require_int(_V + "block_count", least, MOST_LAYERS)
     ffn = file.require_int(_V + "feed_forward_length", 0, 1 << 20)
     if kind.merged:
         patch, merge = patch * merge, 1
@@ -179,6 +193,10 @@ def _tower(file: GGUFFile, kind: _Family) -> Tower:
         raise ModelFileError(
             file.path, f"pictures of {side} pixels are not whole rows of {patch * merge} pixels"
         )
+    table, patches = file.tensors.get(_PLACES), (side // patch) ** 2
+    if table is None or table.shape[0] != patches:  # the file's size bounds what a picture takes
+        found = "missing" if table is None else f"of the shape {table.shape}"
+        raise ModelFileError(file.path, f"tensor {_PLACES!r} is {found}; it must have {patches} rows")
     rows = (side // (patch * merge)) ** 2
     return Tower(layers, width, ffn, patch, merge, side, rows, rows, gated)
 

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from hetrun.client.events import Event, GenerateRequest
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.engine.engine import Engine
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError, ContextFull, OptionError, PictureError
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Step
 from hetrun.memory import breakdown
+from tests.engine.asking import Answer
 from tests.engine.seeing import MARK, WIDTH, ask, ask_file, opened, said, seeing, vision_of
 from tests.support.once import once
 from tests.support.picture_encoder import LinearEncoder, drawn, file_of
@@ -84,9 +87,10 @@ def test_greedy(monkeypatch: Patch, texts: Texts, family: str, text: str) -> Non
 def test_parts_words_and_small_passes(monkeypatch: Patch, texts: Texts, backend: str) -> None:
     """Pictures in parts, with words around them, in passes that are shorter than a picture."""
     path, text = texts("qwen35"), f"{LONG}One {MARK} and {MARK} two"
-    pictures, made = (drawn(48, 64, 3), drawn(24, 24, 4)), {"around": ((5, 6), (7,)), "parts": 2}
-    expected = said(path, LinearEncoder(WIDTH, **made), text, *pictures)
-    with seeing(monkeypatch, path, LinearEncoder(WIDTH, **made), backends=backend, ubatch=16) as engine:
+    pictures = drawn(48, 64, 3), drawn(24, 24, 4)
+    encoder = LinearEncoder(WIDTH, around=((5, 6), (7,)), parts=2)
+    expected = said(path, encoder, text, *pictures)
+    with seeing(monkeypatch, path, encoder, backends=backend, ubatch=16) as engine:
         steps = steps_of(engine)
         assert ask(engine, text, *pictures, ignore_eos=True).wait().tokens == expected
     assert max(n for step in steps for n, _ in step) <= 16
@@ -249,14 +253,14 @@ def test_the_budget(monkeypatch: Patch, texts: Texts) -> None:
             model.set_ram(least + model.kv.least_bytes + (4 << 20))
 
         engine.call(limit)
-        encoder.bytes_for = lambda w, h: 1 << 30  # type: ignore[method-assign]
+        encoder.more = 1 << 30
         error = ask(engine, f"See {MARK}", drawn(64, 64, 5)).wait().last.error
         assert isinstance(error, BudgetError)
         assert "there is no room for a picture of 64 x 64" in str(error)
         assert "1.0 GiB are needed beside the model" in str(error)
-        del encoder.__dict__["bytes_for"]
+        encoder.more = 0
         assert ask(engine, f"See {MARK}", PICTURE).wait().last.kind == "done"
-        monkeypatch.setattr("hetrun.engine.pictures.IDLE_S", 0.0)
+        monkeypatch.setattr("hetrun.engine.pictures.store.IDLE_S", 0.0)
         engine.call(lambda loaded: loaded.pictures and loaded.pictures.rest())
         assert encoder.closed == 1
         bill = engine.call(lambda loaded: loaded.model.bill())
@@ -268,8 +272,8 @@ def test_rows_that_had_to_go(monkeypatch: Patch, texts: Texts) -> None:
     path, text = texts("qwen35"), f"{MARK} or {MARK} or {MARK}?"
     pictures = [drawn(48, 32, seed) for seed in range(3)]
     expected = said(path, LinearEncoder(WIDTH), text, *pictures)
-    monkeypatch.setattr("hetrun.engine.pictures.MOST_ROWS", 1)
-    monkeypatch.setattr("hetrun.engine.pictures.MOST_KEYS", 1)
+    monkeypatch.setattr("hetrun.engine.pictures.store.MOST_ROWS", 1)
+    monkeypatch.setattr("hetrun.engine.pictures.store.MOST_KEYS", 1)
     encoder = LinearEncoder(WIDTH)
     with seeing(monkeypatch, path, encoder) as engine:
         assert ask(engine, text, *pictures, ignore_eos=True).wait().tokens == expected
@@ -282,3 +286,65 @@ def test_no_encoder(texts: Texts) -> None:
         error = ask(engine, f"See {MARK}", PICTURE).wait().last.error
         assert isinstance(error, OptionError)
         assert "belongs to another model" in str(error)
+
+
+def test_computed_again(monkeypatch: Patch, texts: Texts) -> None:
+    """A request that gave its place up in the middle of its answer, and nothing of it was kept."""
+    path, text = texts("qwen35"), f"{MARK}What is on this picture, and why?"
+    expected = said(path, LinearEncoder(WIDTH), text, PICTURE, n=30)
+    with seeing(monkeypatch, path, LinearEncoder(WIDTH)) as engine:
+        loop = engine._loop
+        assert loop is not None
+        answer = Answer()
+        gone = threading.Event()
+
+        def heard(event: Event) -> None:
+            if len(answer.events) == 12:
+
+                def give_up(loaded: Loaded) -> None:
+                    loop._places.give_up(loop._running[0])
+                    assert loaded.prefixes is not None
+                    loaded.prefixes.clear()
+                    gone.set()
+
+                threading.Thread(target=engine.call, args=(give_up,)).start()
+            answer(event)
+
+        params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+        engine.submit(GenerateRequest(params, text=text, pictures=(file_of(PICTURE),)), heard)
+        assert answer.wait().tokens == expected
+        assert gone.wait(30)
+
+
+def test_a_file_of_prompts(monkeypatch: Patch, texts: Texts, tmp_path: Path) -> None:
+    """Another process begins after a picture whose prompt was saved, without an encoder."""
+    path, begin, file = texts("mistral3"), f"{LONG}{MARK} so ", tmp_path / "prompts"
+    with seeing(monkeypatch, path, LinearEncoder(WIDTH, spatial=False)) as engine:
+        ask(engine, begin + "what", PICTURE).wait()
+        expected = ask(engine, begin + "who", PICTURE, ignore_eos=True).wait().tokens
+        assert engine.call(lambda loaded: loaded.prompts and loaded.prompts.save(file))
+    encoder = LinearEncoder(WIDTH, spatial=False)
+    with seeing(monkeypatch, path, encoder) as engine:
+        assert engine.call(lambda loaded: loaded.prompts and loaded.prompts.load(file))
+        found = ask(engine, begin + "who", PICTURE, ignore_eos=True).wait()
+        assert found.tokens == expected
+        assert found.last.usage.cached_tokens > ROWS
+        assert not encoder.encoded
+
+
+def test_a_chat(monkeypatch: Patch, texts: Texts) -> None:
+    """Messages: the picture stands where its part does, next to texts without a new line, over two turns."""
+    path, encoder = texts("qwen35"), LinearEncoder(WIDTH)
+    parts = [{"type": "text", "text": "Look"}, {"type": "image"}, {"type": "text", "text": "what?"}]
+    messages = ({"role": "user", "content": parts}, {"role": "assistant", "content": "it"})
+    turn = f"<|im_start|>user\nLook{MARK}what?<|im_end|>\n<|im_start|>assistant\nit<|im_end|>\n"
+    text = f"{turn}<|im_start|>user\n{MARK}<|im_end|>\n<|im_start|>assistant\n"
+    pictures = (PICTURE, drawn(24, 24, 5))
+    expected = said(path, LinearEncoder(WIDTH), text, *pictures)
+    with seeing(monkeypatch, path, encoder) as engine:
+        answer = Answer()
+        all_of_it = (*messages, {"role": "user", "content": [{"type": "image"}]})
+        params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        files = tuple(map(file_of, pictures))
+        engine.submit(GenerateRequest(params, messages=all_of_it, pictures=files), answer)
+        assert answer.wait().tokens == expected

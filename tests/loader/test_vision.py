@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ KNOWN = {
     "qwen35": ("qwen3vl_merger", towers.WIDTH, 0, True, False),
     "gemma3": ("gemma3", towers.WIDTH, 0, False, True),
     "gemma4": ("gemma4v", towers.WIDTH, 0, False, True),
+    "gemma4-unified": ("gemma4uv", towers.WIDTH, 0, False, True),
     "mistral3": ("pixtral", towers.WIDTH, 0, False, False),
 }
 
@@ -27,17 +29,19 @@ KNOWN = {
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     folder = tmp_path_factory.mktemp("towers")
-    return {family: towers.write_tower(family, folder / f"{family}.gguf") for family in towers.FAMILIES}
+    return {family: towers.write_tower(family, folder / f"{family}.gguf") for family in KNOWN}
 
 
-@pytest.mark.parametrize("family", towers.FAMILIES)
+@pytest.mark.parametrize("family", KNOWN)
 def test_what_a_header_says(made: Mapping[str, Path], family: str) -> None:
     found = read_vision(made[family])
     assert (found.family, found.width, found.deepstack, found.spatial, found.whole) == KNOWN[family]
     assert 0 < made[family].stat().st_size - found.nbytes < 20_000
-    assert (found.tower.width, found.tower.ffn, found.tower.layers) == (64, 96, 3)
-    assert found.tower.grain == towers.PATCH * {"gemma4": 3}.get(family, 2)
-    assert found.tower.most_rows == {"gemma3": 16, "gemma4": 1120, "mistral3": 1024}.get(family, 4096)
+    layers = (0, 0) if family == towers.UNIFIED else (96, 3)
+    assert (found.tower.width, found.tower.ffn, found.tower.layers) == (64, *layers)
+    assert found.tower.grain == towers.PATCH * (3 if family.startswith("gemma4") else 2)
+    most = {"gemma3": 16, "gemma4": 1120, "gemma4-unified": 1120, "mistral3": 1024}
+    assert found.tower.most_rows == most.get(family, 4096)
 
 
 @pytest.mark.parametrize(("width", "whole"), [(1536, False), (2560, False), (2816, True)])
@@ -65,7 +69,7 @@ WRONG: Mapping[str, tuple[dict[str, object], str]] = {
     "no heads": ({"vision__attention__head_count": 0}, "head_count' must be between 1 and 1024"),
     "odd heads": ({"vision__attention__head_count": 7}, "its 64 columns are not 7 heads of equal size"),
     "wide": ({"vision__embedding_length": 1 << 30}, "embedding_length' must be between 1 and 65536"),
-    "no patch": ({"vision__patch_size": 0}, "patch_size' must be between 1 and 256"),
+    "no patch": ({"vision__patch_size": 0}, "patch_size' must be between 1 and 64"),
     "a text for a patch": ({"vision__patch_size": "4"}, "patch_size' must be a whole number"),
     "a half patch": ({"vision__patch_size": 0.5}, "patch_size' must be a whole number"),
     "large": ({"vision__image_size": 1 << 20}, "image_size' must be between 0 and 8192"),
@@ -75,7 +79,7 @@ WRONG: Mapping[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_what_is_wrong_with_a_header(tmp_path: Path, kind: str) -> None:
     said, sentence = WRONG[kind]
-    path = towers.write_tower("qwen3vl-flat", tmp_path / "t.gguf", **said)
+    path = towers.write_tower("qwen3vl-flat", tmp_path / "t.gguf", 2, **said)
     with pytest.raises(ModelFileError) as caught:
         read_vision(path)
     assert sentence in str(caught.value)
@@ -86,6 +90,25 @@ def test_what_is_wrong_with_a_header(tmp_path: Path, kind: str) -> None:
 def test_pictures_of_one_size_must_be_whole_rows(tmp_path: Path, size: int, patch: int) -> None:
     path = towers.write_tower("gemma3", tmp_path / "t.gguf", vision__image_size=size)
     with pytest.raises(ModelFileError, match=f"pictures of {size} pixels are not whole rows of 8 pixels"):
+        read_vision(path)
+
+
+def test_the_row_that_ends_lines_must_be_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def halves() -> towers.Tensors:
+        for name, weight in towers.pixtral_tower():
+            yield name, replace(weight, half=True) if name == "v.token_embd.img_break" else weight
+
+    kind, _, more = towers.TOWERS["mistral3"]
+    monkeypatch.setitem(towers.TOWERS, "mistral3", (kind, halves, more))
+    path = towers.write_tower("mistral3", tmp_path / "t.gguf")
+    with pytest.raises(ModelFileError, match=r"img_break' is not there as 64 float32 numbers"):
+        read_vision(path)
+
+
+def test_a_promise_of_more_patches_than_places(tmp_path: Path) -> None:
+    """A picture would take terabytes."""
+    path = towers.write_tower("gemma3", tmp_path / "t.gguf", vision__image_size=8192)
+    with pytest.raises(ModelFileError, match="it must have 4194304 rows"):
         read_vision(path)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hetrun.pictures.picture import Picture
 
-MARK = b"<__media__>"
+_QUIET: list[Any] = []  # hears what the libraries log, for as long as they are there
 
 
 class Oracle:
@@ -22,8 +22,9 @@ class Oracle:
         from llama_cpp import mtmd_cpp
 
         self._llama, self._mtmd, self._batch = llama_cpp, mtmd_cpp, batch
-        quiet = llama_cpp.llama_log_callback(lambda *_: None)
-        self._quiet = quiet
+        if not _QUIET:
+            _QUIET.append(llama_cpp.llama_log_callback(lambda *_: None))
+        quiet = _QUIET[0]
         llama_cpp.llama_log_set(quiet, ctypes.c_void_p())
         mtmd_cpp.mtmd_helper_log_set(quiet, ctypes.c_void_p())
         p = llama_cpp.llama_model_default_params()
@@ -37,7 +38,6 @@ class Oracle:
         self._context = llama_cpp.llama_init_from_model(self._model, c)
         m = mtmd_cpp.mtmd_context_params_default()
         m.use_gpu, m.n_threads, m.print_timings, m.warmup = False, 1, False, False
-        m.flash_attn_type = 0
         self._tower = mtmd_cpp.mtmd_init_from_file(str(mmproj).encode(), self._model, m)
         assert None not in (self._model, self._context, self._tower)
 

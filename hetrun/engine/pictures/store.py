@@ -7,7 +7,7 @@ the model gives room back before the encoder is loaded, and cached prompts go fi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from time import perf_counter
@@ -18,7 +18,7 @@ import numpy as np
 from hetrun.backend import Floats
 from hetrun.backend.picture_encoder import PictureEncoder, PictureSetup, Piece, Rows
 from hetrun.backend.picture_encoder import Pictures as Encoding
-from hetrun.engine.picture_marks import Seen, Span
+from hetrun.engine.pictures.marks import Seen, Span, part_name
 from hetrun.engine.size_curve import SizeCurve
 from hetrun.errors import BudgetError, OptionError
 from hetrun.loader.vision import Vision
@@ -31,7 +31,7 @@ from hetrun.system.units import counted, size_in_words
 IDLE_S = 60.0  # without a picture, after which the encoder is given back
 MOST_ROWS = 256 << 20  # bytes of rows that are kept, where the budget has so much
 MOST_KEYS = 64 << 20  # bytes of pixels of pictures that are laid out and wait to be encoded
-MOST_KNOWN = 1024  # pictures whose sizes in a prompt are remembered
+MOST_KNOWN = 128  # pictures whose sizes in a prompt are remembered
 FIRST_ROW_S = 0.02  # that a row takes, before one was made: a guess on the slow side, for who waits
 
 
@@ -153,9 +153,14 @@ class PictureStore:
         self._rows.move_to_end(span.name)
         return self._rows[span.name]
 
-    def expected_s(self, span: Span) -> float:
-        """What encoding it takes, about."""
-        return self._seconds.at(span.rows.count) or FIRST_ROW_S * span.rows.count
+    def rows_to_encode(self, pictures: Sequence[Seen]) -> list[int]:
+        """How many rows each part of these has that is not encoded yet."""
+        parts = [(part_name(seen, i), piece) for seen in pictures for i, piece in enumerate(seen.pieces)]
+        return [piece.count for name, piece in parts if isinstance(piece, Rows) and name not in self._rows]
+
+    def expected_s(self, rows: int) -> float:
+        """What encoding so many takes, about."""
+        return self._seconds.at(rows) or FIRST_ROW_S * rows
 
     def encode(self, span: Span, file: bytes) -> None:
         """Make the rows of a picture, or of a part of it; Cancelled after `cancel`."""

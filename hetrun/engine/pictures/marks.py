@@ -24,7 +24,7 @@ TOKEN_BYTES = 4
 
 def new_mark() -> str:
     """A mark that no text can contain: it is random, and nobody knows it before."""
-    return f"<__media_{token_hex(16)}__>"
+    return f"__media_{token_hex(16)}__"  # no template escapes any of it
 
 
 def marked(messages: Sequence[Message], mark: str) -> tuple[Message, ...]:
@@ -72,6 +72,11 @@ class Seen(NamedTuple):
 
     name: bytes  # of the picture and what encodes it: equal for equal rows
     pieces: tuple[Piece, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that it takes."""
+        return sum(p.count if isinstance(p, Rows) else len(p.tokens) for p in self.pieces)
 
 
 def part_name(seen: Seen, number: int) -> bytes:
