@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hetrun.client.events import GenerateRequest, Message
-from hetrun.engine.picture_marks import Seen, marked, new_mark
+from hetrun.engine.pictures.marks import Seen, marked, new_mark
 from hetrun.errors import OptionError
 from hetrun.pictures.picture import Picture
 from hetrun.sampling.interface import Constraint
@@ -46,6 +46,14 @@ class PictureReader(Protocol):
 
     def decode(self, file: bytes) -> Picture:
         """The pixels of a file; from any thread."""
+        ...
+
+    def reserve(self) -> None:
+        """Have room for what encodes pictures; on the engine's thread."""
+        ...
+
+    def try_out(self) -> None:
+        """Try what encodes pictures in a process of its own, where that was not done; from any thread."""
         ...
 
     def open(self) -> None:
@@ -150,6 +158,8 @@ def seen_of(file: bytes, pictures: PictureReader | None, on_engine: OnEngine[Any
         raise OptionError("this model reads no pictures")
     if seen := pictures.known(file):
         return seen
+    on_engine(pictures.reserve)
+    pictures.try_out()
     on_engine(pictures.open)  # so that what is wrong with that is told before anything is decoded
     picture = pictures.decode(file)
     laid_out: Seen = on_engine(lambda: pictures.lay_out(file, picture))
