@@ -17,9 +17,12 @@ from pathlib import Path
 import pytest
 from textual import events
 
+from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import PICTURE
 from hetrun.errors import UserError
 from hetrun.pictures.picture import Picture
+from hetrun.server import listen
+from hetrun.server.app import create_app
 from hetrun.tui import clipboard
 from hetrun.tui.clipboard import copied_picture, reader
 from hetrun.tui.paths import dropped, without_paths
@@ -31,6 +34,7 @@ from hetrun.tui.widgets.chips import Chips
 from tests.support.fakes import FakeEngine
 from tests.support.pictures import png
 from tests.tui.driver import Driver, chatting
+from tests.tui.test_server_models import chat_over
 
 CAT, DOG = png(64, 32), png(40, 40, red=90)
 
@@ -64,6 +68,11 @@ async def paste(chat: Driver, text: str) -> None:
     chat.prompt.focus()
     await chat.until(lambda: chat.prompt.has_focus)
     chat.prompt.post_message(events.Paste(text))
+
+
+async def written(chat: Driver, text: str) -> None:
+    """Wait until this stands in the box."""
+    await chat.until(lambda: chat.prompt.text == text)
 
 
 def sent(engine: FakeEngine) -> tuple[list[object], tuple[bytes, ...]]:
@@ -167,7 +176,7 @@ async def test_a_hostile_picture_is_a_sentence_and_loses_nothing(engine: FakeEng
             await chat.until(lambda: chat.said != [])
             assert chat.said[0].startswith(f"{name}: ")
             assert why in chat.said[0]
-            await chat.until(lambda text=text: chat.prompt.text == text)
+            await written(chat, text)
             assert len(chat.screen.pictures) == 1
             chat.prompt.clear()
             await chat.until(lambda: chat.said == [])
@@ -268,6 +277,28 @@ async def test_openais_messages_with_pictures_are_imported(engine: FakeEngine, t
         await chat.until(lambda: chat.asked == ["say one"])
         await chat.exchange("say two")
         assert sent(engine)[1] == (DOG,)
+
+
+async def test_a_server_gets_the_same_pictures(engine: FakeEngine, folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    with listen.listening(listen.Address(uds=place)) as bound:
+        async with listen.served(create_app(LocalClient(engine)), bound), chat_over(place) as chat:
+            await chat.exchange(f"say one '{folder}/cat.png'")
+            await chat.exchange(f"say two '{folder}/the dog.png'")
+            assert sent(engine) == ([asks("say one"), "one", asks("say two")], (CAT, DOG))
+
+
+async def test_what_is_no_regular_file_is_said(engine: FakeEngine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "folder.jpg").mkdir()
+    async with chatting(engine) as chat:
+        for name, why in (("pipe.png", "is not a regular file"), ("folder.jpg", "is a directory")):
+            await chat.send(f"/attach {tmp_path}/{name}")
+            await written(chat, f"/attach {tmp_path}/{name}")
+            await chat.until(lambda: chat.said != [])
+            assert why in chat.said[0]
+            chat.prompt.clear()
+            await chat.until(lambda: chat.said == [])
 
 
 async def test_more_pictures_than_a_request_may_have(engine: FakeEngine, folder: Path) -> None:

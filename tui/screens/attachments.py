@@ -10,11 +10,12 @@ from pathlib import Path
 
 from textual import on, work
 
+from hetrun.client.pictures import read_picture
 from hetrun.errors import HetrunError, UserError
 from hetrun.tui.clipboard import Reader, copied_picture, reader
 from hetrun.tui.conversation import attached
 from hetrun.tui.paths import dropped, path_of
-from hetrun.tui.pictures import Attached, Gallery, check_number, check_readable, picture_file, seems_picture
+from hetrun.tui.pictures import Attached, Gallery, check_number, check_readable, seems_picture
 from hetrun.tui.screens.dialogs import Ask
 from hetrun.tui.screens.navigation import Sights
 from hetrun.tui.store.tree import Turn
@@ -127,9 +128,9 @@ class Attachments(Sights):
 
     async def read_pictures(self, paths: Sequence[Path]) -> None:
         """All of them go with the next message, or none; those before are read first."""
-        await self._read([(path.name, path) for path in paths])
+        await self._read([(path.name, str(path)) for path in paths])
 
-    async def _read(self, sources: Sequence[tuple[str, Path | bytes]]) -> None:
+    async def _read(self, sources: Sequence[tuple[str, str | bytes]]) -> None:
         names = [name for name, _ in sources]
         self.coming += names
         self.show_files()
@@ -138,7 +139,9 @@ class Attachments(Sights):
                 found = []
                 for name, source in sources:
                     file = (
-                        source if isinstance(source, bytes) else await asyncio.to_thread(picture_file, source)
+                        await asyncio.to_thread(read_picture, source, name)
+                        if isinstance(source, str)
+                        else source
                     )
                     found.append(Attached(await self.gallery.examined(name, file), file))
                 self.pictures += found
