@@ -99,6 +99,11 @@ async def test_a_picture_is_attached_shown_and_sent(engine: FakeEngine, folder: 
         assert f"cat.png 64 x 32, {size_of(len(CAT))}" in chat.shown
         await chat.exchange("say still there")  # sent again, with the same bytes, before the new message
         assert sent(engine) == ([asks("say a cat"), "a cat", "say still there"], (CAT,))
+        await chat.do_with_turn(0, "e")
+        await chat.until(lambda: len(chat.screen.pictures) == 1)
+        await chat.press("escape")  # nothing of the edit stays
+        await chat.until(lambda: not chat.screen.editing)
+        assert chips(chat) == []
 
 
 async def test_paths_in_a_message_are_pictures(engine: FakeEngine, folder: Path) -> None:
@@ -212,27 +217,18 @@ async def test_edited_asked_again_forked_and_opened_again(
         assert len(found) == 2, "found by the picture's name"
         chat.screen.open(found[-1].id)
         (asked,) = chat.entries("user")
+        assert asked.turn is not None
         await chat.until(lambda: len(asked.cards) == 2 and all(card.small for card in asked.cards))
         await chat.exchange("say three")
         assert sent(engine)[1] == (CAT, DOG)
-        for conversation in found:
-            chat.screen.open(conversation.id)
-            await chat.command("/delete")
-            await chat.opened(Choose)
-            await chat.press("y")
-            await chat.until(lambda: chat.asked == [])
+        chat.screen.talk.store.delete(found[0].id)
+        assert chat.screen.talk.store.picture(asked.turn.pictures[0].digest) == CAT, "the other one shows it"
+        await chat.command("/delete")
+        await chat.opened(Choose)
+        await chat.press("y")
+        await chat.until(lambda: chat.asked == [])
     with sqlite3.connect(place) as db:
         assert db.execute("SELECT count(*) FROM picture").fetchone() == (0,)
-
-
-async def test_escape_from_an_edit_gives_back_an_empty_box(engine: FakeEngine, folder: Path) -> None:
-    async with chatting(engine) as chat:
-        await chat.exchange(f"say one '{folder}/cat.png'")
-        await chat.send("/edit")
-        await chat.until(lambda: len(chat.screen.pictures) == 1)
-        await chat.press("escape")
-        await chat.until(lambda: not chat.screen.editing)
-        assert chips(chat) == []
 
 
 async def test_what_cannot_be_answered_is_given_back_with_its_pictures(
@@ -266,16 +262,13 @@ async def test_exports_have_the_pictures_and_come_back(
         (tmp_path / "bad.json").write_text(json.dumps(found))
         await chat.send(f"/import {tmp_path}/bad.json")
         await chat.until(lambda: any("SVG drawing" in said for said in chat.said))
-
-
-async def test_openais_messages_with_pictures_are_imported(engine: FakeEngine, tmp_path: Path) -> None:
-    url = f"data:image/png;base64,{b64encode(DOG).decode()}"
-    parts = [{"type": "text", "text": "say one"}, {"type": "image_url", "image_url": {"url": url}}]
-    (tmp_path / "in.json").write_text(json.dumps([{"role": "user", "content": parts}]))
-    async with chatting(engine) as chat:
+        chat.prompt.clear()
+        url = f"data:image/png;base64,{b64encode(DOG).decode()}"  # messages as OpenAI has them
+        parts = [{"type": "text", "text": "say three"}, {"type": "image_url", "image_url": {"url": url}}]
+        (tmp_path / "in.json").write_text(json.dumps([{"role": "user", "content": parts}]))
         await chat.command(f"/import {tmp_path}/in.json")
-        await chat.until(lambda: chat.asked == ["say one"])
-        await chat.exchange("say two")
+        await chat.until(lambda: chat.asked == ["say three"])
+        await chat.exchange("say four")
         assert sent(engine)[1] == (DOG,)
 
 
