@@ -8,6 +8,7 @@ import pty
 import sqlite3
 import subprocess
 import sys
+import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,6 +27,7 @@ from hetrun.server.app import create_app
 from hetrun.tui import clipboard
 from hetrun.tui.clipboard import copied_picture, reader
 from hetrun.tui.paths import dropped, without_paths
+from hetrun.tui.pictures import Gallery
 from hetrun.tui.screens.dialogs import Choose
 from hetrun.tui.store.store import SCHEMA, Store
 from hetrun.tui.store.tree import size_of
@@ -155,6 +157,10 @@ async def test_a_model_that_reads_no_pictures_says_what_to_do(engine: FakeEngine
         assert "does not read pictures: choose a model that does (/model)" in chat.said[0]
         assert chat.prompt.text == f"/attach {folder}/cat.png"
         chat.prompt.clear()
+        await paste(chat, f"{folder}/cat.png")
+        await written(chat, f"{folder}/cat.png")
+        await chat.until(lambda: chat.said != [])
+        chat.prompt.clear()
         text = f"say code for '{folder}/cat.png'"
         await chat.exchange(text)
         assert sent(engine) == ([text], ())
@@ -279,6 +285,25 @@ async def test_a_server_gets_the_same_pictures(engine: FakeEngine, folder: Path,
             await chat.exchange(f"say one '{folder}/cat.png'")
             await chat.exchange(f"say two '{folder}/the dog.png'")
             assert sent(engine) == ([asks("say one"), "one", asks("say two")], (CAT, DOG))
+
+
+async def test_escape_gives_back_a_message_whose_picture_is_still_read(
+    engine: FakeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = threading.Event()
+    monkeypatch.setattr(Gallery, "_made", lambda self, file: str(read.wait(40)))
+    async with chatting(engine) as chat:
+        text = f"say one '{folder}/cat.png'"
+        await chat.send(text)
+        await chat.until(lambda: chips(chat) == ["cat.png …"])
+        await chat.send("say two")
+        await chat.until(lambda: chat.said == ["one moment: a picture is being read"])
+        chat.prompt.clear()
+        await chat.press("escape")
+        await written(chat, text)
+        assert chips(chat) == []
+        read.set()
+    assert engine.requests == []
 
 
 async def test_what_is_no_regular_file_is_said(engine: FakeEngine, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from textual import on, work
 
-from hetrun.client.pictures import read_picture
+from hetrun.client.pictures import read_picture, type_of
 from hetrun.errors import HetrunError, UserError
 from hetrun.tui.clipboard import Reader, copied_picture, reader
 from hetrun.tui.conversation import attached
@@ -44,7 +44,8 @@ class Attachments(Sights):
 
     def prepare_pictures(self) -> None:
         """Find out how this terminal shows them."""
-        if has_placeholders(os.environ) and not self.app.no_color and not self.app.is_headless:
+        exact = self.app.console.color_system == "truecolor" and not self.app.no_color
+        if exact and has_placeholders(os.environ) and not self.app.is_headless:  # a colour is their number
             self.kitty = KittyPainter(self._send_to_terminal)
             self.gallery = Gallery(KittyPainter.prepare)
 
@@ -106,16 +107,25 @@ class Attachments(Sights):
             self.files[found] = text
             self.show_files()
 
+    def stop_reading(self) -> None:
+        """Pictures that are still being read are not wanted any more; their message is back in the box."""
+        for group in ("pictures", "sending"):
+            self.workers.cancel_group(self, group)
+
     @on(Prompt.Pasted)
     def _pasted(self, message: Prompt.Pasted) -> None:
         """What is dropped on a terminal comes as its path."""
         paths = dropped(message.text)
-        if paths:
-            with self.telling():
-                check_readable(self.info)
+        with self.telling():
+            if paths:
+                try:
+                    check_readable(self.info)
+                except UserError:
+                    message.prompt.insert_pasted(message.text)  # first: a new text ends what is said
+                    raise
                 self._bring(paths)
                 return
-        message.prompt.insert_pasted(message.text)
+            message.prompt.insert_pasted(message.text)
 
     @work(group="pictures", exit_on_error=False)
     async def _bring(self, paths: Sequence[Path], command: str = "") -> None:
@@ -172,7 +182,7 @@ class Attachments(Sights):
             prompt.paste_text()
             return
         check_readable(self.info)
-        await self._read([(f"pasted {datetime.now():%H.%M.%S}.png", file)])
+        await self._read([(f"pasted {datetime.now():%H.%M.%S}.{type_of(file).rpartition('/')[2]}", file)])
 
     # --- in the conversation
 
