@@ -151,7 +151,8 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     with b.scope("output"):
         hidden = norm(b, rows.x, "output_norm", c)
         logits = blocks.head(b, hidden, c.n_vocab, c.softcap)
-    return b.finish(hidden, logits)
+    # Rows of a picture see each other where a window is seen, and in other layers as tokens do.
+    return replace(b.finish(hidden, logits), whole="windows")
 
 
 def norm(b: GraphBuilder, x: Value, tensor: str, c: Gemma4, part: str = "norm", heads: int = 1) -> Value:

@@ -15,7 +15,7 @@ from hetrun.backends.amx import fusion
 from hetrun.backends.amx.sizes import Way, bytes_of
 from hetrun.errors import Cancelled
 from hetrun.graph import Op
-from hetrun.graph.ops import OPS, Moe
+from hetrun.graph.ops import OPS, Attention, Moe
 from hetrun.memory.kv.cache import KvCache
 from hetrun.system.memory_info import process_memory
 
@@ -70,6 +70,8 @@ class AmxBackend(Backend):
         return self._way != "lean"
 
     def supports(self, op: Op) -> bool:
+        if self.whole and isinstance(op.attrs, Attention):
+            return False
         return op.kind in OPS and not (isinstance(op.attrs, Moe) and op.attrs.slots)
 
     def rounding(self, op: Op) -> float:

@@ -105,7 +105,7 @@ class CudaBackend(Backend):
         if op.kind not in KINDS or any(not weights.fits(use) for use in fusion.uses(op)):
             return False
         if isinstance(a, Attention):
-            return a.head_dim % 16 == 0 and a.head_dim <= WIDEST
+            return a.head_dim % 16 == 0 and a.head_dim <= WIDEST and not self.whole
         if isinstance(a, PerHead):
             width, cols = op.inputs[0].width // a.heads, op.weights[0].shape[1]
             return not (width % 4 or a.first % 4 or cols % 8)

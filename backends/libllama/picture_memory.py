@@ -29,9 +29,9 @@ def encoding_bytes(vision: Vision, width: int, height: int, limits: tuple[int, i
     e, ffn = tower.width, tower.ffn or 4 * tower.width
     # What lives at once in a layer: attention has the stream, its norm, q, k and v, the same turned, and k
     # and v in half; the rest has the stream, its norm and what its two or three products make.
-    layer = FLOAT * max(10 * e, 5 * e + (3 if tower.gated else 2) * ffn)
+    layer = FLOAT * (max(10 * e, 5 * e + (3 if tower.gated else 2) * ffn) if tower.layers else 5 * e)
     merged = FLOAT * 3 * e
-    patched = HALF * 3 * tower.patch**2
+    patched = (HALF if tower.layers else 2 * FLOAT) * 3 * tower.patch**2
     made = 2 * rows * vision.width * FLOAT
     kept = patches * (layer + merged + patched) + made + scaled + FIXED
     scaling = int(COPIES * 3 * width * height) + 3 * pixels + FIXED

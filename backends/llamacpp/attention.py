@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hetrun.backend import sees_whole
 from hetrun.backends.llamacpp import decode_attention, ggml_api
 from hetrun.backends.llamacpp.attention_layout import TILE_COST, TILE_COST_LEFT_OVER, Layout, layout
 from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref
@@ -72,18 +73,21 @@ def attention(e: Emitter, op: Op) -> None:
     if q is None:  # nobody wants a row of this pass: it only fills the cache
         return
     sinks = next(iter(e.weights(op)), 0)
-    spans = _spans(e, op.rows)
+    spans, sees_all = _spans(e, op.rows), sees_whole(e.shape.whole, a.window)
     small = [
         s
         for s in spans
-        if decode_attention.takes(e.kernels, keys) and s[1][1] - s[1][0] <= decode_attention.MOST_ROWS
+        if not sees_all
+        and decode_attention.takes(e.kernels, keys)
+        and s[1][1] - s[1][0] <= decode_attention.MOST_ROWS
     ]
     if small and len(small) == len(spans):
         e.values[op.out] = decode_attention.attend(e, a, op.rows, q, small, None, sinks)
         return
     large = [s for s in spans if s not in small]
     nodes = [small] if small else []
-    if decode_attention.takes_many(e.kernels, keys, _is_tiled(keys, values)):
+    # Our kernel knows where each row's keys end, and by that where its window begins.
+    if not sees_all and decode_attention.takes_many(e.kernels, keys, _is_tiled(keys, values)):
         nodes += [[piece] for s in large for piece in decode_attention.pieces(s)]
         large = []
     results = [(span, _attend(e, a, op.rows, q, i, span, sinks)) for i, span in large]

@@ -40,6 +40,7 @@ class LlamacppBackend(Backend):
     """ggml on the CPU."""
 
     name = "llamacpp"
+    sees_whole = True
     leaves_to_slots = True
 
     def __init__(self) -> None:

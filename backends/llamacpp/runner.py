@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment
+from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment, sees_whole
 from hetrun.backends.llamacpp import fusion, ggml_api
 from hetrun.backends.llamacpp.attention_layout import TILE
 from hetrun.backends.llamacpp.decode_attention import FewRows
@@ -200,16 +200,19 @@ class MaskFiller:
         bits = self._bits[: self._rows * width].reshape(self._rows, width)
         bits[filled:] = MASKED
         each = bits[:filled].reshape(len(ends), self._mask.times, width)
-        each[:] = _bands(width, min(self._mask.window or width, width), ends)[:, None]
+        window = self._mask.window
+        whole_pass = sees_whole(work.whole, window)
+        each[:] = _bands(width, min(window or width, width), ends, whole_pass)[:, None]
         row_bytes = width * 2
         whole = row_bytes * self._rows
         self._memory[self._words] = (self._bits.ctypes.data, width, row_bytes, whole, whole)
 
 
-def _bands(width: int, window: int, ends: Ints) -> NDArray[np.float16]:
-    """Rows of a mask that show the last `window` columns before each end: all are pieces of one long row."""
+def _bands(width: int, window: int, ends: Ints, whole: bool) -> NDArray[np.float16]:
+    """Rows of a mask that show the last `window` columns before each end, or with `whole` also all from there
+    on: all are pieces of one long row."""
     hidden = np.full(width, MASKED)
-    row = np.concatenate((hidden, np.zeros(window, np.float16), hidden))
+    row = np.concatenate((hidden, np.zeros(window, np.float16), np.zeros_like(hidden) if whole else hidden))
     return sliding_window_view(row, width)[width + window - ends]
 
 

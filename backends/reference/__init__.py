@@ -18,7 +18,7 @@ def create(name: str = "reference") -> Backend:
     from hetrun.backends.reference.ops import TABLE
 
     made = InterpretingBackend(name, TABLE)
-    made.leaves_to_slots = True
+    made.leaves_to_slots = made.sees_whole = True
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetrun.backend import Floats, Ints, Pass
+from hetrun.backend import Floats, Ints, Pass, sees_whole
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
 from hetrun.memory.kv.cache import KvCache
@@ -29,17 +29,28 @@ def attention(op: Op, x: list[Floats], w: list[Floats], work: Pass, kv: KvCache)
             own = work.wanted[lo:hi] - part.a
         if hi > lo:
             ends = own + view.length - (part.b - part.a) + 1
+            far = np.full_like(ends, view.length) if sees_whole(work.whole, a.window) else ends
             seen = keys.read(view.rows), values.read(view.rows)
-            out[lo:hi] = attend(a, q[lo:hi], *seen, ends, w[0].ravel() if w else None)
+            out[lo:hi] = attend(a, q[lo:hi], *seen, ends, w[0].ravel() if w else None, far)
     return out
 
 
-def attend(a: Attention, q: Floats, k: Floats, v: Floats, ends: Ints, sinks: Floats | None = None) -> Floats:
-    """One sequence: query row i sees the rows of k and v before ends[i], or a window of them."""
+def attend(
+    a: Attention,
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    ends: Ints,
+    sinks: Floats | None = None,
+    far: Ints | None = None,
+) -> Floats:
+    """One sequence: query row i sees the rows of k and v before ends[i], or a window of them; with `far` also
+    those from there on, before far[i]."""
     group = a.n_heads // a.n_kv_heads
     q = q.reshape(len(q), a.n_kv_heads, group, a.head_dim)
     column, end = np.arange(len(k))[None, :], ends[:, None]
-    hidden = (column >= end) | (column < end - (a.window or len(k)))
+    last = end if far is None else far[:, None]
+    hidden = (column >= last) | (column < end - (a.window or len(k)))
     out = np.empty_like(q)
     for h in range(a.n_kv_heads):
         scores = q[:, h] @ k[:, h].T * np.float32(a.scale)  # [rows, group, seen]

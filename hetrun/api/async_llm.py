@@ -19,12 +19,14 @@ from hetrun.api.llm import (
     described,
     loading_bar,
     model_settings,
+    pictured,
     read_chats,
     render_options,
     sampling_params,
     with_options,
 )
 from hetrun.api.local_model import Collector, LocalModel, reason_of, vectors
+from hetrun.api.pictures import PictureSource
 from hetrun.api.ranking import Ranked, checked_documents, ranked
 from hetrun.api.wording import in_python
 from hetrun.backend import Floats
@@ -91,22 +93,36 @@ class AsyncLLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
+        *,
+        pictures: Sequence[PictureSource] = (),
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
         """Continue one or several prompts, which run together; see `LLM.generate`."""
         model = await self._opened()
         with in_python():
             chosen = sampling_params(model, params, sampling)
-            found = await _collected(model, [prompt_request(p, chosen) for p in as_prompts(prompts)])
+            if pictures:
+                requests = [pictured(prompts, chosen, pictures, model.info)]
+            else:
+                requests = [prompt_request(p, chosen) for p in as_prompts(prompts)]
+            found = await _collected(model, requests)
         return [completion(events) for events in found]
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        pictures: Sequence[PictureSource] = (),
+        **sampling: Unpack[SamplingKeywords],
     ) -> AsyncGenerator[Event, None]:
         """Continue one prompt and yield events as they arrive; see `LLM.stream`."""
         model = await self._opened()
         with in_python():
-            request = prompt_request(prompt, sampling_params(model, params, sampling))
+            chosen = sampling_params(model, params, sampling)
+            request = (
+                pictured(prompt, chosen, pictures, model.info) if pictures else prompt_request(prompt, chosen)
+            )
             async with aclosing(self._events(model, request)) as events:
                 async for event in events:
                     yield event
@@ -235,7 +251,7 @@ class AsyncLLM:
     ) -> str:
         """The text that the model would see for these messages; see `LLM.render`."""
         with in_python():
-            question = Render(chat_messages(messages), render_options(tools, template_options))
+            question = Render(chat_messages(messages).messages, render_options(tools, template_options))
         return await self._aside(lambda model: model.ask(question))
 
     async def tokenize(self, text: str) -> list[int]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from hetrun.api.pictures import without_pictures
 from hetrun.client.completion import ChatChunk, Completion, EndReason, ToolCall, completion
-from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo
+from hetrun.client.events import PICTURE, Event, GenerateRequest, Message, ModelInfo
+from hetrun.client.pictures import check_reads
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.text.answers.reading import Reading, ReadingOptions, parts, reading
 from hetrun.text.answers.tools import read_tools
 from hetrun.text.chat import continuation
-from hetrun.text.chat.messages import ROLES, checked_messages
+from hetrun.text.chat.messages import ROLES, checked_messages, plain
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
 
 
@@ -47,11 +49,51 @@ def conversations(messages: object) -> tuple[list[Chat], bool]:
     )
 
 
-def chat_messages(messages: str | Sequence[Message]) -> tuple[dict[str, Any], ...]:
+class Said(NamedTuple):
+    """Checked messages, which have places for pictures, and the pictures."""
+
+    messages: tuple[dict[str, Any], ...]
+    pictures: tuple[bytes, ...] = ()
+
+
+def chat_messages(messages: str | Sequence[Message]) -> Said:
     """The checked messages; a string is one message from the user."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return tuple(_with_known_role(i, message) for i, message in enumerate(checked_messages(messages)))
+    said, pictures = without_pictures(messages)
+    # What checks them knows texts only, so each message's places are put back afterwards.
+    checked = (
+        checked_messages([_texts_of(message) for message in said]) if pictures else checked_messages(messages)
+    )
+    placed = (
+        [_with_places(i, *pair) for i, pair in enumerate(zip(checked, said, strict=True))]
+        if pictures
+        else checked
+    )
+    return Said(tuple(_with_known_role(i, message) for i, message in enumerate(placed)), pictures)
+
+
+def _is_place(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == PICTURE
+
+
+def _places(message: Any) -> bool:  # noqa: ANN401 - not checked yet
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return isinstance(content, list) and any(map(_is_place, content))
+
+
+def _texts_of(message: Any) -> Any:  # noqa: ANN401 - not checked yet
+    """A message without its places for pictures."""
+    if not _places(message):
+        return message
+    return {**message, "content": [part for part in message["content"] if not _is_place(part)]}
+
+
+def _with_places(i: int, checked: dict[str, Any], given: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A checked message with the parts that it came with."""
+    if not _places(given):
+        return checked
+    return {**checked, "content": plain(f"messages[{i}].content", given["content"])}
 
 
 def _with_known_role(i: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +104,7 @@ def _with_known_role(i: int, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat_request(
-    messages: tuple[dict[str, Any], ...],
+    said: Said,
     params: SamplingParams,
     *,
     about_tools: ToolOptions,
@@ -71,6 +113,7 @@ def chat_request(
     settings: Settings,
 ) -> tuple[GenerateRequest, Reading]:
     """The engine's request for checked messages, and the parser of its answer."""
+    check_reads(info, said.pictures)
     tools = read_tools(about_tools.tools, about_tools.tool_choice, parallel=about_tools.parallel)
     structure = params.structure
     if tools.all and structure and structure.kind != "json_schema":
@@ -85,7 +128,8 @@ def chat_request(
     thinks = options.get("enable_thinking") is not False
     request = GenerateRequest(
         params,
-        messages=messages,
+        messages=said.messages,
+        pictures=said.pictures,
         template_options=options,
         tools=tuple(tool.given for tool in tools.all),
         parts=parts(how, schema, has_form=structure is not None, thinks=thinks),

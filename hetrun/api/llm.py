@@ -20,10 +20,11 @@ from hetrun.api.conversation import (
 from hetrun.api.keywords import ModelOptions, SamplingKeywords
 from hetrun.api.local_model import LocalModel
 from hetrun.api.notebook import notebook_progress
+from hetrun.api.pictures import PictureSource, marked_prompt
 from hetrun.api.ranking import Ranked
 from hetrun.api.wording import in_python
 from hetrun.backend import Floats
-from hetrun.client.completion import ChatChunk, Completion, Prompt
+from hetrun.client.completion import ChatChunk, Completion, Prompt, completion, prompt_request
 from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo
 from hetrun.client.queries import Render
 from hetrun.client.sampling_params import SamplingParams
@@ -93,19 +94,32 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
+        *,
+        pictures: Sequence[PictureSource] = (),
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
         """Continue one or several prompts, which run together; returns a list with one completion for each.
 
         prompts: a text, a list of token ids, or a list of these. No chat template is applied.
         params: the sampling parameters.
+        pictures: paths, bytes or images of Pillow, for a prompt that is one text. Each is where the text has
+            `<__media__>`; all are before it if it has none.
         sampling: single fields of `SamplingParams`, such as temperature=0; they override `params`.
         """
         with in_python():
-            return self._model.generate(prompts, sampling_params(self._model, params, sampling))
+            chosen = sampling_params(self._model, params, sampling)
+            if pictures:
+                request = pictured(prompts, chosen, pictures, self._model.info)
+                return [completion(events) for events in self._model.collect([request])]
+            return self._model.generate(prompts, chosen)
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        pictures: Sequence[PictureSource] = (),
+        **sampling: Unpack[SamplingKeywords],
     ) -> Generator[Event, None, None]:
         """Continue one prompt and yield events as they arrive: `event.text` is more of the answer.
 
@@ -115,11 +129,16 @@ class LLM:
         with in_python():
             chosen = sampling_params(self._model, params, sampling)
             self._model.check_open()
-        return self._events(prompt, chosen)
+            request = (
+                pictured(prompt, chosen, pictures, self._model.info)
+                if pictures
+                else prompt_request(prompt, chosen)
+            )
+        return self._events(request)
 
-    def _events(self, prompt: Prompt, params: SamplingParams) -> Generator[Event, None, None]:
+    def _events(self, request: GenerateRequest) -> Generator[Event, None, None]:
         with in_python():
-            yield from self._model.stream(prompt, params)
+            yield from self._model.stream_request(request)
 
     @overload
     def chat(
@@ -180,6 +199,9 @@ class LLM:
         messages: a list of `{"role": ..., "content": ...}` with the roles system, user, assistant and tool; a
             string is one message from the user. The `message` of a completion can be appended to them. A list
             of strings, or of such lists, is several conversations: a list of their completions is returned.
+            A content may be a list of parts, with pictures for models that read them:
+            `{"type": "text", "text": ...}`, `{"type": "image", "image": ...}` with a path, bytes or an image
+            of Pillow, or OpenAI's `image_url` with a path or a data URL.
         params: the sampling parameters.
         stream: yield chunks as they arrive instead of returning a completion; leaving the loop stops the
             model. For one conversation only.
@@ -247,7 +269,9 @@ class LLM:
             out the beginning of the answer.
         """
         with in_python():
-            return self._model.ask(Render(chat_messages(messages), render_options(tools, template_options)))
+            return self._model.ask(
+                Render(chat_messages(messages).messages, render_options(tools, template_options))
+            )
 
     def tokenize(self, text: str) -> list[int]:
         """The token ids of a text, as `generate` would see it."""
@@ -359,6 +383,14 @@ def sampling_params(
     """The given parameters, else the model's defaults, changed by keywords."""
     base = params or model.defaults
     return base.changed(keywords) if keywords else base
+
+
+def pictured(
+    prompt: object, params: SamplingParams, pictures: Sequence[object], info: ModelInfo
+) -> GenerateRequest:
+    """A text with pictures as a request."""
+    text, files = marked_prompt(prompt, pictures, info)
+    return GenerateRequest(params, text=text, pictures=files)
 
 
 Ask = tuple[GenerateRequest, Reading]  # a chat as a request to a model, and the parser of its answer

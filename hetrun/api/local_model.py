@@ -474,8 +474,9 @@ def options_for(source: ModelSource, settings: Settings, eager: bool | None = Fa
 
 def seeing(options: Options, vision: Vision | NoVision) -> Options:
     """The same for a model that reads pictures with this, or reads none."""
-    spatial = isinstance(vision, Vision) and vision.spatial
-    return replace(options, vision=vision, spatial=spatial)
+    if not isinstance(vision, Vision):
+        return replace(options, vision=vision)
+    return replace(options, vision=vision, spatial=vision.spatial, whole=vision.whole)
 
 
 def make_plan(settings: Settings) -> PlanSet:

@@ -67,6 +67,9 @@ from hetrun.backend.interface import (
     Runner as Runner,
 )
 from hetrun.backend.interface import (
+    SeesWhole as SeesWhole,
+)
+from hetrun.backend.interface import (
     Segment as Segment,
 )
 from hetrun.backend.interface import (
@@ -83,6 +86,9 @@ from hetrun.backend.interface import (
 )
 from hetrun.backend.interface import (
     looks_up as looks_up,
+)
+from hetrun.backend.interface import (
+    sees_whole as sees_whole,
 )
 from hetrun.backend.interface import (
     slots_of as slots_of,

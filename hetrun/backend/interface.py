@@ -36,6 +36,8 @@ FLOAT_BYTES = 4
 # product for each head.
 Use = Literal["product", "logits", "lookup", "vector", "experts", "heads"]
 Precision = Literal["exact", "fast"]
+# In which attention tokens of a pass see those after them: nowhere, everywhere, or where there is a window.
+SeesWhole = Literal["", "all", "windows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class SequencePart:
 
     `kv` has a view for each group of layers. It ends with this pass's own tokens and begins with the first
     token that one of them sees: token i of the part sees the rows before view.length - (b - a) + i + 1, and
-    in a group with a window only so many of those.
+    in a group with a window only so many of those. In a pass that is `whole` it sees those after it,
+    too.
     """
 
     a: int
@@ -113,6 +116,9 @@ class Pass:
     # changes that while a pass runs.
     residents: Mapping[Slotted, Slots] = field(default_factory=dict)
     places: Ints | None = None  # of each token its positions in time, height and width; None: all are one
+    # Where each token sees those of the pass after it, as rows of some pictures do. It has tokens of
+    # one sequence then, and a window counts backwards only.
+    whole: SeesWhole = ""
     # What a backend has worked out of the pass for one of its segments, and needs for others.
     worked_out: dict[Any, Any] = field(default_factory=dict)
 
@@ -124,7 +130,7 @@ class Pass:
     @property
     def shape(self) -> PassShape:
         """What a compiled segment depends on."""
-        return PassShape(tuple([(p.b - p.a, p.wanted_b - p.wanted_a) for p in self.parts]))
+        return PassShape(tuple([(p.b - p.a, p.wanted_b - p.wanted_a) for p in self.parts]), self.whole)
 
     @property
     def depth(self) -> float:
@@ -144,6 +150,7 @@ class PassShape:
     """For each sequence of a pass its tokens and its wanted rows."""
 
     parts: tuple[tuple[int, int], ...]
+    whole: SeesWhole = ""
 
     @property
     def tokens(self) -> int:
@@ -242,6 +249,8 @@ class Backend(ABC):
     # It lends states, may bring rows later, and has those home that it reads and others have.
     keeps_states = False
     exact = False  # whether results are wanted that are as close to the model's as this backend can make them
+    sees_whole = False  # its attention knows passes in which tokens see those after them (`Pass.whole`)
+    whole = False  # whether there will be such passes: what does not know them supports no attention then
     leaves_to_slots = False  # its mixtures can leave to others what lies in their slots in a pass
     arithmetic = ""  # what products are computed in, where it is not the weights' own type: "bf16"
 
@@ -380,6 +389,11 @@ def slots_of(op: Op, work: Pass) -> Slots:
     assert isinstance(op.attrs, Moe)
     found = work.residents.get(slotted(op))
     return first_slots(op.attrs.n_experts, op.attrs.slots) if found is None else found
+
+
+def sees_whole(whole: SeesWhole, window: int) -> bool:
+    """Whether tokens of such a pass see those after them in attention with a window, or (0) without."""
+    return whole == "all" or (whole == "windows" and window > 0)
 
 
 def looks_up(op: Op) -> bool:

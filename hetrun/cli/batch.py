@@ -65,6 +65,12 @@ class Files:
     unordered: bool = False
     workers: tuple[str, ...] = ()
 
+    @property
+    def folder(self) -> Path:
+        """That of pictures which lines name by a path."""
+        found = Path() if self.source == "-" else Path(self.source).expanduser().parent
+        return found.resolve()
+
 
 def run_file(
     settings: Settings,
@@ -253,7 +259,14 @@ async def _shown(
     settings: Settings,
     client: ChatClient | None,
 ) -> Tally:
-    batch = Batch(ends, reader, places, in_order=not files.unordered, same=settings.deterministic)
+    batch = Batch(
+        ends,
+        reader,
+        places,
+        in_order=not files.unordered,
+        same=settings.deterministic,
+        folder=files.folder,
+    )
     running = asyncio.ensure_future(batch.run())
     try:
         with rows("answers") as show:

@@ -127,6 +127,18 @@ class Render(Question[str]):
 
 
 @dataclass(frozen=True)
+class PromptLength(Question[int]):
+    """How many tokens a prompt with pictures has, as an answer's usage counts them: of messages, or of a text
+    with marks. Pictures are decoded for this, and not encoded."""
+
+    lane = "texts"
+    pictures: tuple[bytes, ...] = field(repr=False)
+    messages: tuple[Message, ...] | None = None
+    text: str | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PlanNow(Question[Mapping[str, object]]):
     """The current plan, as `hetrun plan --json` prints it."""
 
@@ -205,6 +217,9 @@ class Counts:
     first_token_s: float = 0.0  # of these, from their arrival
     steps: int = 0
     step_s: float = 0.0
+    pictures: int = 0  # that were encoded, or parts of some
+    pictures_cached: int = 0  # that need not be, because they had been
+    picture_s: float = 0.0  # of encoding
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Work:
     running: bool = False  # it has a place
     priority: int = 0
     client: str = ""
+    pictures_s: float = 0.0  # that encoding its pictures takes, which nothing else runs beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,9 @@ class Admission:
         theirs, prompts = self._read_s(tokens), self._read_s(tokens + own.prompt)
         if step is None or theirs is None or prompts is None:
             return None
+        # Nothing runs beside these.
+        before_s = sum(work.pictures_s for work in before)
+        pictures = before_s + own.pictures_s
         free = [0.0] * self.places  # steps until each place is free: a heap
         for work in before:  # each takes the first free place
             heapreplace(free, free[0] + work.answer)
@@ -174,7 +178,8 @@ class Admission:
             wait + prompts,  # every place is taken: all of that comes before
             self._beside(prompts, answers),  # places are free, but answers go on
         )
-        return Forecast(wait + theirs if wait else 0.0, first, first + own.answer * step)
+        first += pictures
+        return Forecast(wait + theirs + before_s if wait else 0.0, first, first + own.answer * step)
 
     # --- how
 

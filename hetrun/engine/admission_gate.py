@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from hetrun.client.events import GenerateRequest
@@ -26,6 +27,7 @@ class Entry:
         self, loaded: Loaded, running: list[Running], displaced: list[Running], waiting: list[Waiting]
     ) -> None:
         self._model = loaded.model
+        self._pictures = loaded.pictures
         self._running = running
         self._displaced = displaced
         self._waiting = waiting
@@ -64,20 +66,35 @@ class Entry:
         """Those that gave their places up are the first to get one."""
         for r in (*self._running, *self._displaced):
             answer = self._answer(r.request, r.generated, r.limit)
-            yield Work(max(r.missing - 1, 0), answer, True, r.priority, r.client)
+            work = Work(max(r.missing - 1, 0), answer, True, r.priority, r.client)
+            yield replace(work, pictures_s=self._pictures_s(r)) if r.spans else work
 
     def _ahead(self, w: Waiting) -> Work:
         """The whole work of a request without a place."""
         request = w.asked.request
+        seconds = 0.0
         if w.running:
-            prompt = w.running.missing
+            prompt, seconds = w.running.missing, self._pictures_s(w.running)
+        elif self._pictures and w.prepared and w.prepared.seen:
+            seen = w.prepared.seen
+            prompt = self._admission.expected_prompt(_letters(w)) + sum(
+                seen.count for seen in w.prepared.seen
+            )
+            seconds = sum(map(self._pictures.expected_s, self._pictures.rows_to_encode(seen)))
         elif request.tokens is not None:
             prompt = len(request.tokens)
         else:
             prompt = self._admission.expected_prompt(_letters(w))
         limit = request.most_tokens
         answer = self._answer(request, 0, self._model.context if limit is None else limit)
-        return Work(prompt, answer, False, w.priority, w.client)
+        return Work(prompt, answer, False, w.priority, w.client, seconds)
+
+    def _pictures_s(self, r: Running) -> float:
+        """What encoding its pictures still takes, as far as it needs their rows."""
+        if self._pictures is None:
+            return 0.0
+        missing = [s for s in r.spans if s.end > r.computed and not self._pictures.has(s)]
+        return sum(self._pictures.expected_s(span.rows.count) for span in missing)
 
     def _answer(self, request: GenerateRequest, generated: int, limit: int) -> float:
         certain = request.params.ignore_eos and request.params.max_tokens is not None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hetrun.client.events import Event
 from hetrun.client.queries import Counts
+from hetrun.engine.pictures import Counted
 from hetrun.engine.sequence import Running
 from hetrun.engine.waiting_request import Waiting
 from hetrun.executor.interface import Model
@@ -49,7 +50,7 @@ class Tally:
 
         return counted
 
-    def counts(self, stats: Stats) -> Counts:
+    def counts(self, stats: Stats, pictures: Counted) -> Counts:
         """What there is by now."""
         return Counts(
             dict(self._requests),  # `asdict` makes no copy of a Counter
@@ -62,6 +63,7 @@ class Tally:
             self._first_token_s,
             stats.steps,
             stats.step_seconds,
+            *pictures,
         )
 
     def _ended(self, event: Event) -> None:

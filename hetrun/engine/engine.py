@@ -22,6 +22,7 @@ from hetrun.engine.counters import Held, Tally
 from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Request
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.loop import Loop
+from hetrun.engine.pictures import Counted
 from hetrun.errors import DeviceLost, EngineStopped, UserError
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,8 @@ class Engine:
         if loaded is None:
             raise EngineStopped(CLOSED)
         requests = loop.requests if loop else ((), (), ())
-        return Held(loaded.model, self._tally.counts(loaded.model.stats), *requests)
+        seen = loaded.pictures.counted if loaded.pictures else Counted()
+        return Held(loaded.model, self._tally.counts(loaded.model.stats, seen), *requests)
 
     def submit(self, request: GenerateRequest, on_event: OnEvent) -> int:
         """Begin a request; `on_event` is called on the engine thread."""

@@ -61,7 +61,7 @@ def load(
     """Everything that runs; called on the engine thread. What is wrong with the `first` request is told
     before weights are read. `vision` reads pictures, of which `decode` gives the pixels."""
     if isinstance(vision, Vision):
-        options = replace(options, spatial=vision.spatial)
+        options = replace(options, spatial=vision.spatial, whole=vision.whole)
     if settings.prompt_cache:
         check_place(settings.prompt_cache)
     tokenizer = open_tokenizer(source)  # first: it is read in no time, and may be wrong
@@ -72,7 +72,7 @@ def load(
         if speculation:
             undo.callback(speculation.close)
         render = renderer(templates, tokenizer, template_variables(settings))
-        look = FirstLook(first, tokenizer, render)
+        look = FirstLook(first, tokenizer, render, vision.reason if isinstance(vision, NoVision) else "")
         model = models.open_planned(source, options, progress, look)
         undo.callback(model.close)
         speculation = with_block(speculation, settings, model)
@@ -118,6 +118,11 @@ def pictures_of(
         return (
             f"the vision tower {vision.path} belongs to another model: its rows are "
             f"{vision.width // (1 + vision.deepstack)} wide, and this model is {model.width}"
+        )
+    if vision.deepstack and not model.keeps_hidden:
+        return (
+            "this model takes rows of pictures between its layers, which is not possible while its weights "
+            "come from disk; allow more memory with --ram, or use a smaller type of weights"
         )
     try:
         encoding = registry.picture_encoder()

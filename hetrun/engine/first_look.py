@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.input_processor import Prepared, Renderer, grammars_of, prepared
 from hetrun.engine.loaded_model import check_length, prompt_tokens
+from hetrun.engine.picture_marks import new_mark
+from hetrun.errors import OptionError
 from hetrun.executor.interface import Limits
 from hetrun.text.tokenizer import Tokenizer
 
@@ -25,9 +27,15 @@ class FirstLook:
     """Looks at the request that is going to come first. Called on the engine thread."""
 
     def __init__(
-        self, request: GenerateRequest | None, tokenizer: Tokenizer | None, render: Renderer | None
+        self,
+        request: GenerateRequest | None,
+        tokenizer: Tokenizer | None,
+        render: Renderer | None,
+        no_pictures: str = "",
     ) -> None:
+        """`no_pictures`: why the model reads none."""
         self._request, self._tokenizer, self._render = request, tokenizer, render
+        self._no_pictures = no_pictures
         self.grammars: Grammars | None = None  # with what was compiled, so that it is not compiled twice
 
     def __call__(self, limits: Limits) -> None:
@@ -35,10 +43,13 @@ class FirstLook:
         request = self._request
         if request is None:
             return
+        if request.pictures and self._no_pictures:
+            raise OptionError(self._no_pictures)
         request.params.check_vocabulary(limits.n_vocab)
         if request.structure:
             self.grammars = grammars_of(self._tokenizer)
-        long = self._may_be_too_long(request, limits.context)
+        # How many tokens pictures take is known when the encoder has seen them.
+        long = not request.pictures and self._may_be_too_long(request, limits.context)
         if self.grammars or long:
             found = self._prepared(request, long)
             if long:
@@ -47,7 +58,9 @@ class FirstLook:
 
     def _prepared(self, request: GenerateRequest, long: bool) -> Prepared:
         """Messages are rendered only if they may be too long: the renderer starts while weights are read."""
-        return prepared(request, self._render, self.grammars, rendered=long or request.parts is not None)
+        mark = new_mark() if request.pictures else ""
+        rendered = long or request.parts is not None
+        return prepared(request, self._render, self.grammars, rendered, mark)
 
     @staticmethod
     def _may_be_too_long(request: GenerateRequest, context: int) -> bool:

@@ -141,15 +141,19 @@ class Preparer:
             then(error)
 
     def _seen(self, file: bytes) -> Seen:
-        """What stands for a picture."""
-        if (pictures := self._pictures) is None:
-            raise OptionError("this model reads no pictures")
-        if seen := pictures.known(file):
-            return seen
-        self._on_engine(pictures.open)  # so that what is wrong with that is told before anything is decoded
-        picture = pictures.decode(file)
-        laid_out: Seen = self._on_engine(lambda: pictures.lay_out(file, picture))
-        return laid_out
+        return seen_of(file, self._pictures, self._on_engine)
+
+
+def seen_of(file: bytes, pictures: PictureReader | None, on_engine: OnEngine[Any]) -> Seen:
+    """What stands for a picture."""
+    if pictures is None:
+        raise OptionError("this model reads no pictures")
+    if seen := pictures.known(file):
+        return seen
+    on_engine(pictures.open)  # so that what is wrong with that is told before anything is decoded
+    picture = pictures.decode(file)
+    laid_out: Seen = on_engine(lambda: pictures.lay_out(file, picture))
+    return laid_out
 
 
 def grammars_of(tokenizer: Tokenizer | None) -> Grammars:

@@ -352,7 +352,7 @@ class Loop:
                 return
 
     def _encode(self, pictures: PictureStore, r: Running, span: Span) -> None:
-        if not self._gate.enter(frozenset((r.id,)), pictures.expected_s(span), "a picture"):
+        if not self._gate.enter(frozenset((r.id,)), pictures.expected_s(span.rows.count), "a picture"):
             return  # who must end is in the inbox
         start = perf_counter()
         try:

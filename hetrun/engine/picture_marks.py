@@ -73,6 +73,11 @@ class Seen(NamedTuple):
     name: bytes  # of the picture and what encodes it: equal for equal rows
     pieces: tuple[Piece, ...]
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that it takes."""
+        return sum(p.count if isinstance(p, Rows) else len(p.tokens) for p in self.pieces)
+
 
 def part_name(seen: Seen, number: int) -> bytes:
     """The name of one of its parts' rows."""

@@ -7,7 +7,7 @@ the model gives room back before the encoder is loaded, and cached prompts go fi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from time import perf_counter
@@ -18,10 +18,11 @@ import numpy as np
 from hetrun.backend import Floats
 from hetrun.backend.picture_encoder import PictureEncoder, PictureSetup, Piece, Rows
 from hetrun.backend.picture_encoder import Pictures as Encoding
-from hetrun.engine.picture_marks import Seen, Span
+from hetrun.engine.picture_marks import Seen, Span, part_name
 from hetrun.engine.size_curve import SizeCurve
 from hetrun.errors import BudgetError, OptionError
 from hetrun.loader.vision import Vision
+from hetrun.memory import breakdown
 from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.pictures.picture import Picture
 from hetrun.planner.plan import PlanSet
@@ -152,9 +153,14 @@ class PictureStore:
         self._rows.move_to_end(span.name)
         return self._rows[span.name]
 
-    def expected_s(self, span: Span) -> float:
-        """What encoding it takes, about."""
-        return self._seconds.at(span.rows.count) or FIRST_ROW_S * span.rows.count
+    def rows_to_encode(self, pictures: Sequence[Seen]) -> list[int]:
+        """How many rows each part of these has that is not encoded yet."""
+        parts = [(part_name(seen, i), piece) for seen in pictures for i, piece in enumerate(seen.pieces)]
+        return [piece.count for name, piece in parts if isinstance(piece, Rows) and name not in self._rows]
+
+    def expected_s(self, rows: int) -> float:
+        """What encoding so many takes, about."""
+        return self._seconds.at(rows) or FIRST_ROW_S * rows
 
     def encode(self, span: Span, file: bytes) -> None:
         """Make the rows of a picture, or of a part of it; Cancelled after `cancel`."""
@@ -245,6 +251,9 @@ class PictureStore:
 
     def _make_room(self) -> bool:
         """Have the model leave as much as is needed: kept rows go first, then cached prompts."""
+        limit = self._model.plans.memory.get(breakdown.LIMIT)
+        if limit is not None and self._needed - self._rows_bytes > limit:
+            return False  # whatever went would go in vain
         while not self._lend():
             if self._rows:
                 self._rows.popitem(last=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
+from hetrun.client.events import PICTURE_MARK, Message
 from hetrun.client.queries import (
     Detokenize,
     EngineState,
@@ -19,6 +20,7 @@ from hetrun.client.queries import (
     Foreseen,
     Layers,
     PlanNow,
+    PromptLength,
     Question,
     RankPrompts,
     Render,
@@ -34,8 +36,9 @@ from hetrun.client.queries import (
     WhatIf,
 )
 from hetrun.engine.counters import Held
-from hetrun.engine.input_processor import Renderer
+from hetrun.engine.input_processor import Renderer, seen_of
 from hetrun.engine.loaded_model import MOST_LETTERS, Loaded, prompts_of, reranker_of, tokenizer_of
+from hetrun.engine.picture_marks import marked, new_mark, parts_of
 from hetrun.engine.sequence import Running
 from hetrun.engine.step_time import shape_of_chunks
 from hetrun.engine.waiting_request import Waiting
@@ -100,9 +103,9 @@ def answered(llm: Asked, question: Question[Any]) -> object:
         case TokenizerInfo():
             return llm.aside(lambda loaded: _facts(tokenizer_of(loaded), llm.template))
         case Render(messages, options):
-            if llm.render is None:
-                raise OptionError("this model does not accept messages; give it a text or tokens")
-            return llm.render(messages, options)
+            return _rendered(llm, marked(messages, PICTURE_MARK), options)
+        case PromptLength():
+            return _prompt_length(llm, question)
         case WhatIf(changes):
             return llm.foresee(changes)
         case PlanNow():
@@ -130,6 +133,25 @@ def _tokens(llm: Asked, question: Tokenize) -> list[int]:
         add = question.add_special and i == 0
         tokens += llm.aside(_encode(part, add, question.parse_special))
     return tokens
+
+
+def _rendered(llm: Asked, messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
+    if llm.render is None:
+        raise OptionError("this model does not accept messages; give it a text or tokens")
+    return llm.render(messages, options)
+
+
+def _prompt_length(llm: Asked, question: PromptLength) -> int:
+    """Without encoding its pictures; how many tokens each takes follows from its size."""
+    store = llm.aside(lambda loaded: loaded.pictures)
+    seen = [seen_of(file, store, lambda work: llm.call(lambda loaded: work())) for file in question.pictures]
+    mark, text = "", question.text or ""
+    if question.messages is not None:
+        mark = new_mark()
+        text = _rendered(llm, marked(question.messages, mark), question.options)
+    texts = parts_of(text, mark, len(seen))
+    of_texts = [len(_tokens(llm, Tokenize(part, add_special=not i))) for i, part in enumerate(texts)]
+    return sum(of_texts) + sum(picture.n_tokens for picture in seen)
 
 
 def _encode(part: str, add_special: bool, parse_special: bool) -> Callable[[Loaded], list[int]]:

@@ -23,7 +23,7 @@ from hetrun.backend import (
     Segment,
     SequencePart,
 )
-from hetrun.errors import BackendError, BudgetError
+from hetrun.errors import BackendError, BudgetError, OptionError
 from hetrun.executor.compiled_plan import Compiled, Ran, Stage, Timed
 from hetrun.executor.device_experts import DeviceExperts
 from hetrun.executor.stats import Key, Recent, Stats
@@ -37,7 +37,7 @@ from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.states import NONE
 from hetrun.planner.costmodel import Forecast, Measured, Work
 from hetrun.planner.partial_plans import PartialPlans
-from hetrun.planner.plan import BUCKETS, Plan, PlanSet, after, up_to
+from hetrun.planner.plan import BUCKETS, Plan, PlanSet, after, between, up_to
 
 SMALL = 16  # tokens; graphs up to this size are cheap to keep
 SMOOTHING, MOST_BETWEEN_S = 0.1, 0.002
@@ -82,6 +82,9 @@ class Executor:
         self._to_hidden = PartialPlans(partial(up_to, value=graph.hidden))
         self._from_hidden = PartialPlans(partial(after, value=graph.hidden, what="head"))
         self._from_embedded = PartialPlans(lambda stages: after(stages, graph.embedded, "rows"))
+        # Of these the parts between which rows of pictures are added to what the first layers make, for so
+        # many of them.
+        self._between_layers: dict[int, list[PartialPlans]] = {}
         # The hidden states that chunks of the last step had kept, one chunk's after the other's.
         self.hidden = np.empty((0, graph.hidden.width), np.float32)
         self._backends = backends
@@ -110,8 +113,13 @@ class Executor:
         those `beside` them, which may run soon."""
         staying = [*plans.plans.values(), *beside]
         alive = {id(p.stages) for p in staying}
+        from_embedded = [part for plan in staying for part in self._from_embedded.known(plan)]
+        deeper = [part for parts in self._between_layers.values() for part in parts]
+        in_parts = [found for part in deeper for plan in from_embedded for found in part.known(plan)]
         for parts in (self._from_embedded, self._to_hidden, self._from_hidden):
-            alive |= parts.keep(staying)
+            alive |= parts.keep([*staying, *from_embedded, *in_parts])
+        for parts in deeper:
+            alive |= parts.keep(from_embedded)
         for cache in (self._small, self._large):
             for key in [key for key in cache if key[0] not in alive and key not in self._busy]:
                 cache.pop(key).close()
@@ -220,6 +228,8 @@ class Executor:
         self._overwrite(work)
         start, away = perf_counter(), self._away
         first = self._from_embedded.of(plan) if trip.embedded else plan
+        if trip.deeper:
+            first = self._add_deeper(first, trip, ran)
         in_parts = hidden or trip.scored is not None
         self._go_through(self._to_hidden.of(first) if in_parts else first, work, ran)
         if len(trip.kept):
@@ -230,12 +240,27 @@ class Executor:
                 self._go_through(self._from_hidden.of(plan), last, ran)
         ran.seconds = perf_counter() - start - (self._away - away)
         self.recent[plan.bucket].seconds += ran.seconds
-        if not hidden:  # what it takes without the output matrix is no measure of the plan
+        # What it takes without the output matrix is no measure of the plan, nor what pictures take.
+        if not hidden and not trip.deeper and not work.whole:
             self.hear(ran)
         result = self._result(hidden)
         if last.greatest is not None:
             return last.greatest
         return last.values[result.name] if len(last.wanted) else np.empty((0, result.width), np.float32)
+
+    def _add_deeper(self, plan: Plan, trip: Trip, ran: Ran) -> Plan:
+        """The first layers, each with its block of a picture's rows added to what it makes; what is left."""
+        work, n = trip.work, len(trip.deeper)
+        values = self._graph.after_layers(n)
+        if n not in self._between_layers:
+            self._between_layers[n] = [
+                PartialPlans(partial(between, values=values, number=i)) for i in range(n + 1)
+            ]
+        *parts, rest = [part.of(plan) for part in self._between_layers[n]]
+        for part, value, rows in zip(parts, values, trip.deeper, strict=True):
+            self._go_through(part, work, ran)
+            work.values[value.name] = work.values[value.name] + rows
+        return rest
 
     def _go_through(self, plan: Plan, work: Pass, ran: Ran) -> None:
         """All stages of a plan."""
@@ -409,13 +434,22 @@ class Executor:
     def _measured(self, segment: Segment, threads: int, shape: PassShape) -> Measured | None:
         """Where times of a segment are learned from; none where more than each sequence's last row is wanted:
         that is seldom, and takes so much longer that other passes would seem to take long."""
-        if self._forecast is None or shape.wanted > len(shape.parts):
+        if self._forecast is None or shape.wanted > len(shape.parts) or shape.whole:
             return None
         form = self._forms.of(segment.ops)
         return self._forecast.measured(Work(form, segment.backend, threads, len(shape.parts) > 1))
 
     def _runner(self, segment: Segment, shape: PassShape) -> Runner:
         backend = self._backends[segment.backend]
+        if (
+            shape.whole
+            and not backend.sees_whole
+            and any(isinstance(o.attrs, Attention) for o in segment.ops)
+        ):
+            raise OptionError(
+                f"the backend {segment.backend} cannot read the pictures of this model, whose parts see each "
+                "other; use --backends llamacpp"
+            )
         try:
             return backend.compile(segment, shape, self._store.buffers(segment.backend), self._kv)
         except BaseException:

@@ -29,7 +29,8 @@ class Chunk:
     marks: tuple[Mark, ...] = ()  # positions of the sequence at which its states are kept
     hidden: int = 0  # the number of its last tokens whose hidden states are kept, with those of wanted ones
     given: tuple[Floats, ...] = ()  # what the graph is given beside tokens, each with a row for each
-    embedded: Floats | None = None  # rows in place of what its tokens are looked up as
+    # Rows in place of what its tokens are looked up as; wider ones have more for the first layers' results.
+    embedded: Floats | None = None
     places: Ints | None = None  # of each its positions in time, height and width; None: as in a text
     whole: bool = False  # its rows see each other, and so they are in one pass
 
@@ -73,6 +74,7 @@ class Trip:
     scored: Ints | None = None  # those whose logits are wanted; None: of all
     hidden: Floats | None = None  # what was kept
     embedded: bool = False  # rows have come in place of what tokens are looked up as
+    deeper: tuple[Floats, ...] = ()  # what is added to the results of the first layers
 
     def keep(self, hidden: Floats) -> None:
         """The hidden states of all wanted rows have come, in memory that the next pass overwrites."""
@@ -135,6 +137,7 @@ def prepare(
     # One number for each piece: numpy adds them up for all pieces at once.
     sizes, behind, counts, offsets = [], [], [], []
     at = wanted_at = 0
+    deeper: list[Floats] = []
     for chunk, a, b in pieces:
         n, start = b - a, before[chunk.seq] + a
         ids, mine, own = chunk.tokens, chunk.shown, slots.get(chunk.seq)
@@ -164,10 +167,22 @@ def prepare(
         work.values[value.name] = join([chunk.given[i][a:b] for chunk, a, b in pieces])
     if pieces[0][0].embedded is not None:
         rows_of = [chunk.embedded[a:b] for chunk, a, b in pieces if chunk.embedded is not None]
-        work.values[graph.embedded.name] = join(rows_of)
+        first, *deeper = _blocks(join(rows_of), graph.embedded.width)
+        work.values[graph.embedded.name] = first
     if any([chunk.places is not None for chunk, _, _ in pieces]):
         work.places = _places(work, pieces)
-    return _trip(work, pieces)
+    if pieces[0][0].whole:
+        work.whole = graph.whole
+    trip = _trip(work, pieces)
+    trip.deeper = tuple(deeper)
+    return trip
+
+
+def _blocks(rows: Floats, width: int) -> list[Floats]:
+    """Rows, and what more they have for the first layers."""
+    if rows.shape[1] == width:
+        return [rows]
+    return [np.ascontiguousarray(block) for block in np.split(rows, rows.shape[1] // width, axis=1)]
 
 
 def _trip(work: Pass, pieces: Sequence[Piece]) -> Trip:

@@ -272,6 +272,8 @@ class Graph:
     logits: Value
     given: tuple[Value, ...] = ()  # values that no op makes: they come with the tokens, a row for each
     tables: tuple[Table, ...] = ()
+    # Where rows of a picture see each other, if they do: in all attention, or only where it has a window.
+    whole: Literal["all", "windows"] = "all"
 
     @property
     def outputs(self) -> tuple[Value, Value]:
@@ -283,6 +285,10 @@ class Graph:
         """What tokens are looked up as; rows that come from elsewhere may take its place."""
         found = next(op.out for op in self.ops if op.kind == "embed")
         return next((op.out for op in self.ops if op.kind == "scale" and op.inputs == (found,)), found)
+
+    def after_layers(self, n: int) -> tuple[Value, ...]:
+        """What each of the first n layers gives to the next one."""
+        return tuple([op.out for op in self.ops if op.scope.startswith(f"blk.{i}.")][-1] for i in range(n))
 
     def weights(self) -> dict[str, Weight]:
         """Every weight by name."""

@@ -17,8 +17,9 @@ from hetrun.system.file_identity import Stamp
 
 ARCHITECTURE = "clip"  # as GGUF names what sees
 MOST_LAYERS, MOST_WIDTH, MOST_HEADS = 1024, 1 << 16, 1 << 10
-MOST_PATCH, MOST_SIDE, MOST_MERGE = 1 << 8, 1 << 13, 16
+MOST_PATCH, MOST_SIDE, MOST_MERGE = 64, 1 << 13, 8
 _V = "clip.vision."
+_PLACES = "v.position_embd.weight"
 
 
 class Tower(NamedTuple):
@@ -72,7 +73,8 @@ class _Family(NamedTuple):
     spatial: bool = False
     whole: Callable[[int], bool] = lambda width: False
     last_has: int = 0  # which of its dimensions that width is, as numpy counts
-    merged: bool = False  # a patch of the graph is what becomes a row
+    merged: bool = False  # there are no layers: a patch of the graph is what becomes a row
+    looked_up: bool = False  # the places of patches are rows of a table: it must have one for each
 
 
 _SMALL_GEMMA4 = (1536, 2560)  # widths of E2B and E4B, which were trained with causal pictures
@@ -90,6 +92,7 @@ FAMILIES = {
         (70, 1120),
         (_SCALE, 3),
         whole=lambda width: width not in _SMALL_GEMMA4,
+        looked_up=True,
     ),
     "gemma4uv": _Family(
         ("gemma4",),
@@ -98,6 +101,7 @@ FAMILIES = {
         (_SCALE, 3),
         whole=lambda width: True,
         merged=True,
+        looked_up=True,
     ),
     "pixtral": _Family(("mistral3", "llama"), "mm.2.weight", (8, 1024), (_MERGE, 1)),
 }
@@ -131,6 +135,8 @@ def _projector(file: GGUFFile) -> str:
 def _described(file: GGUFFile, name: str) -> Vision:
     kind = FAMILIES[name]
     tower = _tower(file, kind)
+    if kind.looked_up:
+        _check_table(file, tower)
     tensor = file.tensors.get(kind.last)
     if tensor is None:
         raise ModelFileError(file.path, f"tensor {kind.last!r} is missing: convert the model again")
@@ -144,15 +150,26 @@ def _described(file: GGUFFile, name: str) -> Vision:
     return Vision(path, stamp, name, nbytes, row, deepstack, kind.spatial, kind.whole(width), tower)
 
 
+def _check_table(file: GGUFFile, tower: Tower) -> None:
+    """llama.cpp ends the process where a picture's side has more patches than the table has rows."""
+    table, most = file.tensors.get(_PLACES), tower.most_rows * tower.merge
+    if table is None or len(table.shape) != 3 or table.shape[0] != 2 or table.shape[1] < most:
+        shape = "missing" if table is None else f"of the shape {table.shape}"
+        raise ModelFileError(
+            file.path, f"tensor {_PLACES!r} is {shape}; it must have 2 tables of {most} rows or more"
+        )
+
+
 def _tower(file: GGUFFile, kind: _Family) -> Tower:
-    heads = file.require_int(_V + "attention.head_count", 1, MOST_HEADS)
+    least = 0 if kind.merged else 1  # without layers there are no heads
+    heads = file.require_int(_V + "attention.head_count", least, MOST_HEADS)
     width = file.require_int(_V + "embedding_length", 1, MOST_WIDTH)
-    if width % heads:
+    if width % max(1, heads):
         raise ModelFileError(file.path, f"its {width} columns are not {heads} heads of equal size")
     patch = file.require_int(_V + "patch_size", 1, MOST_PATCH)
     merge = file.get_int(kind.merge[0], kind.merge[1], 1, MOST_MERGE)
     side = file.require_int(_V + "image_size", 0, MOST_SIDE)
-    layers = file.require_int(_V + "block_count", 1, MOST_LAYERS)
+    layers = file.require_int(_V + "block_count", least, MOST_LAYERS)
     ffn = file.require_int(_V + "feed_forward_length", 0, 1 << 20)
     if kind.merged:
         patch, merge = patch * merge, 1
@@ -164,6 +181,10 @@ def _tower(file: GGUFFile, kind: _Family) -> Tower:
         raise ModelFileError(
             file.path, f"pictures of {side} pixels are not whole rows of {patch * merge} pixels"
         )
+    table, patches = file.tensors.get(_PLACES), (side // patch) ** 2
+    if table is None or table.shape[0] != patches:  # the file's size bounds what a picture takes
+        found = "missing" if table is None else f"of the shape {table.shape}"
+        raise ModelFileError(file.path, f"tensor {_PLACES!r} is {found}; it must have {patches} rows")
     rows = (side // (patch * merge)) ** 2
     return Tower(layers, width, ffn, patch, merge, side, rows, rows, gated)
 

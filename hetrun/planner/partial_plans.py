@@ -25,6 +25,10 @@ class PartialPlans:
             found = self._plans[id(plan)] = plan, replace(plan, stages=self._of(plan.stages))
         return found[1]
 
+    def known(self, plan: Plan) -> list[Plan]:
+        """The same, if it was made already."""
+        return [self.of(plan)] if id(plan.stages) in self._stages else []
+
     def _of(self, stages: Stages) -> Stages:
         found = self._stages.get(id(stages))
         if found is None:

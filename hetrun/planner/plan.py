@@ -395,6 +395,19 @@ def after(stages: Stages, value: Value, what: str) -> Stages:
     return _only(stages, made - _needed(stages, value), what)
 
 
+def between(stages: Stages, values: Sequence[Value], number: int) -> Stages:
+    """Of these stages, cut where each of some values is there, which come one after the other, the part of a
+    number."""
+    before = _needed(stages, values[number - 1]) if number else set[Value]()
+    made = {op.out for stage in stages for segment in stage for op in segment.ops}
+    mine = (_needed(stages, values[number]) if number < len(values) else made) - before
+    later = [op for stage in stages for segment in stage for op in segment.ops if op.out not in mine | before]
+    crossing = {v for op in later for v in op.inputs}
+    if number < len(values):
+        crossing.add(values[number])
+    return _only(stages, mine, f"rows {number}", crossing)
+
+
 def _needed(stages: Stages, value: Value) -> set[Value]:
     needed = {value}
     for op in reversed([op for stage in stages for segment in stage for op in segment.ops]):
@@ -403,17 +416,18 @@ def _needed(stages: Stages, value: Value) -> set[Value]:
     return needed
 
 
-def _only(stages: Stages, values: Collection[Value], what: str) -> Stages:
-    shorter = [[_part(segment, values, what) for segment in stage] for stage in stages]
+def _only(stages: Stages, values: Collection[Value], what: str, crossing: Collection[Value] = ()) -> Stages:
+    shorter = [[_part(segment, values, what, crossing) for segment in stage] for stage in stages]
     return tuple(kept for stage in shorter if (kept := tuple(s for s in stage if s.ops)))
 
 
-def _part(segment: Segment, values: Collection[Value], what: str) -> Segment:
-    """The part of a segment that makes some values. It is measured by itself, so it has a name."""
+def _part(segment: Segment, values: Collection[Value], what: str, crossing: Collection[Value]) -> Segment:
+    """The part of a segment that makes some values, of which others than the segment's own may be `crossing`
+    to what is left. It is measured by itself, so it has a name."""
     ops = tuple(op for op in segment.ops if op.out in values)
     if len(ops) == len(segment.ops):
         return segment
-    leaving = [v for v in segment.writes if v in values]
+    leaving = [v for v in (*segment.writes, *crossing) if v in values]
     return segment_of(f"{segment.name} ({what})", segment.backend, ops, leaving, segment.why)
 
 

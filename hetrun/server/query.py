@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 
 from hetrun.client.events import GenerateRequest
-from hetrun.client.queries import Question, Render, Tokenize
+from hetrun.client.queries import PromptLength, Question, Render, Tokenize
 from hetrun.server.errors import FINAL, ApiError
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.service import Service
@@ -37,13 +37,14 @@ async def asked(service: Service, question: Question[A], within_s: float = ANSWE
 
 async def input_tokens(service: Service, prompt: GenerateRequest) -> int:
     """The tokens of this prompt, with everything that the template adds."""
-    refuse_pictures(prompt.pictures)
     if prompt.tokens is not None:
         return len(prompt.tokens)
-    text = prompt.text
+    text, tools = prompt.text, {"tools": prompt.tools} if prompt.tools else {}
+    options = {**prompt.template_options, **tools}
+    if prompt.pictures:
+        return await asked(service, PromptLength(prompt.pictures, prompt.messages, text, options))
     if prompt.messages is not None:
-        tools = {"tools": prompt.tools} if prompt.tools else {}
-        text = await asked(service, Render(prompt.messages, {**prompt.template_options, **tools}))
+        text = await asked(service, Render(prompt.messages, options))
     return len(await asked(service, Tokenize(text or "")))
 
 
@@ -51,8 +52,8 @@ def refuse_pictures(pictures: Sequence[bytes]) -> None:
     """Where only texts are tokenised."""
     if pictures:
         message = (
-            "messages have pictures, and only texts are tokenised here; the usage of an answer says how many "
-            "tokens its pictures took"
+            "messages have pictures, which have no tokens to be listed; POST "
+            "/v1/chat/completions/input_tokens counts what they take"
         )
         raise ApiError(message, "messages", "unsupported_parameter")
 

@@ -10,6 +10,7 @@ from hetrun.api.llm import LLM
 from hetrun.api.local_model import LocalModel
 from hetrun.config import Settings
 from hetrun.engine.engine import Engine
+from hetrun.pictures.decoder import PictureDecoder
 from hetrun.text.chat import ChatTemplate
 from hetrun.text.chat.renderer import TemplateWorker
 from tests.support.fakes import FakeEngine
@@ -34,6 +35,7 @@ def scripted_model(engine: ScriptedEngine, **settings: object) -> LocalModel:
     model.settings = Settings.resolve(environ={"HETRUN_CONFIG": "/dev/null"}, **settings)
     model.info = replace(engine.info, thought_mark="<think>")
     model._templates = TemplateWorker(ChatTemplate.named("chatml"))
+    model._decoder = PictureDecoder()
     model._engine = cast("Engine", engine)
     return model
 

@@ -28,10 +28,12 @@ from hetrun.client.events import Streaming, Timings, accepted
 from hetrun.engine import query_handlers
 from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.executor.planned_model import PlannedModel
+from hetrun.loader.vision import read_vision
 from hetrun.system.core_sets import core_sets
 from hetrun.system.cpu_topology import read_topology, this_machine
 from hetrun.system.thread_affinity import Chosen
 from tests.cli.conftest import TINY, Run
+from tests.support import towers
 from tests.support.limits import Within
 from tests.support.sysfs import EPYC, of
 
@@ -503,6 +505,22 @@ def test_inspect(run: Run, tiny: str) -> None:
     tensors = json.loads(run("inspect", tiny, "--json", "--tensors").out)["tensors"]
     assert {"token_embd.weight", "blk.0.attn_q.weight"} <= {tensor["name"] for tensor in tensors}
     assert "blk.0.attn_q.weight" in run("inspect", tiny, "--tensors").out
+
+
+def test_what_a_model_reads_pictures_with(run: Run, tiny: str, tmp_path: Path) -> None:
+    pair = towers.write_pair("gemma3", tmp_path / "seeing")
+    model, tower = str(pair.text), str(pair.mmproj)
+    assert json.loads(run("inspect", tiny, "--json").out)["pictures"] is None
+    facts = json.loads(run("inspect", model, "--json").out)["pictures"]
+    assert facts == {"file": tower, "projector": "gemma3", "bytes": read_vision(tower).nbytes}
+    assert f"with {tower}" in run("inspect", model).out
+    plan = json.loads(run("plan", model, "--json").out)["notes"]
+    assert any(note.startswith(f"reads pictures with {pair.mmproj.name}, which takes") for note in plan)
+    assert run("plan", model, "--mmproj", str(tmp_path)).err.startswith("hetrun: --mmproj")
+    pair.mmproj.rename(tmp_path / "elsewhere.gguf")
+    assert "there is no mmproj file" in json.loads(run("inspect", model, "--json").out)["pictures"]["missing"]
+    notes = json.loads(run("plan", model, "--mmproj", "none", "--json").out)["notes"]
+    assert "reads no pictures: --mmproj none: pictures are left out" in notes
 
 
 def test_devices(run: Run) -> None:

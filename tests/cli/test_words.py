@@ -45,6 +45,8 @@ def test_aliases_are_not_listed(run: Run) -> None:
         (["run", "hi", "--device", "cuda"], "--backend NAME chooses"),
         (["serve", "-ctk", "q8_0"], "--kv-type"),
         (["run", "hi", "--audio", "cat.wav"], "it takes no audio"),
+        (["run", "hi", "--no-mmproj"], "--mmproj none leaves the vision tower out"),
+        (["serve", "--mmproj-url", "https://x"], "--mmproj FILE is the vision tower"),
         (["run", "hi", "--lora", "a.gguf"], "merge it into the model"),
         (["run", "hi", "--n-cpu-moe", "4"], "computed by the CPU"),
         (["run", "hi", "--jinja"], "the model's own chat template"),

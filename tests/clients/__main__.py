@@ -10,6 +10,7 @@ Everything comes from the package registries of Python and Node; no data set and
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import os
 import secrets
@@ -34,9 +35,12 @@ from hetrun.system import subprocesses
 from hetrun.tools.bench.serving.http_load import Endpoint
 from hetrun.tools.bench.serving.servers import Server
 from tests.clients import checks
+from tests.support.hostile_pictures import png
+from tests.support.towers import write_pair
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = 2048
+QUESTION = "What is this?"
 LONGEST_S = 900.0  # of a client's checks
 INSTALL_S = 900.0
 ENDINGS = (
@@ -84,13 +88,34 @@ class Row:
     bad: tuple[tuple[str, str], ...]
 
 
-def serve(*options: str, endpoint: Endpoint) -> Server:
-    """The default model behind an address."""
+def serve(*options: str, endpoint: Endpoint, model: Path | None = None) -> Server:
+    """A model, or the default one, behind an address."""
     command = subprocesses.python(
         "from hetrun.cli import main; main()",
-        *("serve", "-m", str(default_model({})), "--ctx", str(CONTEXT), *options),
+        *("serve", "-m", str(model or default_model({})), "--ctx", str(CONTEXT), *options),
     )
     return Server(command, endpoint)
+
+
+def seen(model: Path) -> dict[str, object]:
+    """A picture, and what a made model that reads pictures answers about it."""
+    width, height = 90, 60
+    file = png(
+        width, height, 8, 2, b"".join(b"\0" + bytes(range(i, i + 3 * width // 2)) * 2 for i in range(height))
+    )
+    content = [{"type": "text", "text": QUESTION}, {"type": "image", "image": file}]
+    with LLM(str(model), ctx=CONTEXT) as llm:
+        found = llm.chat([{"role": "user", "content": content}], max_tokens=8, temperature=0)
+        alone = llm.chat(QUESTION, max_tokens=8, temperature=0)
+    picture = base64.b64encode(file).decode()
+    return {
+        "model": model.stem,
+        "question": QUESTION,
+        "picture": picture,
+        "text": found.text,
+        "tokens": found.usage.prompt_tokens,
+        "alone": alone.usage.prompt_tokens,
+    }
 
 
 def facts() -> dict[str, object]:
@@ -182,11 +207,16 @@ def rows(names: Sequence[str], keep: Path | None) -> list[Row]:
     key = secrets.token_hex(8)
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hetrun-clients-")))
-        port, uds = free_port(), work / "hetrun.sock"
+        port, uds, third = free_port(), work / "hetrun.sock", free_port()
+        sees = write_pair("gemma3", work).text
         by_port, by_file = Endpoint(port=port, key=key), Endpoint(uds=uds)
         stack.callback(serve("--port", str(port), "--api-key", key, "--strict", endpoint=by_port).close)
         stack.callback(serve("--uds", str(uds), "--strict", endpoint=by_file).close)
+        by_eye = Endpoint(port=third, key=key)
+        stack.callback(serve("--port", str(third), "--api-key", key, endpoint=by_eye, model=sees).close)
         env = {
+            "CHECK_SEEING_URL": f"http://127.0.0.1:{third}/v1",
+            "CHECK_SEEN": json.dumps(seen(sees)),
             "CHECK_URL": f"http://127.0.0.1:{port}/v1",
             "CHECK_KEY": key,
             "CHECK_UDS": str(uds),

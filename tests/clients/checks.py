@@ -16,6 +16,8 @@ URL = os.environ.get("CHECK_URL", "")  # with /v1
 KEY = os.environ.get("CHECK_KEY", "")
 UDS = os.environ.get("CHECK_UDS", "")
 MODEL = os.environ.get("CHECK_MODEL", "")
+SEEING_URL = os.environ.get("CHECK_SEEING_URL", "")  # of a model that reads pictures
+SEEN = json.loads(os.environ.get("CHECK_SEEN", "{}"))  # a picture, and what it answers about it
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 TOO_LONG = [{"role": "user", "content": "hello " * 5000}]
 SCHEMA = {
@@ -58,6 +60,13 @@ def good_city(text: str | None) -> None:
     """It follows the schema."""
     found = json.loads(text or "")
     expect(found["city"] in ("Paris", "Rome") and found["number"] in (1, 2), text)
+
+
+def sees(text: str | None, tokens: int | None = None) -> None:
+    """It is the answer about the picture, whose tokens were in the prompt."""
+    expect(SEEN["tokens"] > SEEN["alone"], SEEN)
+    expect((text or "").strip() == SEEN["text"].strip(), (text, SEEN["text"]))
+    expect(tokens is None or tokens == SEEN["tokens"], (tokens, SEEN["tokens"]))
 
 
 @contextmanager

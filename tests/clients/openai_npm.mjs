@@ -47,6 +47,21 @@ async function refusesHurry() {
   }
 }
 
+async function pictures() {
+  const { CHECK_SEEING_URL: url, CHECK_SEEN } = process.env;
+  const seen = JSON.parse(CHECK_SEEN);
+  const there = new OpenAI({ baseURL: url, apiKey: key, maxRetries: 0 });
+  const content = [
+    { type: "text", text: seen.question },
+    { type: "image_url", image_url: { url: `data:image/png;base64,${seen.picture}` } },
+  ];
+  const answer = await there.chat.completions.create({
+    model: seen.model, messages: [{ role: "user", content }], max_tokens: 8, temperature: 0,
+  });
+  expect(answer.choices[0].message.content.trim() === seen.text.trim(), { got: answer.choices[0].message.content, want: seen.text });
+  expect(answer.usage.prompt_tokens === seen.tokens && seen.tokens > seen.alone, answer.usage);
+}
+
 say({ version: JSON.parse(readFileSync("node_modules/openai/package.json")).version });
 
 await check("chat", async () => {
@@ -86,6 +101,7 @@ await check("embeddings", async () => {
   const answer = await client.embeddings.create({ model, input: ["one", "two"] });
   expect(answer.data.length === 2 && answer.data[0].embedding.length > 100, answer);
 });
+await check("pictures", pictures);
 await check("models", async () => {
   const answer = await client.models.list();
   expect(answer.data[0].id === model, answer);

@@ -12,6 +12,8 @@ from tests.clients.checks import (
     MESSAGES,
     MODEL,
     SCHEMA,
+    SEEING_URL,
+    SEEN,
     TOO_LONG,
     URL,
     check,
@@ -19,6 +21,7 @@ from tests.clients.checks import (
     good_city,
     package,
     raises,
+    sees,
 )
 
 BASE = URL.removesuffix("/v1")
@@ -38,6 +41,18 @@ def create() -> None:
     expect(answer.content[0].type == "text" and bool(answer.content[0].text), answer)
     expect(answer.stop_reason in ("end_turn", "max_tokens") and answer.usage.output_tokens > 0, answer)
     expect(str(answer._request_id).startswith("req_"), answer)
+
+
+def pictures() -> None:
+    client = anthropic.Anthropic(base_url=SEEING_URL.removesuffix("/v1"), api_key=KEY, max_retries=0)
+    source = {"type": "base64", "media_type": "image/png", "data": SEEN["picture"]}
+    blocks: Any = [{"type": "text", "text": SEEN["question"]}, {"type": "image", "source": source}]
+    said: Any = [{"role": "user", "content": blocks}]
+    answer: Any = client.messages.create(
+        model=SEEN["model"], messages=said, max_tokens=8, extra_body={"temperature": 0}
+    )
+    used = answer.usage
+    sees(answer.content[0].text, used.input_tokens + (used.cache_read_input_tokens or 0))
 
 
 def stream() -> None:
@@ -120,7 +135,17 @@ def errors() -> None:
 
 if __name__ == "__main__":
     package("anthropic")
-    for does in (create, stream, raw_stream, tools, streamed_tools, structured, count_tokens, models):
+    for does in (
+        create,
+        stream,
+        raw_stream,
+        tools,
+        streamed_tools,
+        structured,
+        count_tokens,
+        models,
+        pictures,
+    ):
         check(does.__name__, does)
     check("async", asynchronous)
     errors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from tests.clients.checks import (
     MESSAGES,
     MODEL,
     SCHEMA,
+    SEEING_URL,
+    SEEN,
     TOO_LONG,
     TOOL,
     URL,
@@ -45,6 +48,18 @@ def listed() -> None:
     (model,) = client.list().models
     expect(model.model == f"{MODEL}:latest" and bool(model.digest and model.modified_at), model)
     expect(model.details is not None and model.details.family == "llama", model)
+
+
+def pictures() -> None:
+    there = ollama.Client(SEEING_URL.removesuffix("/v1"), headers=HEADERS)
+    expect("vision" in (there.show(SEEN["model"]).capabilities or []), there.show(SEEN["model"]).capabilities)
+    file = base64.b64decode(SEEN["picture"])
+    for image in (SEEN["picture"], file):
+        message: Any = {"role": "user", "content": SEEN["question"], "images": [image]}
+        answer = there.chat(SEEN["model"], [message], options={"num_predict": 8, "temperature": 0})
+        expect(answer.prompt_eval_count == SEEN["tokens"] and bool(answer.message.content), answer)
+    prompt = there.generate(SEEN["model"], SEEN["question"], images=[file], options={"num_predict": 8})
+    expect(prompt.prompt_eval_count == SEEN["tokens"], prompt)
 
 
 def shown() -> None:
@@ -162,6 +177,7 @@ if __name__ == "__main__":
     check("chat", chatted)
     check("ps", running)
     check("stream", streamed)
+    check("pictures", pictures)
     check("tools", with_tools)
     check("leave", left)
     check("structured", formatted)

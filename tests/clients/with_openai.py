@@ -15,6 +15,8 @@ from tests.clients.checks import (
     MESSAGES,
     MODEL,
     SCHEMA,
+    SEEING_URL,
+    SEEN,
     TOO_LONG,
     TOOL,
     UDS,
@@ -25,6 +27,7 @@ from tests.clients.checks import (
     package,
     raises,
     refuses_hurry,
+    sees,
 )
 
 SAID: Any = MESSAGES
@@ -145,6 +148,28 @@ def errors(where: str, client: openai.OpenAI) -> None:
     check(f"{where} 404", lambda: raises(openai.NotFoundError, lambda: client.models.retrieve("nowhere")))
 
 
+def pictures() -> None:
+    client = openai.OpenAI(base_url=SEEING_URL, api_key=KEY, max_retries=0)
+    url = f"data:image/png;base64,{SEEN['picture']}"
+    parts: Any = [
+        {"type": "text", "text": SEEN["question"]},
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+    ]
+    said: Any = [{"role": "user", "content": parts}]
+    answer = client.chat.completions.create(model=SEEN["model"], messages=said, max_tokens=8, temperature=0)
+    sees(answer.choices[0].message.content, answer.usage.prompt_tokens if answer.usage else None)
+    items: Any = [
+        {"type": "input_text", "text": SEEN["question"]},
+        {"type": "input_image", "image_url": url, "detail": "auto"},
+    ]
+    asked: Any = [{"role": "user", "content": items}]
+    response = client.responses.create(model=SEEN["model"], input=asked, max_output_tokens=8, temperature=0)
+    sees(response.output_text, response.usage.input_tokens if response.usage else None)
+    bad: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url[:-60]}}]}]
+    create = client.chat.completions.create
+    raises(openai.BadRequestError, lambda: create(model=SEEN["model"], messages=bad))
+
+
 def everything(where: str, client: openai.OpenAI) -> None:
     for does in (chat, stream, completion, structured, tools, streamed_tools, embeddings, responses, models):
         check(f"{where} {does.__name__}", partial(does, client))
@@ -156,6 +181,7 @@ if __name__ == "__main__":
     everything("tcp", tcp())
     check("tcp 401", lambda: raises(openai.AuthenticationError, lambda: tcp("wrong").models.list()))
     everything("uds", uds())
+    check("pictures", pictures)
     check(
         "uds 404 for a model",
         lambda: raises(

@@ -81,9 +81,13 @@ def opened(path: Path, vision: Vision, **options: Any) -> Iterator[Engine]:  # n
 
 def ask(engine: Engine, text: str, *pictures: Picture, **params: Any) -> Answer:  # noqa: ANN401
     """Begin a request whose text has a mark for each picture."""
+    return ask_file(engine, text, *(file_of(picture) for picture in pictures), **params)
+
+
+def ask_file(engine: Engine, text: str, *files: bytes, **params: Any) -> Answer:  # noqa: ANN401
+    """The same with files as they were sent."""
     answer = Answer()
     params = {"max_tokens": 8, "temperature": 0.0, **params}
-    files = tuple(file_of(picture) for picture in pictures)
     answer.id = engine.submit(GenerateRequest(SamplingParams(**params), text=text, pictures=files), answer)
     return answer
 

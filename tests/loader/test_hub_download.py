@@ -18,6 +18,7 @@ import pytest
 from tests.loader.hub_stand_in import Hub, Repository, running, sha256
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.tiers import exhaustive
+from tests.support.towers import write_text, write_tower
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +90,22 @@ def test_killed_again_and_again_it_goes_on_where_it_was(hub: Hub, tmp_path: Path
     hub.cuts = []
     assert sha256(pulled("a/big").read_bytes()) == sha256(BIG)
     assert hub.served == len(BIG)
+
+
+def test_a_vision_tower_comes_with_its_model_unless_it_is_not_wanted(hub: Hub, tmp_path: Path) -> None:
+    model = write_text("gemma3", tmp_path / "m.gguf").read_bytes()
+    tower = write_tower("gemma3", tmp_path / "t.gguf").read_bytes()
+    files = {"m-F16.gguf": model, "mmproj-F16.gguf": tower, "mmproj-F32.gguf": BIG}
+    for name in ("a/seeing", "a/blind"):
+        hub.repositories[name] = Repository(dict(files))
+    code = "from hetrun.loader.hub.resolve import find; print(find('hf:a/blind', pictures=False))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert not [*(tmp_path / "hf").rglob("mmproj*")]
+    path = pulled("a/seeing")
+    assert (path.parent / "mmproj-F16.gguf").read_bytes() == tower
+    assert [file.name for file in (tmp_path / "hf").rglob("mmproj*")] == ["mmproj-F16.gguf"]
+    facts = json.loads(hetrun("inspect", "hf:a/seeing", "--json", HF_HUB_OFFLINE="1").stdout)
+    assert Path(facts["pictures"]["file"]).name == "mmproj-F16.gguf"
 
 
 def test_what_has_another_checksum_is_thrown_away(hub: Hub, tmp_path: Path) -> None:

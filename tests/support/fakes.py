@@ -56,6 +56,7 @@ from hetrun.client.queries import (
     LayerPlace,
     Layers,
     PlanNow,
+    PromptLength,
     Question,
     RankPrompts,
     Render,
@@ -208,6 +209,8 @@ class FakeEngine:
                 if messages[-1]["content"] == "refuse":
                     raise OptionError("no render")
                 return "".join(f"[{m['role']}]{m['content']}" for m in messages) + repr(dict(options))
+            case PromptLength(pictures):
+                return 100 * len(pictures)
             case PlanNow():
                 return {"format": 3, "plans": []}
             case SlotAction(action, slot, path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from hetrun.pictures.picture import Picture
 
-MARK = b"<__media__>"
+_QUIET: list[Any] = []  # hears what the libraries log, for as long as they are there
 
 
 class Oracle:
@@ -22,8 +22,9 @@ class Oracle:
         from llama_cpp import mtmd_cpp
 
         self._llama, self._mtmd, self._batch = llama_cpp, mtmd_cpp, batch
-        quiet = llama_cpp.llama_log_callback(lambda *_: None)
-        self._quiet = quiet
+        if not _QUIET:
+            _QUIET.append(llama_cpp.llama_log_callback(lambda *_: None))
+        quiet = _QUIET[0]
         llama_cpp.llama_log_set(quiet, ctypes.c_void_p())
         mtmd_cpp.mtmd_helper_log_set(quiet, ctypes.c_void_p())
         p = llama_cpp.llama_model_default_params()
@@ -37,12 +38,14 @@ class Oracle:
         self._context = llama_cpp.llama_init_from_model(self._model, c)
         m = mtmd_cpp.mtmd_context_params_default()
         m.use_gpu, m.n_threads, m.print_timings, m.warmup = False, 1, False, False
-        m.flash_attn_type = 0
         self._tower = mtmd_cpp.mtmd_init_from_file(str(mmproj).encode(), self._model, m)
-        assert self._model and self._context and self._tower
+        assert None not in (self._model, self._context, self._tower)
 
-    def greedy(self, text: str, pictures: Sequence[Picture], n: int) -> tuple[list[int], list[float]]:
-        """The next tokens, and by how much each was better than the second best."""
+    def greedy(
+        self, text: str, pictures: Sequence[Picture], n: int
+    ) -> tuple[list[int], list[float], np.ndarray]:
+        """The next tokens, by how much each was better than the second best, and the log-probabilities of the
+        first."""
         mtmd, llama = self._mtmd, self._llama
         llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
         chunks = mtmd.mtmd_input_chunks_init()
@@ -58,6 +61,8 @@ class Oracle:
         args: Any = (self._tower, self._context, chunks, 0, 0, self._batch, True, ctypes.byref(past))
         assert mtmd.mtmd_helper_eval_chunks(*args) == 0
         place, found, margins = past.value, list[int](), list[float]()
+        first = self._logits().astype(np.float64)
+        first -= np.log(np.exp(first - first.max()).sum()) + first.max()
         for _ in range(n):
             logits = self._logits()
             two = np.partition(logits, -2)[-2:]
@@ -68,7 +73,7 @@ class Oracle:
         for bitmap in bitmaps:
             mtmd.mtmd_bitmap_free(bitmap)
         mtmd.mtmd_input_chunks_free(chunks)
-        return found, margins
+        return found, margins, first
 
     def _logits(self) -> np.ndarray:
         llama = self._llama
@@ -88,6 +93,3 @@ class Oracle:
         self._mtmd.mtmd_free(self._tower)
         self._llama.llama_free(self._context)
         self._llama.llama_model_free(self._model)
-
-
-Opened = Callable[[str], Oracle]

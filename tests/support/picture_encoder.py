@@ -53,6 +53,7 @@ class LinearEncoder:
     around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # tokens before and after a picture
     parts: int = 1  # into which a picture is cut, from top to bottom
     before: Callable[[], object] = lambda: None  # called in the middle of encoding
+    more: int = 0  # bytes that it takes for a picture
     opened: int = 0
     closed: int = 0
     encoded: list[bytes] = field(default_factory=list)  # digests
@@ -107,7 +108,7 @@ class LinearEncoder:
         return made
 
     def bytes_for(self, width: int, height: int) -> int:
-        return 12 * width * height
+        return 12 * width * height + self.more
 
     def cancel(self) -> None:
         self.cancelled.set()

@@ -242,6 +242,7 @@ def add_numbers(writer: GGUFWriter, prefix: str, numbers: Mapping[str, object]) 
 
 def write_text(family: str, path: Path, seed: int = 1) -> Path:
     """The text model of a family."""
+    family = "gemma4" if family == UNIFIED else family
     architecture = family.removesuffix("-flat")
     writer = GGUFWriter(None, architecture)
     writer.add_name(f"tiny-{family}")
@@ -361,6 +362,19 @@ def gemma4_tower() -> Tensors:
     yield "mm.input_projection.weight", matrix(WIDTH, SEEN_WIDTH)
 
 
+def unified_tower() -> Tensors:
+    """Gemma 4's without a transformer: patches of 3 x 3 others are normed, multiplied, and become rows."""
+    side = 3 * PATCH
+    width = 3 * side * side
+    yield "v.patch_embd.weight", matrix(SEEN_WIDTH, width)
+    yield "v.patch_embd.bias", bias(SEEN_WIDTH)
+    yield "v.position_embd.weight", Weight((2, 1200, SEEN_WIDTH), 0.3)
+    for i, n in ((1, width), (2, SEEN_WIDTH), (3, SEEN_WIDTH)):
+        yield f"v.patch_norm.{i}.weight", norm(n)
+        yield f"v.patch_norm.{i}.bias", bias(n)
+    yield "mm.input_projection.weight", matrix(WIDTH, SEEN_WIDTH)
+
+
 def pixtral_tower() -> Tensors:
     yield patches()
     yield "v.pre_ln.weight", norm(SEEN_WIDTH)
@@ -379,9 +393,15 @@ TOWERS: dict[str, tuple[str, Callable[[], Tensors], dict[str, object]]] = {
     "qwen35": ("qwen3vl_merger", lambda: qwen_tower(0), {"use_gelu": True}),
     "gemma3": ("gemma3", gemma3_tower, {"use_gelu": True, "vision.projector.scale_factor": 2}),
     "gemma4": ("gemma4v", gemma4_tower, {"use_gelu": True}),
+    "gemma4-unified": (
+        "gemma4uv",
+        unified_tower,
+        {"vision.block_count": 0, "vision.attention.head_count": 0, "vision.feed_forward_length": 0},
+    ),
     "mistral3": ("pixtral", pixtral_tower, {"use_silu": True, "vision.spatial_merge_size": 2}),
 }
-FAMILIES = tuple(TOWERS)
+UNIFIED = "gemma4-unified"  # a second kind of tower of a family
+FAMILIES = tuple(family for family in TOWERS if family != UNIFIED)
 
 
 def write_tower(family: str, path: Path, seed: int = 2, **said: object) -> Path:

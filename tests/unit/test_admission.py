@@ -105,6 +105,18 @@ def test_a_request_waits_for_its_place_then_its_first_token_then_its_end(
     assert sooner.first_s <= found.first_s + 1e-9
 
 
+def test_nothing_runs_beside_the_encoding_of_pictures() -> None:
+    own, other = Work(1000, 10), Work(100, 1000, running=True)
+    alone, seeing = replace(own, pictures_s=3.0), replace(other, pictures_s=5.0)
+    asked = admission(aside=0.5)
+    first = forecast(asked, own, [other]).first_s
+    assert forecast(asked, alone, [other]).first_s == pytest.approx(first + 3.0)
+    assert forecast(asked, alone, [seeing]).first_s == pytest.approx(first + 8.0)
+    assert forecast(asked, own, [seeing]).place_s == 0
+    assert asked.refuse(alone, [seeing], deadline_left_s=first + 7.0) is not None
+    assert asked.refuse(alone, [seeing], deadline_left_s=first + 9.0) is None
+
+
 def test_running_answers_keep_their_share_until_they_are_over() -> None:
     own, short, long = Work(1000, 10), Work(0, 10, running=True), Work(0, 1000, running=True)
     alone = forecast(admission(aside=0.5), own).first_s

@@ -44,6 +44,7 @@ def create_backends(options: Options, graph: Graph) -> dict[str, Backend]:
 def _created(known: Descriptor, options: Options) -> Backend:
     backend = known.create()
     backend.exact = options.precision == "exact"
+    backend.whole = options.whole
     return backend
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hetrun.errors import ModelFileError, OptionError, printable
 from hetrun.loader.architectures import builds
+from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.hf_mapping import SEES
 from hetrun.loader.hub.select import File, alike, projectors
 from hetrun.loader.hub.stores import ollama_projector
@@ -85,6 +86,11 @@ def _without(source: ModelSource, reasons: Sequence[str]) -> str:
     if reasons:
         more = f" (and {len(reasons) - 1} more files)" if len(reasons) > 1 else ""
         return f"no vision tower fits: {reasons[0]}{more}"
+    if isinstance(source, GGUFModel) and any(name.startswith("v.blk.") for name in source.file.tensors):
+        return (
+            "its vision tower is inside the model's own file, as Ollama writes some models, where hetrun "
+            "cannot use it: get the model with an mmproj file, or name one with --mmproj FILE"
+        )
     if source.get_bool(SEES, False):
         return (
             "its vision tower is in the safetensors files, where hetrun cannot use it: put the mmproj file "

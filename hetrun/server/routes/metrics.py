@@ -108,6 +108,9 @@ def of_engine(state: EngineState, info: ModelInfo) -> list[Metric]:
         _counter("answer_tokens", "Tokens of answers.", counts.answer_tokens),
         _counter("drafted_tokens", "Tokens that were guessed and tried.", counts.drafted),
         _counter("accepted_tokens", "Predicted tokens that were accepted.", counts.accepted),
+        _counter("pictures_encoded", "Pictures that were encoded, or parts of some.", counts.pictures),
+        _counter("pictures_cached", "Pictures that were known already.", counts.pictures_cached),
+        _counter("picture_seconds", "Of encoding pictures.", counts.picture_s),
         _summary("first_token_seconds", "From arrival.", counts.first_token_s, counts.begun),
         _summary("step_seconds", "Of the engine's steps.", counts.step_s, counts.steps),
     ]

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import TypeVar
 
-from hetrun.errors import EngineStopped, UserError
+from hetrun.errors import EngineStopped, OptionError, UserError
 from hetrun.tools.batch.line_reader import Line, Lines
 from hetrun.tools.batch.output_file import NoRoom, Output
+from hetrun.tools.batch.pictures import has_pictures, with_pictures
 from hetrun.tools.batch.prefix_order import by_beginnings
 from hetrun.tools.batch.reorder_buffer import Held
 from hetrun.tools.batch.request_lines import Ask, Reader
@@ -87,13 +89,14 @@ class Batch:
         *,
         in_order: bool = True,
         same: bool = False,
+        folder: Path | None = None,
     ) -> None:
-        """`same`: nothing is written that differs from run to run."""
+        """`same`: nothing is written that differs from run to run. `folder`: of pictures that lines name."""
         self.tally = ends.tally
         self._lines, self._output, self._done, self._held = ends.lines, ends.output, ends.done, ends.held
         self._reader = reader
         self._places = {place: _State() for place in places}
-        self._in_order, self._same = in_order, same
+        self._in_order, self._same, self._folder = in_order, same, folder
         self._todo: deque[Ask] = deque()
         self._most_todo = sum(place.lanes for place in places)
         self._tries: Counter[int] = Counter()
@@ -151,7 +154,7 @@ class Batch:
         state = self._places[place]
         while (ask := await self._next(state)) is not None:
             try:
-                found = result(ask, await place.answer(ask), self._same)
+                found = await self._result(place, ask)
             except Away as away:
                 self._put_back(ask, away, state)
                 continue
@@ -159,6 +162,15 @@ class Batch:
                 self.tally.running -= 1
             state.failing_since, state.rest_s = None, REST_S
             self._ended(ask, found)
+
+    async def _result(self, place: Place, ask: Ask) -> Result:
+        sent, folder = ask, self._folder
+        if folder is not None and has_pictures(ask.body):
+            try:
+                sent = await in_thread(lambda: with_pictures(ask, folder))
+            except OptionError as error:
+                return refused(ask, str(error))
+        return result(ask, await place.answer(sent), self._same)
 
     async def _next(self, state: _State) -> Ask | None:
         """The next request; None: there will be none."""

@@ -69,7 +69,7 @@ class NumbaBackend(InterpretingBackend):
         if op.kind in LINEAR:
             return op.weights[0].quant.name in PRODUCTS
         if isinstance(op.attrs, Attention):
-            return not (op.attrs.softcap or op.attrs.sharing or op.weights)
+            return not (op.attrs.softcap or op.attrs.sharing or op.weights or self.whole)
         if isinstance(op.attrs, Rope):
             return not op.attrs.ext_factor
         return op.kind in OTHERS
