@@ -68,11 +68,17 @@ PROMISES_OFF = (
 
 def open_encoder(setup: PictureSetup) -> PictureEncoder:
     """A vision tower, whose file is tried in a process of its own first: llama.cpp may end the process."""
-    from hetrun.backends.libllama import picture_trial
     from hetrun.backends.libllama.pictures import MtmdEncoder
 
-    picture_trial.check(setup)
+    try_out(setup)
     return MtmdEncoder(setup)
+
+
+def try_out(setup: PictureSetup) -> None:
+    """Have llama.cpp encode small pictures in a process of its own, once for each file."""
+    from hetrun.backends.libllama import picture_trial
+
+    picture_trial.check(setup)
 
 
 def bytes_for(setup: PictureSetup, width: int, height: int) -> int:
@@ -89,5 +95,5 @@ descriptor = Descriptor(
     "llama.cpp as a whole, for architectures that hetrun does not know",
     preference=1,
     whole=Whole(open_whole, PROMISES_OFF, look),
-    pictures=Pictures(open_encoder, bytes_for),
+    pictures=Pictures(open_encoder, bytes_for, try_out),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from pathlib import Path
+from threading import Lock
 
 from hetrun.backend.picture_encoder import PictureSetup, Rows, Vision
 from hetrun.backends.llamacpp import ggml_api
@@ -22,14 +23,19 @@ CHILD = (
 LEAST_S = 180.0  # to load and to encode three small pictures
 SLOWEST = 20e6  # bytes per second that a disk reads
 log = logging.getLogger(__name__)
+_one_at_a_time = Lock()  # who comes second finds what the first has found out
 
 
 def check(setup: PictureSetup) -> None:
-    """Encode small pictures in another process, unless that was done with this file before."""
+    """Encode small pictures in another process, unless that was done with this file before; any thread."""
+    with _one_at_a_time:
+        mark = _mark(setup.vision)
+        if not mark.exists():
+            _try(setup, mark)
+
+
+def _try(setup: PictureSetup, mark: Path) -> None:
     vision = setup.vision
-    mark = _mark(vision)
-    if mark.exists():
-        return
     with unchanged({vision.path: vision.stamp}):
         code = CHILD.format(vision=vision, threads=setup.threads)
         seconds = LEAST_S + vision.stamp.size / SLOWEST

@@ -92,7 +92,10 @@ class Pictures(NamedTuple):
     """What a backend offers that encodes pictures.
 
     `open` loads a tower. `bytes_for` says before that what a picture of a width and a height will take.
+    `try_out`, on any thread, may take seconds for a file that was not tried before, which `open` would take
+    otherwise; ModelFileError says what is wrong with it.
     """
 
     open: Callable[[PictureSetup], PictureEncoder]
     bytes_for: Callable[[PictureSetup, int, int], int]
+    try_out: Callable[[PictureSetup], None] = lambda setup: None

@@ -248,16 +248,23 @@ def shelf_of(settings: Settings) -> Shelf:
     if settings.models:
         if settings.prompt_cache:
             raise OptionError("--prompt-cache is a file of one model: it does not go with --models")
+        if _names_a_tower(settings):
+            raise OptionError("--mmproj FILE belongs to one model: put each model's mmproj file beside it")
         named = [*([settings.model] if settings.model else []), *settings.models]
         return _several(settings, find_models(named))
     from hetrun.loader.hub.catalog import StoredModels, name_in_list
 
     if settings.model is None and (catalog := StoredModels(say)).found():
         models = catalog.found()
-        if settings.prompt_cache is None and settings.plan is None:
+        of_one = {
+            "--plan": settings.plan is not None,
+            "--prompt-cache": settings.prompt_cache is not None,
+            "--mmproj": _names_a_tower(settings),
+        }
+        if not any(of_one.values()):
             return _several(settings, models, catalog)
         if len(models) > 1:
-            flag = "--plan" if settings.prompt_cache is None else "--prompt-cache"
+            flag = next(flag for flag, given in reversed(of_one.items()) if given)
             raise OptionError(f"{flag} is a file of one model: name the model with -m")
         settings = _for(settings, str(next(iter(models.values())).path), settings.ram)
     place = Path(settings.model).expanduser() if settings.model else default_model()
@@ -267,6 +274,10 @@ def shelf_of(settings: Settings) -> Shelf:
 
     named_alone = Found(name_in_list(place), place, 0)
     return Shelf([named_alone], alone, idle_s=settings.sleep_idle)
+
+
+def _names_a_tower(settings: Settings) -> bool:
+    return settings.mmproj not in (None, "none")
 
 
 def _several(settings: Settings, models: Mapping[str, Found], catalog: ModelCatalog | None = None) -> Shelf:

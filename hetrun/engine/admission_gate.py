@@ -77,9 +77,7 @@ class Entry:
             prompt, seconds = w.running.missing, self._pictures_s(w.running)
         elif self._pictures and w.prepared and w.prepared.seen:
             seen = w.prepared.seen
-            prompt = self._admission.expected_prompt(_letters(w)) + sum(
-                seen.count for seen in w.prepared.seen
-            )
+            prompt = self._admission.expected_prompt(_letters(w)) + sum(each.n_tokens for each in seen)
             seconds = sum(map(self._pictures.expected_s, self._pictures.rows_to_encode(seen)))
         elif request.tokens is not None:
             prompt = len(request.tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hetrun.client.events import Event
 from hetrun.client.queries import Counts
-from hetrun.engine.pictures import Counted
+from hetrun.engine.pictures.store import Counted
 from hetrun.engine.sequence import Running
 from hetrun.engine.waiting_request import Waiting
 from hetrun.executor.interface import Model

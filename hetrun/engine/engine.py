@@ -22,7 +22,7 @@ from hetrun.engine.counters import Held, Tally
 from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Request
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.loop import Loop
-from hetrun.engine.pictures import Counted
+from hetrun.engine.pictures.store import Counted
 from hetrun.errors import DeviceLost, EngineStopped, UserError
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from hetrun.config import Settings
 from hetrun.engine.first_look import FirstLook
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import NOT_SAVED, Loaded
-from hetrun.engine.pictures import PictureStore
+from hetrun.engine.pictures.store import PictureStore
 from hetrun.engine.prefix_store import Prompts, check_place
 from hetrun.engine.speculation.draft_model import DraftModel
 from hetrun.engine.speculation.interface import Speculation
@@ -192,6 +192,7 @@ def draft_model(path: Path, options: Options, tokenizer: Tokenizer | None) -> Dr
     small = replace(
         options, wishes=wishes, ram=None, planner="static", streaming="off", eager=False, mtp="off"
     )
+    small = replace(small, spatial=False, whole=False)  # it reads no pictures
     return DraftModel(models.open_planned(source, small), n_tokens)
 
 

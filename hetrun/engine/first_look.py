@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.input_processor import Prepared, Renderer, grammars_of, prepared
 from hetrun.engine.loaded_model import check_length, prompt_tokens
-from hetrun.engine.picture_marks import new_mark
+from hetrun.engine.pictures.marks import new_mark
 from hetrun.errors import OptionError
 from hetrun.executor.interface import Limits
 from hetrun.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hetrun.client.events import GenerateRequest, Message
-from hetrun.engine.picture_marks import Seen, marked, new_mark
+from hetrun.engine.pictures.marks import Seen, marked, new_mark
 from hetrun.errors import OptionError
 from hetrun.pictures.picture import Picture
 from hetrun.sampling.interface import Constraint

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from hetrun.client.events import ContextShift, GenerateRequest
 from hetrun.engine.input_processor import Prepared, Renderer
-from hetrun.engine.picture_marks import Prompt, parts_of, with_pictures
-from hetrun.engine.pictures import PictureStore
+from hetrun.engine.pictures.marks import Prompt, parts_of, with_pictures
+from hetrun.engine.pictures.store import PictureStore
 from hetrun.engine.prefix_store import Prompts
 from hetrun.engine.slots import Slots
 from hetrun.engine.speculation.interface import Speculation

@@ -23,8 +23,8 @@ from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Ready, Request
 from hetrun.engine.input_processor import Prepared, Preparer
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.output_processor import Answering, Ending, logged, tell, together
-from hetrun.engine.picture_marks import Span
-from hetrun.engine.pictures import PictureStore
+from hetrun.engine.pictures.marks import Span
+from hetrun.engine.pictures.store import PictureStore
 from hetrun.engine.scheduler import Shares
 from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.sequence_factory import begun

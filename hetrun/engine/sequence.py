@@ -18,7 +18,7 @@ from hetrun.client.events import (
     TokenLogprob,
     Usage,
 )
-from hetrun.engine.picture_marks import Span, boundary, places_between, span_at
+from hetrun.engine.pictures.marks import Span, boundary, places_between, span_at
 from hetrun.executor.steps import Chunk
 from hetrun.graph.pooling import Pooled
 from hetrun.memory.kv.radix_tree import Tokens

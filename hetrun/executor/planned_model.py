@@ -367,7 +367,8 @@ class PlannedModel:
         before = self._lent
         self.books.grows(bill.PICTURES, "anonymous", held, most)
         try:
-            if most > before[1]:
+            # What comes from disk takes room that is there again by itself.
+            if most > before[1] or not (self._disk or self._experts):
                 self._budget.set_limit(self.books.granted)
         except BudgetError:
             self.books.grows(bill.PICTURES, "anonymous", *before)

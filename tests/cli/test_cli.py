@@ -227,7 +227,8 @@ def test_run_json_is_one_object(answer: Run) -> None:
     assert done["text"].rstrip("\n") == text.rstrip("\n")
     assert (len(done["tokens"]), done["finish_reason"]) == (6, "length")
     assert set(done["usage"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
-    assert set(done["timings"]) == {"load_s", "ttft_s", "prompt_tok_s", "decode_tok_s", "drafted", "accepted"}
+    timings = {"load_s", "ttft_s", "prompt_tok_s", "decode_tok_s", "drafted", "accepted", "picture_s"}
+    assert set(done["timings"]) == timings
 
 
 def test_run_json_full_has_the_plan_and_the_bill_of_memory_as_well(answer: Run) -> None:

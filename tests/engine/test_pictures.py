@@ -260,7 +260,7 @@ def test_the_budget(monkeypatch: Patch, texts: Texts) -> None:
         assert "1.0 GiB are needed beside the model" in str(error)
         encoder.more = 0
         assert ask(engine, f"See {MARK}", PICTURE).wait().last.kind == "done"
-        monkeypatch.setattr("hetrun.engine.pictures.IDLE_S", 0.0)
+        monkeypatch.setattr("hetrun.engine.pictures.store.IDLE_S", 0.0)
         engine.call(lambda loaded: loaded.pictures and loaded.pictures.rest())
         assert encoder.closed == 1
         bill = engine.call(lambda loaded: loaded.model.bill())
@@ -272,8 +272,8 @@ def test_rows_that_had_to_go(monkeypatch: Patch, texts: Texts) -> None:
     path, text = texts("qwen35"), f"{MARK} or {MARK} or {MARK}?"
     pictures = [drawn(48, 32, seed) for seed in range(3)]
     expected = said(path, LinearEncoder(WIDTH), text, *pictures)
-    monkeypatch.setattr("hetrun.engine.pictures.MOST_ROWS", 1)
-    monkeypatch.setattr("hetrun.engine.pictures.MOST_KEYS", 1)
+    monkeypatch.setattr("hetrun.engine.pictures.store.MOST_ROWS", 1)
+    monkeypatch.setattr("hetrun.engine.pictures.store.MOST_KEYS", 1)
     encoder = LinearEncoder(WIDTH)
     with seeing(monkeypatch, path, encoder) as engine:
         assert ask(engine, text, *pictures, ignore_eos=True).wait().tokens == expected

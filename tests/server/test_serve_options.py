@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from hetrun.cli.serve import remark_on_kubernetes, serve_forever, usual_sampling
+from hetrun.cli.serve import remark_on_kubernetes, serve_forever, shelf_of, usual_sampling
 from hetrun.client.engine_client import LocalClient
 from hetrun.config import Settings
 from hetrun.errors import OptionError
@@ -65,6 +65,11 @@ def test_several_models_have_names_of_their_own() -> None:
     assert settings.aliases == ("a", "b")
     with pytest.raises(OptionError, match="--alias names a single model: it does not go with --models"):
         serve_forever(settings, {}, False)
+
+
+def test_a_vision_tower_belongs_to_one_model() -> None:
+    with pytest.raises(OptionError, match="put each model's mmproj file beside it"):
+        shelf_of(Settings.resolve(environ={}, mmproj="mmproj.gguf", models=["x"]))
 
 
 # --- sampling

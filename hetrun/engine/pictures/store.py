@@ -18,7 +18,7 @@ import numpy as np
 from hetrun.backend import Floats
 from hetrun.backend.picture_encoder import PictureEncoder, PictureSetup, Piece, Rows
 from hetrun.backend.picture_encoder import Pictures as Encoding
-from hetrun.engine.picture_marks import Seen, Span, part_name
+from hetrun.engine.pictures.marks import Seen, Span, part_name
 from hetrun.engine.size_curve import SizeCurve
 from hetrun.errors import BudgetError, OptionError
 from hetrun.loader.vision import Vision
@@ -31,7 +31,7 @@ from hetrun.system.units import counted, size_in_words
 IDLE_S = 60.0  # without a picture, after which the encoder is given back
 MOST_ROWS = 256 << 20  # bytes of rows that are kept, where the budget has so much
 MOST_KEYS = 64 << 20  # bytes of pixels of pictures that are laid out and wait to be encoded
-MOST_KNOWN = 1024  # pictures whose sizes in a prompt are remembered
+MOST_KNOWN = 128  # pictures whose sizes in a prompt are remembered
 FIRST_ROW_S = 0.02  # that a row takes, before one was made: a guess on the slow side, for who waits
 
 

@@ -24,7 +24,7 @@ TOKEN_BYTES = 4
 
 def new_mark() -> str:
     """A mark that no text can contain: it is random, and nobody knows it before."""
-    return f"<__media_{token_hex(16)}__>"
+    return f"__media_{token_hex(16)}__"  # no template escapes any of it
 
 
 def marked(messages: Sequence[Message], mark: str) -> tuple[Message, ...]:
