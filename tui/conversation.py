@@ -10,6 +10,7 @@ from typing import Any
 from hetrun.client.events import PICTURE, Event, GenerateRequest, Message, accepted
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import UserError
+from hetrun.system.files import open_regular
 from hetrun.tui.store import export
 from hetrun.tui.store.store import Store
 from hetrun.tui.store.tree import Conversation, Pictured, Tree, Turn, fork_title, title_of
@@ -185,10 +186,10 @@ def figures_of(last: Event) -> dict[str, Any]:
 def attached(path: Path) -> tuple[str, str]:
     """The name and the text of a file that goes with a message."""
     try:
-        with path.expanduser().open("rb") as file:
+        with open(open_regular(path.expanduser()), "rb") as file:
             raw = file.read(MOST_ATTACHED + 1)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if len(raw) > MOST_ATTACHED:
         raise UserError(f"{path} is larger than {MOST_ATTACHED >> 20} MiB: attach a part of it")
     try:

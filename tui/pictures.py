@@ -9,11 +9,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from hetrun.client.events import MOST_PICTURE_BYTES, MOST_PICTURES, PICTURE_MARK, GenerateRequest, ModelInfo
+from hetrun.client.events import MOST_PICTURES, PICTURE_MARK, GenerateRequest, ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.client.queries import Render
 from hetrun.errors import HetrunError, UserError
 from hetrun.pictures.decoder import PictureDecoder
+from hetrun.system.files import open_regular
 from hetrun.tui.paths import is_picture
 from hetrun.tui.store.tree import Pictured, Turn
 from hetrun.tui.transcript.thumbnails import Thumbnail, reduced
@@ -86,22 +87,10 @@ def seems_picture(path: Path) -> bool:
     if is_picture(path):
         return True
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             return file.read(16).startswith(MAGIC)
-    except (OSError, ValueError):
+    except OSError:
         return False  # it is said when it is read
-
-
-def picture_file(path: Path) -> bytes:
-    """A picture's file, unless it is too large."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_PICTURE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if len(raw) > MOST_PICTURE_BYTES:
-        raise UserError(f"{path} is larger than {MOST_PICTURE_BYTES >> 20} MiB: scale the picture down")
-    return raw
 
 
 def check_readable(info: ModelInfo | None) -> None:

@@ -8,6 +8,7 @@ import pty
 import sqlite3
 import subprocess
 import sys
+import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,12 +18,16 @@ from pathlib import Path
 import pytest
 from textual import events
 
+from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import PICTURE
 from hetrun.errors import UserError
 from hetrun.pictures.picture import Picture
+from hetrun.server import listen
+from hetrun.server.app import create_app
 from hetrun.tui import clipboard
 from hetrun.tui.clipboard import copied_picture, reader
 from hetrun.tui.paths import dropped, without_paths
+from hetrun.tui.pictures import Gallery
 from hetrun.tui.screens.dialogs import Choose
 from hetrun.tui.store.store import SCHEMA, Store
 from hetrun.tui.store.tree import size_of
@@ -31,6 +36,7 @@ from hetrun.tui.widgets.chips import Chips
 from tests.support.fakes import FakeEngine
 from tests.support.pictures import png
 from tests.tui.driver import Driver, chatting
+from tests.tui.test_server_models import chat_over
 
 CAT, DOG = png(64, 32), png(40, 40, red=90)
 
@@ -66,6 +72,11 @@ async def paste(chat: Driver, text: str) -> None:
     chat.prompt.post_message(events.Paste(text))
 
 
+async def written(chat: Driver, text: str) -> None:
+    """Wait until this stands in the box."""
+    await chat.until(lambda: chat.prompt.text == text)
+
+
 def sent(engine: FakeEngine) -> tuple[list[object], tuple[bytes, ...]]:
     """The contents of the last request's messages, and its pictures."""
     request = engine.requests[-1]
@@ -90,6 +101,11 @@ async def test_a_picture_is_attached_shown_and_sent(engine: FakeEngine, folder: 
         assert f"cat.png 64 x 32, {size_of(len(CAT))}" in chat.shown
         await chat.exchange("say still there")  # sent again, with the same bytes, before the new message
         assert sent(engine) == ([asks("say a cat"), "a cat", "say still there"], (CAT,))
+        await chat.do_with_turn(0, "e")
+        await chat.until(lambda: len(chat.screen.pictures) == 1)
+        await chat.press("escape")  # nothing of the edit stays
+        await chat.until(lambda: not chat.screen.editing)
+        assert chips(chat) == []
 
 
 async def test_paths_in_a_message_are_pictures(engine: FakeEngine, folder: Path) -> None:
@@ -141,6 +157,10 @@ async def test_a_model_that_reads_no_pictures_says_what_to_do(engine: FakeEngine
         assert "does not read pictures: choose a model that does (/model)" in chat.said[0]
         assert chat.prompt.text == f"/attach {folder}/cat.png"
         chat.prompt.clear()
+        await paste(chat, f"{folder}/cat.png")
+        await written(chat, f"{folder}/cat.png")
+        await chat.until(lambda: chat.said != [])
+        chat.prompt.clear()
         text = f"say code for '{folder}/cat.png'"
         await chat.exchange(text)
         assert sent(engine) == ([text], ())
@@ -167,7 +187,7 @@ async def test_a_hostile_picture_is_a_sentence_and_loses_nothing(engine: FakeEng
             await chat.until(lambda: chat.said != [])
             assert chat.said[0].startswith(f"{name}: ")
             assert why in chat.said[0]
-            await chat.until(lambda text=text: chat.prompt.text == text)
+            await written(chat, text)
             assert len(chat.screen.pictures) == 1
             chat.prompt.clear()
             await chat.until(lambda: chat.said == [])
@@ -203,27 +223,18 @@ async def test_edited_asked_again_forked_and_opened_again(
         assert len(found) == 2, "found by the picture's name"
         chat.screen.open(found[-1].id)
         (asked,) = chat.entries("user")
+        assert asked.turn is not None
         await chat.until(lambda: len(asked.cards) == 2 and all(card.small for card in asked.cards))
         await chat.exchange("say three")
         assert sent(engine)[1] == (CAT, DOG)
-        for conversation in found:
-            chat.screen.open(conversation.id)
-            await chat.command("/delete")
-            await chat.opened(Choose)
-            await chat.press("y")
-            await chat.until(lambda: chat.asked == [])
+        chat.screen.talk.store.delete(found[0].id)
+        assert chat.screen.talk.store.picture(asked.turn.pictures[0].digest) == CAT, "the other one shows it"
+        await chat.command("/delete")
+        await chat.opened(Choose)
+        await chat.press("y")
+        await chat.until(lambda: chat.asked == [])
     with sqlite3.connect(place) as db:
         assert db.execute("SELECT count(*) FROM picture").fetchone() == (0,)
-
-
-async def test_escape_from_an_edit_gives_back_an_empty_box(engine: FakeEngine, folder: Path) -> None:
-    async with chatting(engine) as chat:
-        await chat.exchange(f"say one '{folder}/cat.png'")
-        await chat.send("/edit")
-        await chat.until(lambda: len(chat.screen.pictures) == 1)
-        await chat.press("escape")
-        await chat.until(lambda: not chat.screen.editing)
-        assert chips(chat) == []
 
 
 async def test_what_cannot_be_answered_is_given_back_with_its_pictures(
@@ -257,17 +268,55 @@ async def test_exports_have_the_pictures_and_come_back(
         (tmp_path / "bad.json").write_text(json.dumps(found))
         await chat.send(f"/import {tmp_path}/bad.json")
         await chat.until(lambda: any("SVG drawing" in said for said in chat.said))
-
-
-async def test_openais_messages_with_pictures_are_imported(engine: FakeEngine, tmp_path: Path) -> None:
-    url = f"data:image/png;base64,{b64encode(DOG).decode()}"
-    parts = [{"type": "text", "text": "say one"}, {"type": "image_url", "image_url": {"url": url}}]
-    (tmp_path / "in.json").write_text(json.dumps([{"role": "user", "content": parts}]))
-    async with chatting(engine) as chat:
+        chat.prompt.clear()
+        url = f"data:image/png;base64,{b64encode(DOG).decode()}"  # messages as OpenAI has them
+        parts = [{"type": "text", "text": "say three"}, {"type": "image_url", "image_url": {"url": url}}]
+        (tmp_path / "in.json").write_text(json.dumps([{"role": "user", "content": parts}]))
         await chat.command(f"/import {tmp_path}/in.json")
-        await chat.until(lambda: chat.asked == ["say one"])
-        await chat.exchange("say two")
+        await chat.until(lambda: chat.asked == ["say three"])
+        await chat.exchange("say four")
         assert sent(engine)[1] == (DOG,)
+
+
+async def test_a_server_gets_the_same_pictures(engine: FakeEngine, folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "s"
+    with listen.listening(listen.Address(uds=place)) as bound:
+        async with listen.served(create_app(LocalClient(engine)), bound), chat_over(place) as chat:
+            await chat.exchange(f"say one '{folder}/cat.png'")
+            await chat.exchange(f"say two '{folder}/the dog.png'")
+            assert sent(engine) == ([asks("say one"), "one", asks("say two")], (CAT, DOG))
+
+
+async def test_escape_gives_back_a_message_whose_picture_is_still_read(
+    engine: FakeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = threading.Event()
+    monkeypatch.setattr(Gallery, "_made", lambda self, file: str(read.wait(40)))
+    async with chatting(engine) as chat:
+        text = f"say one '{folder}/cat.png'"
+        await chat.send(text)
+        await chat.until(lambda: chips(chat) == ["cat.png …"])
+        await chat.send("say two")
+        await chat.until(lambda: chat.said == ["one moment: a picture is being read"])
+        chat.prompt.clear()
+        await chat.press("escape")
+        await written(chat, text)
+        assert chips(chat) == []
+        read.set()
+    assert engine.requests == []
+
+
+async def test_what_is_no_regular_file_is_said(engine: FakeEngine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "folder.jpg").mkdir()
+    async with chatting(engine) as chat:
+        for name, why in (("pipe.png", "is not a regular file"), ("folder.jpg", "is a directory")):
+            await chat.send(f"/attach {tmp_path}/{name}")
+            await written(chat, f"/attach {tmp_path}/{name}")
+            await chat.until(lambda: chat.said != [])
+            assert why in chat.said[0]
+            chat.prompt.clear()
+            await chat.until(lambda: chat.said == [])
 
 
 async def test_more_pictures_than_a_request_may_have(engine: FakeEngine, folder: Path) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from textual import on, work
 
+from hetrun.client.pictures import read_picture, type_of
 from hetrun.errors import HetrunError, UserError
 from hetrun.tui.clipboard import Reader, copied_picture, reader
 from hetrun.tui.conversation import attached
 from hetrun.tui.paths import dropped, path_of
-from hetrun.tui.pictures import Attached, Gallery, check_number, check_readable, picture_file, seems_picture
+from hetrun.tui.pictures import Attached, Gallery, check_number, check_readable, seems_picture
 from hetrun.tui.screens.dialogs import Ask
 from hetrun.tui.screens.navigation import Sights
 from hetrun.tui.store.tree import Turn
@@ -43,7 +44,8 @@ class Attachments(Sights):
 
     def prepare_pictures(self) -> None:
         """Find out how this terminal shows them."""
-        if has_placeholders(os.environ) and not self.app.no_color and not self.app.is_headless:
+        exact = self.app.console.color_system == "truecolor" and not self.app.no_color
+        if exact and has_placeholders(os.environ) and not self.app.is_headless:  # a colour is their number
             self.kitty = KittyPainter(self._send_to_terminal)
             self.gallery = Gallery(KittyPainter.prepare)
 
@@ -105,16 +107,25 @@ class Attachments(Sights):
             self.files[found] = text
             self.show_files()
 
+    def stop_reading(self) -> None:
+        """Pictures that are still being read are not wanted any more; their message is back in the box."""
+        for group in ("pictures", "sending"):
+            self.workers.cancel_group(self, group)
+
     @on(Prompt.Pasted)
     def _pasted(self, message: Prompt.Pasted) -> None:
         """What is dropped on a terminal comes as its path."""
         paths = dropped(message.text)
-        if paths:
-            with self.telling():
-                check_readable(self.info)
+        with self.telling():
+            if paths:
+                try:
+                    check_readable(self.info)
+                except UserError:
+                    message.prompt.insert_pasted(message.text)  # first: a new text ends what is said
+                    raise
                 self._bring(paths)
                 return
-        message.prompt.insert_pasted(message.text)
+            message.prompt.insert_pasted(message.text)
 
     @work(group="pictures", exit_on_error=False)
     async def _bring(self, paths: Sequence[Path], command: str = "") -> None:
@@ -127,9 +138,9 @@ class Attachments(Sights):
 
     async def read_pictures(self, paths: Sequence[Path]) -> None:
         """All of them go with the next message, or none; those before are read first."""
-        await self._read([(path.name, path) for path in paths])
+        await self._read([(path.name, str(path)) for path in paths])
 
-    async def _read(self, sources: Sequence[tuple[str, Path | bytes]]) -> None:
+    async def _read(self, sources: Sequence[tuple[str, str | bytes]]) -> None:
         names = [name for name, _ in sources]
         self.coming += names
         self.show_files()
@@ -138,7 +149,9 @@ class Attachments(Sights):
                 found = []
                 for name, source in sources:
                     file = (
-                        source if isinstance(source, bytes) else await asyncio.to_thread(picture_file, source)
+                        await asyncio.to_thread(read_picture, source, name)
+                        if isinstance(source, str)
+                        else source
                     )
                     found.append(Attached(await self.gallery.examined(name, file), file))
                 self.pictures += found
@@ -169,7 +182,7 @@ class Attachments(Sights):
             prompt.paste_text()
             return
         check_readable(self.info)
-        await self._read([(f"pasted {datetime.now():%H.%M.%S}.png", file)])
+        await self._read([(f"pasted {datetime.now():%H.%M.%S}.{type_of(file).rpartition('/')[2]}", file)])
 
     # --- in the conversation
 

@@ -498,6 +498,8 @@ class ChatScreen(Orders):
     def _escaped(self) -> None:
         if self.answering is not None or self.bringing:
             self.action_stop()
+        elif self.coming:
+            self.stop_reading()
         elif self.editing:
             self.action_cancel()
 

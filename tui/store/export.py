@@ -8,7 +8,7 @@ from __future__ import annotations
 import binascii
 import json
 import re
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from hetrun.client.events import MOST_PICTURE_BYTES
+from hetrun.client.pictures import data_url
 from hetrun.errors import PictureError, UserError
 from hetrun.pictures.kinds import format_of
 from hetrun.system.strict_json import parsed
@@ -57,7 +58,7 @@ def _alt(name: str) -> str:
 
 
 def _file_name(picture: Pictured) -> str:
-    """Of its bytes and what it is: people's names of files are not for every system."""
+    """By its bytes: people's names of files are not for every system."""
     suffix = Path(picture.name).suffix.lower()
     return picture.digest[:16] + (suffix if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else ".png")
 
@@ -67,8 +68,7 @@ def to_json(conversation: Conversation, tree: Tree, picture_of: PictureOf | None
 
     def pictured(picture: Pictured) -> dict[str, object]:
         assert picture_of is not None, "who has pictures has their files"
-        data = b64encode(picture_of(picture.digest)).decode()
-        url = f"data:image/{Path(_file_name(picture)).suffix[1:]};base64,{data}"
+        url = data_url(picture_of(picture.digest))
         return {"name": picture.name, "width": picture.width, "height": picture.height, "url": url}
 
     turns = [
