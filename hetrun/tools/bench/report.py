@@ -42,7 +42,7 @@ class PeerResult:
     threads: int
     samples: tuple[float, ...]
     repacking: bool = True  # whether weights were in the layouts that are fastest
-    limit: Limit | None = None  # of whoever has so many threads
+    limit: Limit | None = None  # of any program with as many threads
     chosen: Chosen = "best"  # how its number of threads was
 
     @property
