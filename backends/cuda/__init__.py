@@ -113,7 +113,7 @@ def name_of(number: int) -> str:
 def descriptors() -> tuple[Descriptor, ...]:
     """One for each GPU that there seems to be, and at least one, whose probe says what is missing.
 
-    The driver is asked only when one of them is probed or created. It may know of fewer.
+    The driver is not asked before one of them is needed. It may know of fewer.
     """
     files: list[str] = []
     with suppress(OSError):

@@ -137,7 +137,7 @@ def _nothing(scope: str, share: Share, what: str) -> OptionError:
 
 
 def _rows(ops: _Ops, scope: str, parts: Sequence[Share]) -> Pieces:
-    """Every product of the scope that has as many rows as the shares are of."""
+    """Every product of the scope with as many rows as the shares divide."""
     mine = [op for op in ops.within(scope) if op.kind in ("linear", "head")]
     if not any(op.out.width == parts[0].of for op in mine):
         found = ", ".join(str(n) for n in dict.fromkeys(op.out.width for op in mine))

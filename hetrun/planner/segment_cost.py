@@ -151,8 +151,8 @@ class Costs:
         several: bool = False,
         believed: float = inf,
     ) -> float | None:
-        """A segment: the sum of its units, corrected by what runs of it took at sizes near this one; by so
-        many times at most as is `believed`."""
+        """A segment: the sum of its units, corrected by what runs of it took at sizes near this one; by a
+        factor of at most `believed`."""
         work = Work(self.form(segment), segment.backend, threads, several)
         tokens, depth = size_of(segment.ops, tokens, depth)
         total = self.summed(segment, threads, tokens, depth)

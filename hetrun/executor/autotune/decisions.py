@@ -9,7 +9,7 @@ from hetrun.planner.online import passes_of
 from hetrun.planner.plan import Plan
 from hetrun.system.units import counted
 
-TAKEN, SPARE = 0.5, 0.35  # cores of others: more than TAKEN are in the way; fewer than SPARE are not
+TAKEN, SPARE = 0.5, 0.35  # cores of others: more than TAKEN are in the way; less than SPARE are not
 
 
 def in_words(v: Verdict, others: float | None) -> str:

@@ -72,7 +72,7 @@ class Disk:
             return replace(best, rate=self._rate(descriptor, best.threads, best.request, read_s))
 
     def forget(self) -> None:
-        """Drop what the page cache has of the files: no program shall find there what others have read."""
+        """Drop what the page cache has of the files: no side shall find there what another has read."""
         for path in self._paths:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:

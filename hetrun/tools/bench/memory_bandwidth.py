@@ -68,7 +68,7 @@ class Memory:
 
 
 def threads(n: int) -> str:
-    """This many, in words."""
+    """A number of threads, in words."""
     return counted(n, "thread")
 
 

@@ -271,7 +271,7 @@ class _Theirs:
         return rate and rate / case.batch
 
     def rest(self) -> None:
-        """No other side shall find in memory what it has read."""
+        """What it has read shall not be found in memory again."""
         self._group.empty()
 
     def sample(self, rate: float, seed: int) -> None:
