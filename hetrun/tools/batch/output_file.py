@@ -32,7 +32,7 @@ class Output:
     def __init__(self, fd: int, name: str) -> None:
         self.name = name
         self._fd = fd
-        self._lock = threading.Lock()  # it must not be closed while another thread writes to it
+        self._lock = threading.Lock()  # the file must not be closed while another thread writes to it
         self._closed = False
         self.is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         # What is there already stays: standard output may be a user's file, at any place in it.
