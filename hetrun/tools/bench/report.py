@@ -265,8 +265,8 @@ def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
     lines += dict.fromkeys(r.text.told for r in rows if r.text)
     if beside := max(r.beside for r in rows):
         lines.append(
-            f"beside {beside}: so many other programs kept a core busy each, also in each side's first run, "
-            "which does not count; limits are those of a machine that does nothing else"
+            f"beside {beside}: this many other programs each kept a core busy, also in each side's first "
+            "run, which does not count; limits are those of a machine that does nothing else"
         )
     if peers:
         repacking = "repacking" if peers[0].repacking else WITHOUT_REPACKING
