@@ -229,5 +229,5 @@ def scaled(b: GraphBuilder, x: Value, factor: float, part: str = "") -> Value:
 
 
 def select(b: GraphBuilder, x: Value) -> Value:
-    """Only the rows that somebody wants."""
+    """Only the rows that are wanted."""
     return b.op("select", [x], [], Attrs(), x.width, rows="wanted", part="norm")

@@ -42,8 +42,8 @@ OWN_OF_ALL = {
 
 
 def shared_source(slides: Sequence[bool], shared: int) -> list[int | None]:
-    """The layer whose keys and values each layer has: the last so many have those of the last one of their
-    kind before them."""
+    """The layer whose keys and values each layer has: the last `shared` ones have those of the last one of
+    their kind before them."""
     first = len(slides) - shared
     last = {kind: max((i for i in range(first) if slides[i] == kind), default=None) for kind in (True, False)}
     return [i if i < first else last[slides[i]] for i in range(len(slides))]

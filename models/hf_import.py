@@ -299,7 +299,7 @@ class Tensors:
                 self.take(f"blk.{i}.{ours}.weight", theirs)
 
     def finish(self) -> dict[str, Weight]:
-        """All of them by GGUF name. A tensor that nobody asked for would have changed the result."""
+        """All of them by GGUF name. A tensor that was not asked for would have changed the result."""
         if self._left:
             self._hf.config.refuse(
                 f"hetrun does not know what the tensor {min(self._left)} is for in models of its type"

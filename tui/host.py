@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hetrun.client.interface import ChatClient
 
-Tell = Callable[[int, int, str], object]  # bytes that were brought, of so many, and of what; may raise
+Tell = Callable[[int, int, str], object]  # bytes that were brought, of how many, and of what; may raise
 Opening = Callable[[], ChatClient]  # begins to load a model
 
 

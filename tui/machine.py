@@ -88,7 +88,7 @@ def _note_rates(facts: Facts, before: EngineState, now: EngineState) -> None:
 
 
 def draw(facts: Facts, width: int) -> Content:
-    """Everything, in lines of so many cells."""
+    """Everything, in lines of `width` cells."""
     lines: list[Content] = []
     if facts.why_not:
         lines += [Content.styled(visible(facts.why_not), "dim"), Content("")]

@@ -4,7 +4,7 @@ The kernel is fast when it has many query rows for the keys it packs, and no mas
 with one, where that was measured. So the query heads that share a KV head are folded into rows, and the keys
 are cut into strips: what all rows see is one call without a mask, the corners where some rows see a key and
 others do not are small calls with one, and the results are put together by their log-sum-exp. Strips that
-nobody sees are never computed.
+no row sees are never computed.
 
 Keys and values are bf16. Those of this pass are used as they came; older ones are read from the KV tables
 into a scratch, some thousand at a time. A few rows over an F16 table are computed in F16 where it lies:

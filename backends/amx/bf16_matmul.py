@@ -207,7 +207,7 @@ class Scratch:
     """Memory that all products of a lean backend unpack their weights into, one after the other."""
 
     def __init__(self, check: Callable[[], None]) -> None:
-        """`check` is called between slices; it raises when somebody cancelled."""
+        """`check` is called between slices; it raises after a cancellation."""
         self.check = check
         self._floats = np.empty(0, np.float32)
         self._rounded = torch.empty(0, dtype=BF16)

@@ -134,7 +134,7 @@ class _Fusing:
         return (op,)
 
     def _hidden(self, act: Op) -> bool:
-        """Whether nobody else sees what an activation reads."""
+        """Whether what an activation reads is not kept for others."""
         return not self._kept.intersection(act.inputs)
 
     def _find_within(self) -> dict[Value, Op]:

@@ -29,7 +29,7 @@ AT_ONCE = 1 << 19  # numbers that one step after the other is done with: they st
 
 
 def turn(cols: int) -> Tensor:
-    """The matrix that blocks of so many columns are multiplied by.
+    """The matrix to multiply blocks of a row of `cols` columns by.
 
     It is a Hadamard matrix: every number is 1 or -1, which bf16 has. As it stands it also makes everything
     larger, by the root of its size. Rows of one sign would come out as one large number again, if all its

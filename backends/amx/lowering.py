@@ -69,7 +69,7 @@ Call = Callable[[Frame], None]
 
 
 def most_rows(weights: int, threads: int, arithmetic: str) -> int:
-    """How many rows may be multiplied by so many weights in one call."""
+    """The most rows that one call may multiply by this many weights."""
     rate = FLOPS_PER_THREAD[arithmetic] * threads
     return max(FEWEST_ROWS, int(LONGEST_CALL * rate / (2 * weights)) // TILE * TILE)
 
@@ -312,7 +312,7 @@ class Emitter:
 
         def call(frame: Frame) -> None:
             query = frame.values[q]
-            if query is None:  # nobody wants a row of this pass: it only fills the cache
+            if query is None:  # no row of this pass is wanted: it only fills the cache
                 query = torch.empty((0, width), dtype=BF16)
             frame.values[target] = attend(
                 op, query, [frame.get(x) for x in own], sinks, frame.work, kv, scratch
@@ -460,7 +460,7 @@ def _precise(product: Product, bias: Tensor | None) -> Callable[[Tensor], Tensor
 
 
 def _has_token_rows(item: Fused) -> bool:
-    """Whether an op must run even if nobody wants a row: attention fills the cache all the same."""
+    """Whether an op must run even if no row is wanted: attention fills the cache all the same."""
     return any(op.out.rows == "tokens" or writes_rows(op) for op in fusion.members(item))
 
 

@@ -29,7 +29,7 @@ class Mixture:
 
 
 def moe(m: Mixture, x: Tensor, looked_at: Tensor, check: Callable[[], None]) -> Tensor:
-    """`looked_at`: by the router. `check` is called before each expert; it raises when somebody cancelled."""
+    """`looked_at`: by the router. `check` is called before each expert; it raises after a cancellation."""
     a = m.attrs
     chosen, shares = route(a, torch.mm(looked_at, m.router.t()), m.more)
     out, rounded = torch.zeros_like(x), x.to(BF16)

@@ -37,7 +37,7 @@ class AmxRunner:
         self._writes = [(v.name, written.slots[v]) for v in segment.writes if _is_there(v, shape)]
         backend.book(self, _peak_bytes(segment, shape))
 
-    @torch.inference_mode()  # a call of torch takes less time when nobody may ask for gradients
+    @torch.inference_mode()  # a call of torch takes less time when no gradients can be asked for
     def submit(self, work: Pass) -> Done:
         """Compute; results are arrays of their own."""
         frame = Frame(work, [None] * len(self._slots))
@@ -70,7 +70,7 @@ class AmxRunner:
 
 
 def _is_there(value: Value, shape: PassShape) -> bool:
-    """Values of wanted rows are left out where nobody wants one."""
+    """Values of wanted rows are left out where no row is wanted."""
     return value.rows == "tokens" or shape.wanted > 0
 
 

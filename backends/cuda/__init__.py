@@ -111,9 +111,9 @@ def name_of(number: int) -> str:
 
 @cache
 def descriptors() -> tuple[Descriptor, ...]:
-    """One for each GPU that there seems to be, at least one: whoever asks it hears what is missing.
+    """One for each GPU that there seems to be, and at least one, whose probe says what is missing.
 
-    The driver is not asked before somebody wants one of them. It may know of fewer.
+    The driver is not asked before one of them is needed. It may know of fewer.
     """
     files: list[str] = []
     with suppress(OSError):

@@ -12,7 +12,7 @@ ALIGNMENT = 256  # bytes: what the widest loads and cuBLAS like
 
 
 def in_arena(nbytes: int) -> int:
-    """What so many bytes take."""
+    """Bytes of an arena that `nbytes` bytes take."""
     return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
 
 
@@ -34,7 +34,7 @@ class Arena:
         return self.nbytes - self.used
 
     def take(self, nbytes: int, what: str) -> int:
-        """The address of so many bytes; BudgetError where no gap is so large."""
+        """The address of `nbytes` bytes; BudgetError where no gap is large enough."""
         found = self.find(nbytes)
         if found is None:
             raise no_room(what, in_arena(nbytes), self.left, self.nbytes)
@@ -67,15 +67,15 @@ class Arena:
         insort(self._gaps, (offset, size))
 
 
-Allocate = Callable[[int], int]  # so many bytes, or MemoryError
+Allocate = Callable[[int], int]  # takes the number of bytes and gives their address, or raises MemoryError
 
 
 class GrowingArena:
     """Arenas that are taken one after the other, when a part needs more than there is: up to a number of
-    bytes in all, which nobody has promised. What is not needed here is left to others."""
+    bytes in all, which are not promised to it. What is not needed here is left to others."""
 
     def __init__(self, allocate: Allocate, nbytes: int, step: int) -> None:
-        """At least `step` bytes are taken at once, as far as there are so many left."""
+        """At least `step` bytes are taken at once, as far as that many are left."""
         self.nbytes = nbytes // ALIGNMENT * ALIGNMENT
         self.most_used = 0
         self._allocate, self._step = allocate, step
@@ -85,7 +85,7 @@ class GrowingArena:
 
     @property
     def taken(self) -> int:
-        """Bytes that nobody else can have."""
+        """Bytes that no other part of the program can have."""
         return sum(arena.nbytes for arena in self._arenas)
 
     @property
@@ -99,14 +99,14 @@ class GrowingArena:
         return self.nbytes - self.used
 
     def grow(self, nbytes: int) -> None:
-        """Take so many bytes more; MemoryError where others have them."""
+        """Take `nbytes` bytes more; MemoryError where others have them."""
         address = self._allocate(nbytes)
         at = bisect_left(self.addresses, address)
         self.addresses.insert(at, address)
         self._arenas.insert(at, Arena(address, nbytes))
 
     def take(self, nbytes: int, what: str) -> int:
-        """The address of so many bytes; BudgetError where no gap is so large and no more can be taken."""
+        """The address of `nbytes` bytes; BudgetError if no gap is large enough and no more can be taken."""
         found = self._find(nbytes)
         if found is None and self._has_grown(in_arena(nbytes)):
             found = self._find(nbytes)

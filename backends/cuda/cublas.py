@@ -1,7 +1,7 @@
 """cuBLAS through ctypes: four calls of it.
 
 CuPy's own wrapper sets the stream before every call, and that makes cuBLAS forget the memory it was told to
-work in: it would take more, which nobody granted, and none of it could be part of a graph.
+work in: it would take more than was granted, and none of it could be part of a graph.
 """
 
 from __future__ import annotations

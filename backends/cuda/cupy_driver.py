@@ -125,7 +125,7 @@ class PageLocked:
         return address
 
     def give_back(self, address: int) -> None:
-        """Nobody uses this any more."""
+        """This memory is no longer used."""
         self._dead.append(address)
         self.tidy()
 
@@ -377,7 +377,7 @@ class CupyDriver:
             self._fail(what, e)
 
 
-_thread = threading.local()  # which GPU its calls mean: nobody else in this process tells CUDA
+_thread = threading.local()  # which GPU its calls mean: only this module tells CUDA
 
 
 def _work_on(number: int) -> None:

@@ -41,8 +41,8 @@ class Device:
 
 
 class Loss:
-    """What a driver remembers of an error after which a GPU does nothing more in this process. Whoever wants
-    it to work hears of it every time; whoever gives something back does not, as nothing is left to give."""
+    """What a driver remembers of an error after which a GPU does nothing more in this process. Each call that
+    needs the GPU to work raises it again; giving something back does not, as nothing is left to give back."""
 
     def __init__(self) -> None:
         self._said = ""
@@ -123,7 +123,7 @@ class Driver(Protocol):
         ...
 
     def free_memory(self) -> int:
-        """Bytes that nobody has, as the system counts them."""
+        """Free bytes, as the system counts them."""
         ...
 
     def held_memory(self) -> int:
@@ -148,12 +148,12 @@ class Driver(Protocol):
         ...
 
     def event(self, sleeps: bool = False) -> Event:
-        """A new event, which has happened. Whoever waits for it keeps a core busy or, some microseconds
+        """A new event, which has happened. A thread that waits for it keeps a core busy or, some microseconds
         longer, `sleeps`."""
         ...
 
     def drop(self, event: Event) -> None:
-        """Nobody records or waits for it any more; what waits for it already does."""
+        """It will not be recorded or waited for again; waits that have begun go on."""
         ...
 
     def record(self, event: Event, stream: Stream) -> None:

@@ -50,7 +50,7 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """An attention whose queries and keys are turned by nobody else, alike, and whose keys are its own."""
+    """An attention whose queries and keys are turned alike, for no other op, and whose keys are its own."""
 
     query: Op
     key: Op
@@ -92,8 +92,8 @@ def _expert_uses(op: Op) -> list[WeightUse]:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The items of a segment, what their ops read, and after which of them nobody reads a value any more that
-    the segment keeps to itself."""
+    """The items of a segment, what their ops read, and after which of them a value that the segment keeps to
+    itself is not read any more."""
 
     segment: Segment
     items: Sequence[Item]

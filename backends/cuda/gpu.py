@@ -26,9 +26,9 @@ from hetrun.memory.kv.cache import KvCache
 
 log = logging.getLogger(__name__)
 
-MARGIN = 0.05  # of the memory that is free, where nobody said how much may be taken
-# Where nobody said it, memory is taken as it is needed: so much at once, as parts of what may be taken. Of
-# that the last part may lie in gaps between weights.
+MARGIN = 0.05  # of the memory that is free, where no limit was given
+# Without a limit, memory is taken as it is needed: in steps, each a part of what may be taken. Of that the
+# last part may lie in gaps between weights.
 STEP_SHARE, LEAST_STEP, MOST_STEP, GAPS_SHARE = 16, 32 << 20, 1 << 30, 32
 # What is kept from weights: for values, and for keys and values.
 PASSES_SHARE, LEAST_FOR_PASSES = 1 / 16, 2 * PACKED
@@ -41,7 +41,7 @@ Open = Callable[[], tuple[Driver, HasPrograms]]
 
 
 class Gpu:
-    """Opened when somebody asks how much memory there is; the memory is taken when somebody needs it."""
+    """Opened when its amount of memory is first asked for; the memory is taken when it is needed."""
 
     memory: Memory
     library: Library
@@ -60,7 +60,7 @@ class Gpu:
         self._open = open_
         self._opened: tuple[Driver, HasPrograms] | None = None
         self._limit: int | None = None  # of the device's memory, in all
-        self._grows = False  # as memory is needed: nobody said how much may be taken
+        self._grows = False  # as memory is needed: no limit was given
         self._left = 0  # of these what is ours
         self._window = 0  # bytes through which weights cross
         self.long_passes = 0  # bytes for values of long passes, where weights cross
@@ -115,8 +115,8 @@ class Gpu:
         return OwnMemory(self._limit, self._limit - left + besides, passes // 2)
 
     def keep_window(self, nbytes: int, long_passes: int) -> OwnMemory:
-        """Weights will cross, through so many bytes, and so many are for values of long passes; before it
-        starts, and behind a grant."""
+        """Weights will cross, through `nbytes` bytes, and `long_passes` bytes are for values of long passes;
+        called before it starts, and after a grant."""
         self._window = max(self._window, nbytes)
         self.long_passes = max(self.long_passes, long_passes)
         assert self._opened

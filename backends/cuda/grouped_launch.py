@@ -41,7 +41,7 @@ def down(quant: str, in_bytes: bool) -> tuple[Kernel, int]:
 
 
 def most_tiles(pairs: int, held: int) -> int:
-    """Tiles that so many pairs can make at most: each expert, and nobody, may have one that is not full."""
+    """The most tiles that pairs can make: each expert, and those without one, may have a tile not full."""
     return min(pairs, pairs // TILE + held + 1)
 
 

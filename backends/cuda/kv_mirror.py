@@ -187,7 +187,7 @@ class Slabs:
         return True
 
     def _enter(self, entries: Mapping[int, Address]) -> None:
-        """Write where slabs are into the table. Those of blocks that went stay: nobody looks there."""
+        """Write where slabs are into the table. Those of blocks that went stay: they are not read."""
         n = len(entries)
         numbers = np.array([*entries.keys(), *entries.values()], np.int64)
         target = self._memory.take(numbers.nbytes, "new entries of a table")

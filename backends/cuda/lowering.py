@@ -192,12 +192,12 @@ class Emitter:
             self.arena.give(with_bf16)
 
     def _as_it_lies(self, weight: Held, rows: int) -> bool:
-        """Whether so many rows, which are not few, are multiplied without unpacking a weight."""
+        """Whether this many rows, which are not few, are multiplied without unpacking a weight."""
         place = self.place
         return rows <= MOST and rows <= place.few_rows.of(weight, place.scratch, place.scratch_bytes)
 
     def _summed(self, op: Op, x: Value, x_bf16: Address, out: Value, addend: Value | None) -> None:
-        """A product of many tokens, and what it is added to: into that itself where nobody reads it later."""
+        """A product of many tokens, and what it is added to: into that itself where it is not read later."""
         if addend and addend in self._ends and out not in self._kept:
             self.at[out] = self.at.pop(addend)
             self._many(op, x, x_bf16, self.at[out], add=True)
@@ -273,7 +273,7 @@ class Emitter:
         return self._in_bytes[x], cols, matmul_launch.int8_row(cols), n
 
     def room_in_bytes(self, x: Value) -> Address:
-        """Where a kernel puts a value that it makes in bytes as well; 0 where nobody wants it so."""
+        """Where a kernel puts a value that it makes in bytes as well; 0 where it is not wanted in bytes."""
         if x not in self._wanted_in_bytes:
             return 0
         nbytes = self.rows(x) * matmul_launch.int8_row(x.width)
@@ -540,5 +540,5 @@ def activation_of(op: Op) -> int:
 
 
 def _norm_threads(width: int) -> int:
-    """Threads of a block that works on so many numbers: eight for each, in whole warps."""
+    """Threads of a block that works on `width` numbers: eight for each thread, in whole warps."""
     return min(1024, max(32, -(-width // 256) * 32))

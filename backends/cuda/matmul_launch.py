@@ -46,12 +46,12 @@ def takes_int8(quant: str, cols: int) -> bool:
 
 
 def group_of(tokens: int) -> int:
-    """Tokens that a warp takes at once, of so many."""
+    """Tokens that a warp takes at once, of this many."""
     return next((group for group in GROUPS if tokens <= group), 8)
 
 
 def blocks(tokens: int, *rows: int, int8: bool = False) -> int:
-    """Blocks of a launch for so many tokens, and for matrices of so many rows."""
+    """Blocks of a launch for `tokens` tokens, and for matrices of these numbers of rows."""
     group = group_of(tokens)
     at_once = WARPS * (INT8_ROWS if int8 else GROUPS[group])
     return -(-tokens // group) * sum(-(-n // at_once) for n in rows)

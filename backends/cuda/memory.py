@@ -114,7 +114,7 @@ class Memory:
 
 
 class Workplaces:
-    """Where passes lay values that nobody needs behind them: all on one stream, one after the other, so they
+    """Where passes lay values that are not needed after them: all on one stream, one after the other, so they
     share. A place never moves, as recorded work knows it by its address."""
 
     def __init__(self, memory: Memory) -> None:
@@ -122,7 +122,7 @@ class Workplaces:
         self._places: list[tuple[int, Address]] = []
 
     def of(self, nbytes: int) -> Address:
-        """The smallest there is of so many bytes, or a new one, which is to do for others as well."""
+        """The smallest place of at least `nbytes` bytes, or a new one, made larger to serve others too."""
         found = min((place for place in self._places if place[0] >= nbytes), default=None)
         if found is None:
             found = self._new(1 << (nbytes - 1).bit_length(), nbytes)

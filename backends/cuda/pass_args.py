@@ -77,7 +77,7 @@ class Seeing:
             tiles["first"], tiles["length"] = self._seen(first[part], sees[part] + start)
 
     def _seen(self, first: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """The first row and the number of them, of so many rows from one on or of a window's at their end."""
+        """The first row and the number of rows: of all from `first` on, or of a window at their end."""
         if not self.looking.window:
             return first, end
         length = np.minimum(end, self.looking.window)

@@ -89,6 +89,6 @@ def keep(path: Path, made: bytes) -> None:
 
 
 def told_on_terminal(line: str) -> None:
-    """For people who wait; nobody else has to read it."""
+    """Only for people who wait at a terminal."""
     if sys.stderr.isatty():
         print(line, file=sys.stderr)

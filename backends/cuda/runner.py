@@ -209,7 +209,7 @@ class CudaRunner:
             ring.ahead()
 
     def _choose(self, work: Pass) -> Choosing | None:
-        """Whoever looks at a few numbers of a row only gets these."""
+        """A caller that needs only a few numbers of each row gets only these."""
         if work.enough is None:
             return None
         name, k = work.enough

@@ -23,7 +23,7 @@ MOST_PARTS = 64
 
 
 def parts(width: int) -> int:
-    """Parts that a row of so many numbers is taken in."""
+    """Parts that a row of `width` numbers is cut into."""
     return max(1, min(MOST_PARTS, width // PART))
 
 

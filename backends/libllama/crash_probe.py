@@ -33,7 +33,7 @@ SLOWEST = 20e6  # bytes per second that a disk reads
 
 
 def check(files: Mapping[str, Stamp]) -> None:
-    """Open the file, in so many parts, in another process, unless that was done before."""
+    """Open the model, in as many files as it has, in another process, unless that was done before."""
     paths = [Path(path) for path in files]
     mark = _mark(
         [(path.resolve(), s.size, s.mtime_ns) for path, s in zip(paths, files.values(), strict=True)]

@@ -29,8 +29,8 @@ class LlamaRunner:
     ) -> None:
         """In a `trial` the weights are mapped: quick, and no copy that takes memory.
 
-        Otherwise they are read, into the layout that is fastest: whoever cuts a mapped file short ends every
-        process that works on it, by SIGBUS, and whoever writes to it changes the model while it answers.
+        Otherwise they are read, into the layout that is fastest: cutting a mapped file short ends, by SIGBUS,
+        every process that works on it, and writing to it changes the model while it answers.
         """
         self.native_seconds = 0.0
         self._lib = libllama_api.library()
@@ -117,7 +117,7 @@ class LlamaRunner:
         return np.ctypeslib.as_array(pointer, (rows, self.n_vocab))
 
     def recover(self) -> bool:
-        # States move to other places inside a run: after half of one nobody knows where they are.
+        # States move to other places inside a run: after half of one it is unknown where they are.
         if self._has_state:
             self._lib.llama_memory_clear(self._memory, True)
         return not self._has_state

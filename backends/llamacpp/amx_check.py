@@ -146,7 +146,7 @@ def _write(mark: Path | None, found: Verdict) -> None:
 
 def run() -> None:
     """The child: exit code 0 if the products are right."""
-    # Nobody shall be told of a crash that was to be expected, or find a core file.
+    # A crash is expected here: it is not reported, and leaves no core file.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     lib = ggml_api.library()
     amx = buffer_type(lib)

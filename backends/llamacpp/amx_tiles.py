@@ -28,7 +28,7 @@ class Tiles:
     """Loads ggml's tile configuration on the threads of its next graph."""
 
     def __init__(self, lib: Library) -> None:
-        """Raises OSError where the system lets nobody make code."""
+        """Raises OSError where the system does not allow code to be made."""
         self._code = mmap.mmap(-1, mmap.PAGESIZE)
         self._code.write(LOAD)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._code))
@@ -47,7 +47,7 @@ class Tiles:
         self._parallel = parallel
 
     def restore(self, threads: int) -> None:
-        """Before a graph that so many threads compute."""
+        """Before a graph that this many threads compute."""
         where = ctypes.addressof(self._config)
         if self._parallel and threads > 1:
             self._parallel(self._address, where, threads, 0)

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import pairwise
 
 TILE = 64
-RUNS_PER_THREAD = 4  # ggml cuts the rows of all heads into so many runs, and no tile reaches into the next
+RUNS_PER_THREAD = 4  # of the rows of all heads: ggml cuts them so, and no tile reaches into the next run
 # A tile's time in single rows: measured as 15 to 22, and as 5 to 9 where a row's time goes into what is left
 # over when a head is taken in steps.
 TILE_COST = 16

@@ -48,7 +48,7 @@ class Joiner:
         return readers[0] if len(readers) == 1 and value not in self._kept else None
 
     def gate(self, i: int) -> None:
-        """A gate that reads the two halves of a product, if nobody else does, goes into it."""
+        """A gate that alone reads the two halves of a product becomes part of the product."""
         product = self.items[i]
         assert isinstance(product, Product)
         if len(product.ops) != 2 or product.bias:

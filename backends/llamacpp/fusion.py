@@ -80,7 +80,7 @@ def members(item: Fused) -> tuple[Op, ...]:
 
 
 def has_token_rows(item: Fused) -> bool:
-    """Whether an op must run even if nobody wants a row: attention fills the cache all the same."""
+    """Whether an op must run even if no row is wanted: attention fills the cache all the same."""
     return any(op.out.rows == "tokens" or writes_rows(op) for op in members(item))
 
 

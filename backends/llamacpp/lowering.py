@@ -95,7 +95,7 @@ class Emitter:
         return [self._buffer(use).tensor for use in uses(item)]
 
     def mapped(self, use: WeightUse) -> Mapped | None:
-        """Who brings a weight before it is multiplied by, if somebody has to."""
+        """What brings a weight into memory before its product, if it has to be brought."""
         buffer = self._buffer(use)
         return buffer.mapped if isinstance(buffer, MappedBuffer) else None
 

@@ -58,7 +58,7 @@ class Arena:
         self._next = self._end = 0
 
     def take(self, nbytes: int) -> tuple[int, int]:
-        """The ggml buffer and the address of so many bytes."""
+        """The ggml buffer and the address of `nbytes` bytes."""
         nbytes = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if self._next + nbytes > self._end:
             self._grow(max(CHUNK, nbytes))

@@ -56,7 +56,7 @@ class ExpertSlots(Protocol):
 
     def send(self, coming: Sequence[Coming]) -> int:
         """Copy experts into slots that no pass uses from now on, and return a number by which to ask. Work
-        that the device was given before may still read what lay there; nobody on the host waits."""
+        that the device was given before may still read what lay there; no thread of the host waits."""
         ...
 
     def arrived(self, number: int) -> bool:

@@ -92,7 +92,7 @@ def _array(buffers: Buffers, op: Op, index: int) -> Floats:
 
 
 class InterpretedRunner:
-    """Calls one function for each op, until somebody cancels."""
+    """Calls one function for each op, until the pass is cancelled."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class InterpretedRunner:
 
     def _read(self, value: Value, work: Pass) -> Floats:
         if value.rows == "wanted" and not len(work.wanted):
-            return np.empty((0, value.width), np.float32)  # whoever makes it may leave it out then
+            return np.empty((0, value.width), np.float32)  # the op that makes it may leave it out then
         return work.values[value.name]
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ class WholeRunner(Protocol):
     def run(self, tokens: Ints, positions: Ints, sequences: Ints, wanted: NDArray[np.bool_]) -> Floats:
         """Take tokens in; the logits of the wanted ones, in order, good until the next run.
 
-        After an error nobody knows what was taken in, until `recover` and `cut` have been called.
+        After an error it is unknown what was taken in, until `recover` and `cut` have been called.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Where the time inside a backend goes: seconds by kind of work, booked only while somebody looks."""
+"""Where the time inside a backend goes: seconds by kind of work, booked only while a profile is taken."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ class Cut:
     """The weights of some ops, cut into pieces."""
 
     pieces: tuple[Piece, ...]  # in the order in which every pass takes them
-    always: int  # so many of them every pass takes; those behind it only where rows are wanted
+    always: int  # how many of them every pass takes; the later ones are taken only where rows are wanted
     lookups: tuple[Weight, ...]  # tables of which a pass reads single rows
-    head: int = 0  # so many, the last ones, only passes take of which logits are wanted
+    head: int = 0  # how many of the last ones only passes take whose logits are wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Place:
 
 
 class Supply(Protocol):
-    """Whoever brings pieces from disk. All but `stop` belongs to the engine's thread."""
+    """What brings pieces from disk. All but `stop` belongs to the engine's thread."""
 
     @property
     def address(self) -> int:
@@ -73,7 +73,7 @@ class Supply(Protocol):
         ...
 
     def stop(self) -> None:
-        """From any thread: whoever waits for a piece gets none any more, until `restart`."""
+        """From any thread: those that wait for a piece get none any more, until `restart`."""
         ...
 
 
@@ -81,8 +81,8 @@ class Partial(Protocol):
     """What a backend does that can compute with weights of which only a part is in memory."""
 
     def cut(self, ops: Sequence[Op], writes: Sequence[Value], most_bytes: int) -> Cut | None:
-        """Pieces of at most about so many stored bytes; None if no weight can be cut. Weights that are not
-        among them have to be there as a whole."""
+        """Pieces of at most about `most_bytes` stored bytes; None if no weight can be cut. Weights that are
+        not among them have to be there as a whole."""
         ...
 
     def prepare(
@@ -133,7 +133,7 @@ class ExpertSupply(Protocol):
         ...
 
     def begin(self, rows: int) -> None:
-        """A pass of so many rows begins."""
+        """A pass of `rows` rows begins."""
         ...
 
     def end(self) -> None:

@@ -62,7 +62,7 @@ def exit_code(arguments: list[str]) -> int:
             say(str(e))
         return WRONG_INPUT
     except (BrokenPipeError, SystemExit):
-        # Whoever read our results has seen enough: no error (click makes a SystemExit of it).
+        # The program that read our output has closed it: no error (click makes it a SystemExit).
         # Python would complain at exit that it cannot flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0

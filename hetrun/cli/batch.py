@@ -413,7 +413,7 @@ def summary(tally: Tally, seconds: float) -> dict[str, object]:
 
 
 def stopped_in_words(output: Path, resume: bool, tally: Tally, before: int) -> str:
-    """What is done where somebody stops, and how to go on; `before`: results that the file had."""
+    """What has been done when a run is stopped, and how to go on; `before`: results that the file had."""
     done = max(tally.before + tally.answered, before)
     waiting = waiting_path(output)
     files = f"{output} and {waiting}" if waiting.exists() else str(output)

@@ -99,7 +99,7 @@ def doors_of_server(settings: Settings, url: str) -> Doors:
 
 
 def changed(settings: Settings, changes: Mapping[str, object], tell: Tell) -> Settings:
-    """The same with some options as somebody has typed them; an OptionError if one makes no sense."""
+    """The same settings with some options as the user typed them; an OptionError if one makes no sense."""
     from hetrun.loader.hub.resolve import find
 
     typed = Settings.resolve(environ={}, **changes)

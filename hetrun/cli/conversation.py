@@ -49,7 +49,7 @@ def converse(
     verbose: bool,
 ) -> int:
     """Answer message after message, beginning with `first`; the exit code. `go_on`: with the last
-    conversation; `once`: with one message, `first` or what is piped, unless there is somebody who types."""
+    conversation; `once`: with one message, `first` or what is piped, unless a person types at a terminal."""
     with closing(_store()) as store:
         last: dict[str, Any] = _last(store) if go_on else {}
         if last.get("model") and settings.origin("model") != "explicit":

@@ -102,7 +102,7 @@ class Asked:
         return f"there is no model {word}; hetrun list shows those that are here"
 
     def is_conversation(self, interactive: bool, go_on: bool, plain: bool) -> bool:
-        """Whether it is one: it was asked for, or there is somebody who types, a model and no prompt."""
+        """Whether it is one: asked for, or a person types at a terminal, with a model and no prompt."""
         if interactive or go_on:
             return True
         typing = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""A progress bar on stderr, for what takes longer than a second and only where somebody looks."""
+"""A progress bar on stderr, for what takes longer than a second, and only on a terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Row:
     """How far something has come that is counted."""
 
     done: int
-    total: int | None  # None: nobody knows
+    total: int | None  # None: unknown
     remarks: str = ""
     left_s: float | None = None
 

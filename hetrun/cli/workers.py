@@ -16,7 +16,7 @@ from hetrun.tools.batch.http_worker import Worker
 from hetrun.tools.batch.worker import Away, Brought, Place, Places, Wanted
 
 OURS = (*PORTS, "unix")  # schemes that packages cannot take over
-# Who brings places for a scheme, for whoever has not installed it.
+# Packages that bring places for a scheme, to be named where they are not installed.
 BRINGERS: Mapping[str, str] = {"ray": "hetrun-ray"}
 
 
@@ -41,7 +41,7 @@ async def elsewhere(urls: Sequence[str], settings: Settings) -> AsyncIterator[li
 
 
 def _bringer(url: str) -> entry_points.Point | None:
-    """Who brings places for an address. What comes with hetrun is nobody else's."""
+    """What brings places for an address. Other packages cannot take over the schemes of hetrun itself."""
     scheme = url.partition(":")[0]
     return None if scheme in OURS else entry_points.find("workers", scheme)
 

@@ -88,7 +88,7 @@ class Admission:
         self._sent_away = max(self._sent_away - 1, 0)
 
     def saw_prompt(self, letters: int, tokens: int) -> None:
-        """A prompt of so many characters has so many tokens that must be read; the others were cached."""
+        """A prompt of `letters` characters has `tokens` tokens that must be read; the others were cached."""
         if letters:
             self._tokens_a_letter.saw(tokens / letters)
 
@@ -161,7 +161,7 @@ class Admission:
         """When a new request gets its place, its first token and its end. None: nothing is known yet."""
         before = in_front(own, others)
         step = self._times.a_token(min(len(before) + 1, self.places))
-        # Together: short prompts share a pass, so many cost less than as many times one.
+        # Together: short prompts share a pass, so n of them cost less than n times one.
         tokens = sum(work.prompt for work in before)
         theirs, prompts = self._read_s(tokens), self._read_s(tokens + own.prompt)
         if step is None or theirs is None or prompts is None:

@@ -16,7 +16,7 @@ from hetrun.executor.interface import Model
 
 FEW = 16  # tokens of prompts that never need a pass of their own
 SHORT = 128  # tokens; so short a prompt may be computed beside answers while a long pass stands aside
-BESIDE = (64, 32, 16)  # of these so many at a time
+BESIDE = (64, 32, 16)  # how many of these tokens at a time
 ALONE_S = 0.1  # how long that may take where no answer waits for it
 NOTICE_S = 0.01  # how often a long pass checks for new requests
 

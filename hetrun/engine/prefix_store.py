@@ -32,7 +32,7 @@ class Prompts:
         self._identity: bytes | None = None
 
     def save(self, path: Path, most: int = MOST_BYTES) -> int:
-        """Write what is kept, the last used first, and say how many prompts had room in so many bytes.
+        """Write what is kept, the last used first, and return how many prompts had room in `most` bytes.
 
         Where nothing is kept the file stays as it is. UserError says why nothing was written.
         """

@@ -19,7 +19,7 @@ from hetrun.executor.interface import Model
 from hetrun.system.ema import smoothed
 from hetrun.system.estimate import Estimate, Tracked
 
-# While prompts are computed, a running answer's tokens come at most so many times as far apart as without.
+# While prompts are computed, a running answer's tokens come at most this many times as far apart as without.
 STRETCH = 2.5
 UNKNOWN_S = 0.02  # a step of answers, before one was measured
 REMEMBERED = 512  # predictions, which take half a millisecond to make; then all are asked for again
@@ -27,7 +27,7 @@ PREDICTED_S = 10.0  # for which a prediction is good
 RENEWED_S = 1.0  # plans that change more often are not asked each time
 FRESH = 32  # steps for which a correction counts whole
 FORGOTTEN = 128  # steps after which it counts half: the planner learns, too, and the machine may have changed
-GUESS = 4.0  # a step of n tokens takes about as long as n and so many more, where nothing else is known
+GUESS = 4.0  # tokens: a step of n takes a time that grows as n plus this many, where nothing else is known
 DEPTH = 256  # tokens of context that an answer has, if that is not known
 READ = (16, 32, 64, 128, 256, 512, 1024)  # tokens of prompts that are predicted; lines go between them
 TOKEN_SHARE = 1 / 8  # of the newest step in what drafts are worth
@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(chosen: Chosen, drafted: int = 0) -> Shape:
-    """The shape of a step of these, with so many guesses."""
+    """The shape of a step of these, with `drafted` guesses."""
     tokens = prompts = seen = 0
     for r, n in chosen:
         tokens += n
@@ -55,7 +55,7 @@ def shape_of(chosen: Chosen, drafted: int = 0) -> Shape:
 
 
 def shape_of_chunks(chunks: Sequence[tuple[int, float]]) -> Shape:
-    """The shape of a step of so many tokens of each sequence, each after so many others."""
+    """The shape of a step: for each sequence its number of tokens, and how many come before them."""
     tokens = sum(n for n, _ in chunks)
     seen = sum(n * (seen + n // 2) for n, seen in chunks)
     prompts = sum(n for n, _ in chunks if n > 1)
@@ -167,7 +167,7 @@ class StepTimes:
         return self.seconds(answering(n, depth // (n or 1))) or UNKNOWN_S
 
     def a_token(self, answers: int) -> float | None:
-        """What so many answers take for a token each, with drafts where these are tried."""
+        """What this many answers take for a token each, with drafts where these are tried."""
         seconds = self.seconds(answering(answers))
         return None if seconds is None else seconds * self._a_token
 
@@ -209,7 +209,7 @@ class StepTimes:
                 self._a_token = smoothed(self._a_token, 1.0, TOKEN_SHARE)
 
     def gave(self, shape: Shape, seconds: float, tokens: int) -> None:
-        """A step with drafts took so long, and gave so many tokens that stay."""
+        """A step with drafts took `seconds`, and gave `tokens` tokens that stay."""
         plain = self.seconds(answering(shape.sequences, shape.depth))
         if plain and tokens:
             each = seconds * shape.sequences / tokens / plain

@@ -28,7 +28,7 @@ class Budgeted(Protocol):
     stats: Stats
 
     def set_ram(self, nbytes: int) -> None:
-        """Take at most so many bytes from now on, everything together; called between two steps.
+        """Take at most `nbytes` bytes from now on, everything together; called between two steps.
 
         Every sequence stays as it is, and so does the context. BudgetError: not now; it says what would do at
         least, and nothing has changed. OptionError: this model never can.
@@ -82,7 +82,7 @@ class HasSlots(Protocol):
 
 @runtime_checkable
 class Chooses(Protocol):
-    """A model that can leave logits out which nobody looks at."""
+    """A model that can leave out logits that are not used."""
 
     def choose(self, step: Step, k: int, between: Between | None = None) -> Rows:
         """The k greatest logits of each wanted token, or all of them."""
@@ -126,7 +126,7 @@ class Model(Budgeted, Protocol):
 
     @property
     def in_use(self) -> Mapping[str, int]:
-        """Memory in use of late, by what it is for; from any thread."""
+        """Memory that was in use recently, by what it is for; from any thread."""
         ...
 
     @property
@@ -140,11 +140,11 @@ class Model(Budgeted, Protocol):
         ...
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
-        """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""
+        """Seconds of a step: for each sequence its tokens, and how many come before them; None: unknown."""
         ...
 
     def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
-        """Whether there is memory for so many more tokens of each of these sequences."""
+        """Whether there is memory for these numbers of more tokens of each of these sequences."""
         ...
 
     def shareable(self, seq: int, n: int) -> int:
@@ -190,7 +190,7 @@ class Model(Budgeted, Protocol):
         ...
 
     def expect(self, tokens: int, between: Between | None = None) -> None:
-        """So many tokens of prompts wait: prepare for them. Where that takes long, `between` is called."""
+        """`tokens` tokens of prompts wait: prepare for them. Where that takes long, `between` is called."""
         ...
 
     def tend(self, idle: bool = False, between: Between | None = None) -> None:

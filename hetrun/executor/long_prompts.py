@@ -67,7 +67,7 @@ class LongPrompts:
         )
 
     def chosen(self, tokens: int, now: PlanSet) -> PlanSet:
-        """The plans to run so many tokens of prompts by."""
+        """The plans by which to run `tokens` tokens of prompts."""
         if self._gone:
             return self.by_host
         if tokens < FEWEST:
@@ -80,7 +80,7 @@ class LongPrompts:
         return self.with_device if faster else self.by_host
 
     def on_device(self, tokens: int) -> float:
-        """Seconds of so many tokens there."""
+        """Seconds of `tokens` tokens there."""
         passes = -(-tokens // self.device.ubatch)
         return passes * (self._late.value or 1.0) * self.device.nbytes / self._disk_rate()
 
@@ -91,7 +91,7 @@ class LongPrompts:
         return seconds + (self._on_host(rest) if rest else 0.0)
 
     def saw(self, tokens: int, seconds: float) -> None:
-        """The device has computed so many tokens."""
+        """The device has computed `tokens` tokens in `seconds`."""
         passes = -(-tokens // self.device.ubatch)
         self._late.saw(seconds * self._disk_rate() / (passes * self.device.nbytes))
 

@@ -3,7 +3,7 @@
 A choice counts 1, and half as much after some tokens. An expert that has none takes the slot of the one in
 its mixture that counts least, if it counts more by what its way there costs: the host reads an expert when it
 computes it, and reads and writes it several times when it goes to the device. So an expert that is chosen
-once takes nobody's place. What was measured, and beside which other rules: docs/adr/0062.
+once takes no other's place. What was measured, and against which other rules: docs/adr/0062.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SlotRule:
         self._half_life, self._margin = half_life, margin
 
     def age(self, tokens: int) -> None:
-        """So many more have chosen."""
+        """This many more tokens have chosen."""
         self.counts *= 0.5 ** (tokens / self._half_life)
 
     def saw(self, mixtures: NDArray[np.integer] | int, chosen: NDArray[np.integer]) -> None:

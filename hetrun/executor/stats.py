@@ -46,7 +46,7 @@ class Record:
 
 @dataclass(slots=True)
 class Recent:
-    """What passes of one bucket were like of late."""
+    """What recent passes of one bucket were like."""
 
     passes: float = 0.0
     depth: float = 0.0

@@ -21,7 +21,7 @@ BESIDES = (bill.INTERPRETER, bill.LIBRARIES, bill.HELPERS, bill.RESERVE)
 
 
 def changed(settings: Settings, changes: Mapping[str, object]) -> Settings:
-    """The settings with some of them as somebody wrote them."""
+    """The settings, with some of them as the user wrote them."""
     if others := [name for name in changes if name not in KNOBS]:
         raise OptionError(f"{others[0]} cannot be tried; the options that can are {', '.join(KNOBS)}")
     typed = Settings.resolve(environ={}, **changes)

@@ -71,7 +71,7 @@ class Gelu(Attrs):
 class RmsNorm(Attrs):
     """x / sqrt(mean(x^2) + eps) * (offset + weight); the offset is 1 for gemma as Hugging Face stores it.
 
-    With `heads` each of so many equal slices of the columns is a vector of its own, and all share the weight.
+    With `heads` the columns are that many equal slices, each a vector of its own, and all share the weight.
     """
 
     eps: float
@@ -116,7 +116,7 @@ class Moe(Attrs):
 
     A share of a mixture has the weights of `held` experts from `first` on, and the whole router: its result
     is the part of the sum that these experts give. Its experts may have had other `numbers` in the whole. A
-    share may also have all weights, and leave the part of some experts, those `without`, to others: nobody
+    share may also have all weights, and leave the part of some experts, those `without`, to others: no device
     holds its weights a second time then.
 
     Which experts two shares have may also change while the model runs. One has `slots` for as many experts as
@@ -220,7 +220,7 @@ class Attention(Attrs):
     """Causal attention of q over the sequence's K and V, this step's k and v written first.
 
     Inputs are q, k and v. k and v have a row per token; q may have wanted rows only. With a `window` a token
-    sees so many tokens, itself included, and the cache keeps no more than those. With a `softcap` the scaled
+    sees `window` tokens, itself included, and the cache keeps no more than those. With a `softcap` the scaled
     scores go through softcap * tanh(score / softcap). An optional weight are the heads' sinks: a score each,
     which takes its share of the softmax and adds no value.
 

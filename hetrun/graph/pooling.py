@@ -28,7 +28,7 @@ class Pooled:
     """The mean of the rows of some tokens; each is added once, whatever is computed again."""
 
     def __init__(self, pooling: Pooling | Literal["rank"], tokens: int, width: int) -> None:
-        """Of a text of so many tokens."""
+        """Of a text of `tokens` tokens."""
         self._begin, self._end = ROWS[pooling](tokens)
         self._next = self._begin  # the first token whose row is missing
         self._sum = np.zeros(width)

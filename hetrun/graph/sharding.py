@@ -137,7 +137,7 @@ def _nothing(scope: str, share: Share, what: str) -> OptionError:
 
 
 def _rows(ops: _Ops, scope: str, parts: Sequence[Share]) -> Pieces:
-    """Every product of the scope that has so many rows."""
+    """Every product of the scope with as many rows as the shares divide."""
     mine = [op for op in ops.within(scope) if op.kind in ("linear", "head")]
     if not any(op.out.width == parts[0].of for op in mine):
         found = ", ".join(str(n) for n in dict.fromkeys(op.out.width for op in mine))
@@ -294,8 +294,8 @@ def _experts(ops: _Ops, scope: str, parts: Sequence[Share]) -> Pieces:
 
 
 def in_groups(op: Op, most: int) -> tuple[Op, ...]:
-    """A mixture as several ones that have at most so many of its experts each, and the sums of their results;
-    itself, where it has no more, or where its experts are some that were chosen."""
+    """A mixture as several ones that have at most `most` of its experts each, and the sums of their results;
+    itself, if it has no more experts than that, or if its experts are some that were chosen."""
     a = op.attrs
     assert isinstance(a, Moe)
     n = a.matrices
@@ -347,5 +347,5 @@ def of_router(op: Op) -> tuple[Weight, ...]:
 
 
 def _of_all(a: Moe) -> set[int]:
-    """Which weights have a row for every expert, whoever holds them: the router's."""
+    """Which weights have a row for every expert, also for those held elsewhere: the router's."""
     return {0, *(MIXTURE + i for i, name in enumerate(a.more) if name in BY_ROUTER)}

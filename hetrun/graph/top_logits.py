@@ -22,7 +22,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Greatest:
-    """Of each row so many."""
+    """The k greatest of each row."""
 
     ids: Ids
     logits: Floats

@@ -194,7 +194,7 @@ def _tensors(source: ModelSource) -> Iterator[Weight]:
         yield from source.weights()
         return
     for info in source.file.tensors.values():
-        # What is of no type for weights is used by nobody.
+        # A tensor whose type is none for weights is not used.
         if isinstance(info.quant, QuantType) and (weight := source.find(info.name)):
             yield weight
 

@@ -1,10 +1,10 @@
-"""The books of `--ram`: everything that hetrun holds in memory, and nobody takes what is not there.
+"""The books of `--ram`: everything that hetrun holds in memory, so that no part takes what is not there.
 
 What we allocate is booked before it is allocated, and refused where there is no room. What will be needed
-later is promised, and nobody else gets it. What no allocator of ours sees (the interpreter and its libraries,
-a backend's work buffers) is measured: the books are brought in line with what the kernel counts. Anonymous,
-file-backed and shared memory are booked apart, as the kernel counts them apart, so that the books can be held
-against its figures.
+later is promised, and no other account gets it. What no allocator of ours sees (the interpreter and its
+libraries, a backend's work buffers) is measured: the books are brought in line with what the kernel counts.
+Anonymous, file-backed and shared memory are booked apart, as the kernel counts them apart, so that the books
+can be held against its figures.
 
 Only the engine's thread has them.
 """
@@ -127,7 +127,7 @@ def granted(ram: int | None, margin: float = MARGIN, root: Path = Path("/")) -> 
             nbytes, f"{size_in_words(nbytes)}, with {1 - margin:.0%} of what is free of {free.of},"
         )
     if free.limit is not None:  # the system ends who takes more than that
-        # Pages of libraries may count against somebody else, who read them first.
+        # Pages of libraries may count against another group, which read them first.
         most = min(own + free.nbytes, free.limit)
         if ram > most:
             return Granted(most, f"what is left of {free.of}, {size_in_words(most)} (--ram allows more),")
@@ -149,8 +149,8 @@ class Books:
         self._figures, self._helpers = figures, helpers
         self._booked: dict[tuple[str, Kind], int] = {(bill.RESERVE, "anonymous"): reserve}
         self._promised: dict[str, int] = {}
-        # What every account held when they were last brought in line, the reserve left out, which nobody has;
-        # another mapping each time, so that any thread may look.
+        # What every account held when they were last brought in line, without the reserve, which no account
+        # has; another mapping each time, so that any thread may look.
         self.seen: Mapping[str, int] = {}
         self._helpers_due = 0.0
 
@@ -197,7 +197,7 @@ class Books:
             self.release(account, kind, -more)
 
     def promise(self, account: str, nbytes: int) -> None:
-        """An account will take so much more than it has: nobody else gets that."""
+        """An account will take `nbytes` more than it has: no other account gets them."""
         self._promised[account] = nbytes
 
     def found(self, account: str, kind: Kind, nbytes: int) -> None:

@@ -206,7 +206,7 @@ class Race:
             arm.mean, arm.prior, arm.last = arm.mean + longer, arm.prior + longer, arm.last + longer
 
     def hear_elsewhere(self, key: Hashable, off: float) -> None:
-        """A plan took so many times as long as was thought, in passes of other sizes."""
+        """A plan took longer than predicted, by `off` as a logarithm, in passes of other sizes."""
         arm = self.arms.get(key)
         if arm and arm.at == NEVER and arm is not self.standing:
             arm.mean += ALIKE * off
@@ -244,7 +244,7 @@ class Race:
             self.running = self.force
 
     def learn(self, key: Hashable, than: Arm, ratio: float, at: float) -> None:
-        """An arm takes so many times as long as another, as a logarithm: by what was seen elsewhere."""
+        """An arm takes `ratio`, as a logarithm, times as long as another: by what was seen elsewhere."""
         arm = self.arms[key]
         if arm is not than:
             arm.mean = arm.last = than.mean + ratio
@@ -252,7 +252,7 @@ class Race:
             arm.doubt, arm.failed, arm.at = LIKELY, int(ratio > 0), at
 
     def replace_standing(self, key: Hashable, ratio: float) -> None:
-        """An arm takes so many times as long as the one in force, as a logarithm, and takes its place."""
+        """An arm takes `ratio`, as a logarithm, times as long as the one in force, and takes its place."""
         arm = self.arms[key]
         arm.mean, arm.doubt, arm.failed = self.standing.mean + ratio, LIKELY, 0
         self.put_in_force(key)

@@ -180,7 +180,7 @@ class OnlinePlanner:
     # --- what the pilot asks; a planner for two devices knows more
 
     def cut_by(self, plan: Plan, tokens: int) -> tuple[int, float]:
-        """What becomes of so many tokens that might be one pass: tokens of each, and how many they are."""
+        """The passes that `tokens` tokens become, which might be one: tokens of each, and how many passes."""
         most = most_on_host(plan, self.host_ubatch)
         return (most, tokens / most) if 0 < most < tokens else (tokens, 1.0)
 
@@ -258,7 +258,7 @@ class OnlinePlanner:
         return demands
 
     def _ways(self, tokens: int, depth: float, factors: Mapping[str, float]) -> dict[int, Chain]:
-        """How units run in passes of so many tokens. Where the host computes at most some of them at once, a
+        """How units run in passes of `tokens` tokens. Where the host computes at most some of them at once, a
         part of each weight crosses for each of its passes; devices alone take all tokens at once."""
         most = self.host_ubatch or tokens
         n, times = min(tokens, most), max(1.0, tokens / most)

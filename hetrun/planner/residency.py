@@ -27,7 +27,7 @@ Copy = tuple[int, str]  # the number of a unit, and the backend that holds its w
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One bucket: how its units run with so many threads, and how much it counts."""
+    """One bucket: how its units run with each number of threads, and how much it counts."""
 
     weight: float  # passes of this bucket among all
     # By number of threads; -1 times that where devices alone compute, in passes of more tokens than a host's.

@@ -13,7 +13,7 @@ from hetrun.planner.costmodel import Cell, Forecast, Work
 from hetrun.planner.shortest_path import Chain
 
 CALL = "call_s"  # the fact: what one segment more costs
-MOST_WRONG = 2.0  # a segment that takes so many times the sum of its units was disturbed
+MOST_WRONG = 2.0  # a segment that takes more than this many times the sum of its units was disturbed
 MOST_SAVED = 0.5  # of the shortest unit
 # Distances are in doublings of tokens.
 NEAR = 0.6  # the same size, as far as a measurement goes
@@ -67,7 +67,7 @@ class Costs:
         return self._asked[key]
 
     def knows(self, threads: int) -> bool:
-        """Whether much was measured with so many threads: all units but one or two, on one backend."""
+        """Whether much was measured with `threads` threads: all units but one or two, on one backend."""
         backends = {b for some in self.able for b in some}
         forms = {unit.form for unit in self.units}
         return any(
@@ -151,8 +151,8 @@ class Costs:
         several: bool = False,
         believed: float = inf,
     ) -> float | None:
-        """A segment: the sum of its units, corrected by what runs of it took at sizes near this one; by so
-        many times at most as is `believed`."""
+        """A segment: the sum of its units, corrected by what runs of it took at sizes near this one; by a
+        factor of at most `believed`."""
         work = Work(self.form(segment), segment.backend, threads, several)
         tokens, depth = size_of(segment.ops, tokens, depth)
         total = self.summed(segment, threads, tokens, depth)

@@ -12,5 +12,5 @@ SIZES = (1, SMALL)  # tokens: with few of them threads wait for memory, with mor
 
 
 def turn(tokens: int) -> str:
-    """The fact: what one change to a backend costs, or back, in passes of about so many tokens."""
+    """The fact: what one change to a backend costs, or back, in passes of about this many tokens."""
     return f"turn_{max(n for n in SIZES if n <= tokens)}_s"

@@ -44,7 +44,7 @@ from hetrun.system.address_space import HUGE_PAGE
 from hetrun.system.ema import smoothed
 
 SHARES_S = 10.0  # between looks at which kinds of experts are worth their memory
-AHEAD_SHARE = 16  # buffers take at most one part in so many of the room
+AHEAD_SHARE = 16  # buffers take at most 1 / AHEAD_SHARE of the room
 LEAST_BUFFERS = 4
 UNDER_WAY = 4 << 20  # bytes of reads at once
 MOST_READERS = 4  # 8 read no more, and what they read for hints that were wrong is twice as much
@@ -168,7 +168,7 @@ class FromExperts:
         self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, kv_bytes)
 
     def expect(self, tokens: int) -> None:
-        """A pass of so many tokens comes: what it works in has room from now on."""
+        """A pass of `tokens` tokens comes: what it works in has room from now on."""
         if tokens > FEW:
             self._long_s = perf_counter()
         if tokens > self._longest:
@@ -259,8 +259,8 @@ class FromExperts:
         return self.cache.promised_bytes + self._slack()
 
     def ran(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
-        """A pass has ended, and with it so many tokens were given; `answering`: all but one of each sequence
-        were guesses. It began `gap` seconds after the last one of the same answer."""
+        """A pass has ended and gave `given` tokens; `answering`: all but one of each sequence were guesses.
+        It began `gap` seconds after the last one of the same answer."""
         last, now = self._last, self.cache.counts
         waited = (now.waited - last.waited) / 1e9
         self._late.add(seconds, waited, now.bytes - last.bytes, given, answering, gap)
@@ -274,7 +274,7 @@ class FromExperts:
         self._last = now
 
     def predict(self, tokens: int) -> float | None:
-        """Seconds of a pass of so many tokens; None before the first."""
+        """Seconds of a pass of `tokens` tokens; None before the first."""
         compute = self._compute.seconds(tokens)
         return None if compute is None else max(compute, self._missing(tokens) / self._rate)
 
@@ -285,8 +285,8 @@ class FromExperts:
         return 1e9 * counts.bytes / counts.busy if counts.busy else self._part.disk.rate
 
     def _missing(self, tokens: int) -> float:
-        """Bytes that a pass of so many tokens reads: what its tokens are expected to choose together, if each
-        chooses by itself, as far as it is not there."""
+        """Bytes that a pass of `tokens` tokens reads: the experts that they are expected to choose together,
+        if each chooses by itself, as far as these are not there."""
         misses, total = 1 - self._found.get(tokens > FEW, 0.0), 0.0
         records = self._part.records
         for mixture, size in zip(records.mixtures, records.expert_bytes, strict=True):

@@ -178,7 +178,7 @@ class ExpertCache:
     # --- memory
 
     def resize(self, counts: Sequence[int]) -> None:
-        """Between passes: so many slots of each kind; what is worth most stays."""
+        """Between passes: give each kind this many slots; what is worth most stays."""
         for kind, (before, count) in enumerate(zip(self.counts_of_kinds, counts, strict=True)):
             if before != count:
                 self._dll.hetrun_experts_resize(self._cache, kind, count)
@@ -223,7 +223,7 @@ class ExpertCache:
     # --- passes
 
     def begin(self, rows: int) -> None:
-        """A pass of so many rows begins."""
+        """A pass of `rows` rows begins."""
         self._opened.check()
         self._dll.hetrun_experts_begin(self._cache, rows)
 

@@ -503,7 +503,7 @@ void hetrun_experts_wake(void *data)
 
 /* ---- what the owner does, all but `stop` from one thread ---- */
 
-/* A pass of so many rows begins. */
+/* A pass of `rows` rows begins. */
 void hetrun_experts_begin(struct cache *c, int64_t rows)
 {
     pthread_mutex_lock(&c->mutex);
@@ -583,7 +583,7 @@ static void give_back(uint8_t *memory, int64_t from, int64_t end)
         madvise(memory + from, (size_t)(end - from), MADV_DONTNEED);
 }
 
-/* Between passes: so many slots of a kind have memory. What is worth most stays, and moves where that is needed. */
+/* Between passes: `count` slots of a kind have memory. What is worth most stays, and moves where needed. */
 void hetrun_experts_resize(struct cache *c, int64_t kind, int64_t count)
 {
     pthread_mutex_lock(&c->mutex);

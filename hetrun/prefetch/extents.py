@@ -84,7 +84,7 @@ def can_stream(piece: Piece) -> bool:
 
 
 def whole_pages(nbytes: int) -> int:
-    """So many bytes, rounded up to pages."""
+    """A number of bytes, rounded up to pages."""
     return -(-nbytes // PAGE) * PAGE
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from hetrun.system.units import counted
 
 LAYERS_AHEAD = 3  # of streamed bytes; more is never read ahead
-ROOM_SHARE = 16  # the window takes at most one part in so many of the room: all of it could be weights
+ROOM_SHARE = 16  # the window takes at most 1 / ROOM_SHARE of the room, which could all be weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Outlook:
 def predict(
     compute_s: float, streamed_bytes: int, rate: float, tokens: int = 1, overlapped: bool = True
 ) -> Outlook:
-    """A pass of so many tokens, from a disk that gives so many bytes a second."""
+    """A pass of `tokens` tokens, from a disk that gives `rate` bytes a second."""
     return Outlook(compute_s, streamed_bytes / rate if streamed_bytes else 0.0, tokens, overlapped)
 
 

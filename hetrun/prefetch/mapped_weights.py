@@ -30,8 +30,8 @@ class FromMaps:
         self._read = 0
 
     def ran(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
-        """A pass has ended, and with it so many tokens were given; `answering`: all but one of each sequence
-        were guesses. It began `gap` seconds after the last one of the same answer."""
+        """A pass has ended and gave `given` tokens; `answering`: all but one of each sequence were guesses.
+        It began `gap` seconds after the last one of the same answer."""
         now = self._mapping.bytes_read
         self._late.add(seconds, 0.0, now - self._read, given, answering, gap)
         self._read = now

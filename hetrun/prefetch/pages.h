@@ -15,7 +15,7 @@ struct source {
     struct file *files;
     reading *read;
     int64_t bytes, reads;
-    int stopped; /* nobody waits any more for what cannot be read now */
+    int stopped; /* no thread waits any more for what cannot be read now */
 };
 
 /* At least `needed` bytes from the beginning of a page of the file to that of a page of memory; `total`
@@ -54,7 +54,7 @@ static int read_pages(struct source *source, int64_t number, int64_t offset, int
     return 0;
 }
 
-/* The fault is about bytes that somebody wants, not about those before them on their page. */
+/* The fault is about bytes that are wanted, not about those before them on their page. */
 static int not_before(int64_t offset, struct fault *fault)
 {
     if (fault->offset < offset)

@@ -71,7 +71,7 @@ class Kept:
 
 
 def choose(cut: Cut, room: int, policy: Policy = "balanced") -> Kept:
-    """Which pieces stay in so many bytes: at most that, and less by less than one piece unless all stay."""
+    """Which pieces stay in `room` bytes: at most that, and less by less than one piece unless all stay."""
     return _fill(cut, policy, tuple(_ORDERS[policy](cut, max(room, 0))), room)
 
 
@@ -161,7 +161,7 @@ def _balanced(cut: Cut, room: int) -> Iterable[int]:
 
 
 def regime(columns: Layer, share: int) -> Layer:
-    """The columns of a layer, those first that should stay if it has so many bytes for them.
+    """The columns of a layer, those first that should stay if it has `share` bytes for them.
 
     This is our reconstruction of FlexInfer's "flexible tensor preservation", of which only the regimes are
     known, not the code. Little room, no column of the feed-forward part fits: attention first, its smallest

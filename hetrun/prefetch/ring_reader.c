@@ -7,7 +7,8 @@
    threads that do nothing else, and never enter Python. They wrap into the next lap, but only as far as every
    pass goes: whether one wants the rest is known when it begins.
 
-   One mutex guards all of it, but who finds a piece there takes it without. Nobody reads while holding it. */
+   One mutex guards all of it, but a thread that finds a piece there takes it without. No thread reads while
+   it holds the mutex. */
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -48,7 +49,7 @@ struct ring {
     size_t map_bytes;
 
     pthread_mutex_t mutex, bouncing;
-    pthread_cond_t given, room, still; /* for takers, for readers, and for who waits until nobody reads */
+    pthread_cond_t given, room, still; /* for takers, for readers, and to wait until no thread reads */
     pthread_t *threads;
     int64_t started;
 
@@ -57,11 +58,11 @@ struct ring {
     int64_t base, length; /* of the begun lap: the number of its first piece, and how many pieces it has */
     int64_t taken;        /* of them */
     int64_t rows_missing; /* that could not be read for it: a pass without pieces has to know as well */
-    int64_t claimed;      /* the number of the next piece that somebody reads */
+    int64_t claimed;      /* the number of the next piece that a reader takes */
     int64_t reading;      /* how many are being read */
 
     int paused, closing, failed;
-    int halted; /* nobody gets anything until a restart */
+    int halted; /* no taker gets anything until a restart */
     struct fault fault;
 
     int64_t waiters, stalled_since;
@@ -116,7 +117,7 @@ static void fail(struct ring *ring, struct fault fault, int wanted_now)
         halt(ring);
 }
 
-/* Read the piece of this number, which nobody else does; the mutex is free meanwhile. */
+/* Read the piece of this number, which no other thread does; the mutex is free meanwhile. */
 static void bring(struct ring *ring, int64_t number)
 {
     struct slot *slot = slot_of(ring, number);
@@ -281,7 +282,7 @@ int hetrun_ring_read(void *data, int64_t file, int64_t offset, int64_t bytes, vo
 
 /* ---- what the owner does, all but `stop` from one thread ---- */
 
-/* Nobody reads; if nobody is to get anything, nobody waits either. */
+/* Waits until no thread reads and, if halted, until none waits either. */
 static void settle(struct ring *ring)
 {
     ring->paused = 1;

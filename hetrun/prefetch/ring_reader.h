@@ -51,7 +51,7 @@ struct counts {
     int64_t waited, stalled;         /* nanoseconds: of all threads together, and while any was waiting */
     int64_t lap_bytes;               /* read for what the lap has taken so far, whenever that was */
     int64_t lap_waited, lap_stalled; /* since the lap began */
-    int64_t missing;                 /* pieces of the lap that nobody has released, rows that did not come */
+    int64_t missing;                 /* pieces of the lap that were not released, rows that did not come */
 };
 
 #endif

@@ -51,7 +51,7 @@ class Late:
     """Recent passes: those of answers, or of prompts before there are any."""
 
     passes: int = 0
-    alike: int = 0  # of them, so many
+    alike: int = 0  # how many of them in a row were all of answers, or all of prompts
     answering: bool = False
     seconds: float = 0.0
     waited: float = 0.0
@@ -94,7 +94,7 @@ class Compute:
             self._each.saw(max(0.0, seconds - self._least.value) / tokens)
 
     def seconds(self, tokens: int) -> float | None:
-        """A pass of so many; None: nothing was seen yet."""
+        """Seconds of a pass of `tokens` tokens; None: nothing was seen yet."""
         least, each = self._least.value, self._each.value
         return least + (each * tokens if tokens > FEW else 0.0) if least or each else None
 
@@ -278,15 +278,15 @@ class FromDisk:
         self._partial.follow(self._kept.streamed)
 
     def ran(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
-        """A pass has ended, and with it so many tokens were given; `answering`: all but one of each sequence
-        were guesses. It began `gap` seconds after the last one of the same answer."""
+        """A pass has ended and gave `given` tokens; `answering`: all but one of each sequence were guesses.
+        It began `gap` seconds after the last one of the same answer."""
         stats = self._streamer.stats
         self._late.add(seconds, stats.pass_waited, stats.pass_bytes, given, answering, gap)
         self._rate.saw(stats.pass_bytes, seconds, stats.pass_waited)
         self._compute.saw(tokens, seconds - stats.pass_waited)
 
     def predict(self, tokens: int) -> float | None:
-        """Seconds of a pass of so many tokens; None before the first."""
+        """Seconds of a pass of `tokens` tokens; None before the first."""
         compute = self._compute.seconds(tokens)
         return None if compute is None else max(compute, self._kept.streamed_bytes / self._rate.rate)
 

@@ -63,7 +63,7 @@ class Dry:
 
 
 def reach(text: Tokens, breakers: Breakers, longest: int) -> int:
-    """How many tokens at the end of the text no breaker touches; beyond `longest` nobody asks."""
+    """How many tokens at the end of the text no breaker touches; more than `longest` are not needed."""
     recent = text[: -(longest + TAIL_TOKENS + 2) : -1].tolist()  # the last one first
     for i, token in enumerate(recent):
         behind = tuple(recent[max(i - TAIL_TOKENS, 0) : i][::-1])

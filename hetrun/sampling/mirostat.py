@@ -1,4 +1,4 @@
-"""Mirostat: instead of the other rules, so many tokens that the chosen surprise by `tau` bits on average.
+"""Mirostat, instead of the other rules: keep tokens such that those chosen surprise by `tau` bits on average.
 
 Its state is mu, a running target of surprise. Each token accepted adds a value, so that taking tokens back
 finds the old one; what was taken back is kept, as the same tokens may come again without being sampled.
@@ -16,7 +16,7 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.sampling.candidates import Candidates
 from hetrun.sampling.top_k import best
 
-LOOKED_AT = 100  # of so many best tokens the first version estimates the distribution's shape
+LOOKED_AT = 100  # best tokens from which the first version estimates the distribution's shape
 
 
 def first(c: Candidates, mu: float) -> Candidates:

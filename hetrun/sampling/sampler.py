@@ -29,7 +29,7 @@ from hetrun.sampling.top_k import check_peak, leaders
 
 
 def random_seed() -> int:
-    """A seed nobody chose; `secrets` would do, but it loads OpenSSL."""
+    """A random seed; `secrets` would do, but it loads OpenSSL."""
     return int.from_bytes(os.urandom(4), "little")
 
 

@@ -54,5 +54,5 @@ class Reserved:
                 self._mapping.madvise(MADV_COLLAPSE, first, end - first)
 
     def close(self) -> None:
-        """Give everything back now, whoever may still have the addresses."""
+        """Give everything back now, even if the addresses are still held."""
         self._mapping.madvise(mmap.MADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""The C library's allocator: what it keeps of memory that nobody has any more."""
+"""The C library's allocator: what it keeps of memory that was freed."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def in_ranges(cpus: Sequence[int]) -> str:
 
 
 def _of_a_share(tree: TopoTree) -> tuple[CoreSet, ...]:
-    """A limit of time leaves the place to the system: others run here, too, and nobody knows where."""
+    """A limit of time leaves the place to the system: others run here, too, at unknown places."""
     numbers = sorted({1, -(-tree.threads // 2), tree.threads})
     return tuple(CoreSet("anywhere", tree.cpus, n) for n in numbers)
 
@@ -134,7 +134,7 @@ class _Scope:
             yield f"all hardware threads of the {len(some)} fast cores{self.where}", _cpus(some, every=True)
 
     def thinned(self) -> Iterator[tuple[str, list[int]]]:
-        """So many cores of each last-level cache, one at least; the others of it stay idle."""
+        """A part of the cores of each last-level cache, one at least; the others stay idle."""
         groups = _grouped(self.cores, lambda core: core.path[:3])
         what = "cache" if self.known else "part"
         for part in (*PARTS, 0.0):

@@ -135,7 +135,7 @@ def load(point: Point) -> object:
 
 
 def named(group: str, name: str) -> object | None:
-    """What a package registered under that name, imported now; None: nobody did. PluginError: left out."""
+    """What a package registered under that name, imported now; None: nothing. PluginError: left out."""
     point = find(group, name)
     return load(point) if point else None
 

@@ -1,9 +1,9 @@
 """Figures that are measured again and again beside other programs, and what to expect of the next one.
 
-Such noise is one-sided and has a heavy tail, and now and then everything changes at once, because somebody
-took half of the cores or gave them back. So one measurement alone moves nothing, and two that agree are
-believed. The width of what is expected does not follow from a formula of the noise: it grows with each miss
-and shrinks with each hit, at rates that let as many be missed as are meant to be, whatever the noise is.
+Such noise is one-sided and has a heavy tail, and now and then everything changes at once, because another
+program took half of the cores or gave them back. So one measurement alone moves nothing, and two that agree
+are believed. The width of what is expected does not follow from a formula of the noise: it grows with each
+miss and shrinks with each hit, at rates that let as many be missed as are meant to be, whatever the noise is.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Tracked:
         self._seen = 0
 
     def scale(self, factor: float) -> None:
-        """The same at another size, where it is so many times as much."""
+        """The same at another size, where it is `factor` times as much."""
         if self.value:
             more = log(factor)
             self._level += more

@@ -36,7 +36,7 @@ class Stamp:
 
 @contextmanager
 def unchanged(files: Mapping[str, Stamp]) -> Iterator[None]:
-    """Inside, somebody reads these files by path; if they changed, that also explains any other failure."""
+    """Inside, these files are read by path; if they changed, that also explains any other failure."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Files that somebody named: what is no regular file is refused, not waited for, nor read without end."""
+"""Files that the user named: what is no regular file is refused, not waited for, nor read without end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> int:
 
 
 def read_text(path: str | os.PathLike[str], most: int) -> str:
-    """A text file of at most so many bytes; ValueError says what is wrong with it."""
+    """A text file of at most `most` bytes; ValueError says what is wrong with it."""
     try:
         with open(open_regular(path), "rb") as file:
             content = file.read(most + 1)

@@ -9,7 +9,7 @@ def all_of_this_lasts() -> None:
     """Have the garbage collector look at nothing that is here now, any more.
 
     It would go through all of it now and then, modules and functions mostly: 20 to 50 ms in which the server
-    answers nobody, or the engine's next step waits.
+    answers no request, or the engine's next step waits.
     """
     gc.collect()
     gc.freeze()

@@ -2,7 +2,7 @@
 
 The second number of /proc/PID/task/TID/schedstat is the time that a thread was ready to run and had no core.
 It grows on a busy machine, and where a container has used its share up; it does not while a thread sleeps or
-computes. It is true inside containers as well, where /proc/stat may show the cores of somebody else.
+computes. It is true inside containers as well, where /proc/stat may show other cores.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Standstill:
         self._queue.forget()
 
     def add(self, elapsed: float) -> None:
-        """Nothing has come for so many seconds more."""
+        """Nothing has come for `elapsed` more seconds."""
         # The sum over the threads, not the most of them: they wait for each other after each operation, so
         # the whole stands still while any of them has no core.
         self._waited += min(self._queue.look(), elapsed)

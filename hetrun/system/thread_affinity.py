@@ -52,7 +52,7 @@ class Chosen:
     """For each number of threads the set of cores that they run on.
 
     A thread for each core needs no measurement: it is put on its core. Fewer threads than that run wherever
-    the system puts them, until somebody measures which set serves them best.
+    the system puts them, until it is measured which set serves them best.
     """
 
     def __init__(self, tree: TopoTree) -> None:
@@ -69,14 +69,14 @@ class Chosen:
         return cores.threads == len(used) and all(used.intersection(core.cpus) for core in self._tree.cores)
 
     def of(self, threads: int) -> CoreSet:
-        """Where so many threads run."""
+        """Where `threads` threads run."""
         found = self._chosen.get(threads)
         if found is None:
             found = self._chosen[threads] = CoreSet("anywhere", self._tree.cpus, threads)
         return found
 
     def choose(self, cores: CoreSet) -> None:
-        """From the next pass on, so many threads run there."""
+        """From the next pass on, that many threads run there."""
         self._chosen[cores.threads] = cores
 
     def open(self, threads: int) -> list[CoreSet]:
@@ -111,7 +111,7 @@ class Team(threading.local):
         self._seated = 0  # threads, at most
 
     def seated(self, threads: int) -> AbstractContextManager[None]:
-        """So many threads in their seats, for a computation."""
+        """`threads` threads in their seats, for a computation."""
         cores = chosen().of(threads) if self._run else None
         if cores is None or seats(cores) == (everywhere(),):
             self.rise()

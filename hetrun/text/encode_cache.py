@@ -1,4 +1,4 @@
-"""Texts that were cut into tokens of late: one that begins like them is cut from where it differs only.
+"""Texts that were recently cut into tokens: one that begins like them is cut only from where it differs.
 
 Prompts go on where others ended: a conversation, a document with another question. To cut ten thousand
 characters takes milliseconds, as long as it takes to compute a token or two.

@@ -55,7 +55,7 @@ def open_vocabulary(source: HasFolder) -> HfVocabulary:
 class HfVocabulary:
     """A tokenizer, and what the files beside it say of its special tokens."""
 
-    cuts_at_spaces = False  # nobody says what its expressions do
+    cuts_at_spaces = False  # it is unknown what its expressions do
 
     def __init__(self, folder: Folder, n_rows: int) -> None:
         """`n_rows` is how many tokens the model itself has: often more, for padding, sometimes fewer."""

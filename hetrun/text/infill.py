@@ -84,7 +84,7 @@ def literal(given: Literally, plain: Encode) -> list[int]:
 def last(tokens: Sequence[int], most: int) -> Sequence[int]:
     """The end of a text that is too long.
 
-    It loses its beginning in steps: while somebody writes at its end, it begins at the same place for a
+    It loses its beginning in steps: while the user writes at its end, it begins at the same place for a
     while, and is found in the prefix cache.
     """
     if len(tokens) <= most:

@@ -1,4 +1,4 @@
-"""Text to tokens and back, over a vocabulary that somebody else understands."""
+"""Text to tokens and back, over a vocabulary that another module understands."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
 
 
 def _check_settings(source: ModelSource) -> tuple[str, ...]:
-    """Everything that is decided from settings and the tensors' shapes; what nobody here could judge."""
+    """Everything that is decided from settings and the tensors' shapes; what could not be judged here."""
     _ = source.name, source.temperature  # of a wrong type they would be refused later
     if is_known(source):
         build_graph(source)

@@ -252,8 +252,8 @@ def _row(line: bytes) -> dict[str, object] | None:
 
 
 def tell_of_backends(skipped: Iterable[str]) -> None:
-    """The child's part: whom it asks, and then a line for each of its backends. One after the other: whoever
-    ends this process has said nothing, and the others are asked in the next one."""
+    """The child's part: whom it asks, and then a line for each of its backends. One after the other: one that
+    ends this process has said nothing, and the others are asked in the next process."""
     from hetrun.backend import Available, registry
     from hetrun.system import entry_points
 

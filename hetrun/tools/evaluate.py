@@ -194,7 +194,7 @@ def ran(stats: Stats) -> str:
 def peer_logits(
     settings: Settings, tokens: Sequence[int], context: int, ubatch: int | None = None
 ) -> Generator[Floats]:
-    """llama.cpp's logits, piece by piece, of passes of so many tokens; None: as many as it likes."""
+    """llama.cpp's logits, piece by piece, of passes of `ubatch` tokens; None: as many as it likes."""
     path = model_path(settings)
     with Peer(path) as peer:
         room = least_context(path, len(tokens), context)

@@ -212,7 +212,7 @@ def test_beside_others_both_sides_run_as_their_users_have_them(
     assert heads.split()[:4] == ["model", "test", "precision", "beside"]
     assert row.split()[:3] == ["tiny", "tg4@8", "3"]  # libllama has one precision
     assert "threads (default)" in heads
-    assert any(line.startswith("beside 3: so many other programs kept a core busy each") for line in footer)
+    assert any(line.startswith("beside 3: this many other programs each kept a core busy") for line in footer)
     assert "the number of threads that is its default" in found.out
 
 

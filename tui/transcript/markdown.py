@@ -92,7 +92,7 @@ def blocks_of(text: str) -> Iterator[tuple[int, list[Token]]]:
 
 
 def lines_of(renderable: RenderableType, width: int, *, pad: bool = False) -> list[Strip]:
-    """What Rich makes of it, in lines of at most so many cells."""
+    """What Rich makes of it, in lines of at most `width` cells."""
     console = _console()
     options = console.options.update(width=max(width, 1), height=None)
     return [Strip(line) for line in console.render_lines(renderable, options, pad=pad)]

@@ -76,7 +76,7 @@ class Transcript(ScrollView, can_focus=True):
     def __init__(self) -> None:
         super().__init__()
         self._entries: list[Entry] = []
-        self._drawn = 0  # so many at the end have lines; those before come soon
+        self._drawn = 0  # how many at the end have lines; those before come soon
         self._starts: list[int] = [0]  # of the drawn ones' lines, and where the last ends
         self._follow = True
         self._strips: dict[tuple[int, bool, Segment], tuple[Strip, Strip]] = {}

@@ -1,5 +1,5 @@
 """Rows of keys and values that have come home with the results of a few tokens: they wait on the host until
-there are so many that they are worth putting away, which costs as much for one row as for some."""
+there are enough of them to be worth putting away, which costs as much for one row as for some."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class GpuSlots:
     def fill(self, key: Slotted, expert: int, memory: Bytes, read: ReadInto) -> None:
         """Read an expert, as the device wants it; from any thread."""
         if (held := self.mixtures.get(key)) is None:
-            return  # given back meanwhile: nobody will send it
+            return  # given back meanwhile: it will not be sent
         for part in held.parts:
             part_of_it = weights.expert_of(part.use, expert)
             weights.fill(part.use, part_of_it, memory[part.at : part.at + part.nbytes], read)

@@ -24,7 +24,7 @@ SLAB_ROW = 2 * (80 + 2 * 8)  # bytes of a row of the input and one of weights in
 LARGEST = 1 << 31  # bytes of an input: kernels count them in 32 bits
 # Chips that multiply bf16 at their full rate with sums in float32. On these cuBLAS is faster for long passes:
 # by the instructions that a product takes here, and the bytes that unpacking moves, from some 200 tokens on.
-# Nobody has measured it. On others, GeForce among them, bf16 has a quarter of the rate of bytes.
+# It has not been measured. On others, GeForce among them, bf16 has a quarter of the rate of bytes.
 FULL_RATE = frozenset(((8, 0), (9, 0), (10, 0), (10, 3)))
 FEW_ENOUGH, ANY = 256, 1 << 30
 
@@ -46,7 +46,7 @@ def most_rows(device: Device) -> int:
 
 
 def takes(quant: str, tokens: int, cols: int) -> bool:
-    """Whether there are kernels for so many tokens, and weights of a type in rows of so many."""
+    """Whether there are kernels for this many tokens, and weights of a type in rows of `cols` columns."""
     return quant in TYPES and cols % SLAB == 0 and tokens * int8_row(cols) < LARGEST
 
 
@@ -57,7 +57,7 @@ def tile(tokens: int, processors: int, *rows: int) -> int:
 
 
 def blocks(size: int, tokens: int, *rows: int) -> int:
-    """Blocks of a launch for so many tokens, and for matrices of so many rows."""
+    """Blocks of a launch for `tokens` tokens, and for matrices of these numbers of rows."""
     return -(-tokens // size) * sum(-(-n // size) for n in rows)
 
 

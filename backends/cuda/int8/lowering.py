@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def takes(e: Emitter, weight: Held, tokens: int) -> bool:
-    """Whether products of so many tokens, which are many, are computed so."""
+    """Whether products of this many tokens, which are many, are computed in bytes."""
     return tokens <= e.place.int8_rows and launch.takes(weight.quant.name, tokens, weight.shape[1])
 
 

@@ -28,8 +28,9 @@ struct Listed {
     }
 };
 
-// inner[place] = act(x[token] @ gate.T) * (x[token] @ up.T) in bytes, by sorted pairs; nobody's have none.
-// n_ff is a multiple of 64. Grid: n_ff / 64 blocks for each tile. Shared memory: two slabs, and the list.
+// inner[place] = act(x[token] @ gate.T) * (x[token] @ up.T) in bytes, by sorted pairs; none for pairs of no
+// expert. n_ff is a multiple of 64. Grid: n_ff / 64 blocks for each tile. Shared memory: two slabs and
+// the list.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 experts_gated_int8(const byte *gate, const byte *up, const float *gate_bias, const float *up_bias,
                    const int *order, const Tile *tiles, int held, byte *inner, const byte *x, int n_ff,
@@ -73,8 +74,8 @@ experts_gated_int8(const byte *gate, const byte *up, const float *gate_bias, con
     }
 }
 
-// y[pair] = share * (inner[place] @ down.T); zeros for nobody's pairs. Grid: width / 128 blocks for each tile;
-// width is even. Shared memory: two slabs.
+// y[pair] = share * (inner[place] @ down.T); zeros for pairs of no expert. Grid: width / 128 blocks for each
+// tile; width is even. Shared memory: two slabs.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 experts_down_int8(const byte *down, const float *bias, const int *order, const Tile *tiles, int held,
                   const float *shares, float *y, const byte *inner, int width, int n_ff) {

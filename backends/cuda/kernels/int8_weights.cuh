@@ -26,9 +26,8 @@ template <int N> struct Words {
     uint_t at[N];
 };
 
-// Words that have N others in them, which begin anywhere: taken apart not before they are needed, as whoever
-// reads goes on computing until then. Up to three bytes before and behind are read: rows are parts of larger
-// memory.
+// Words that have N others in them, which begin anywhere: taken apart only when they are needed, so that the
+// thread computes until then. Up to three bytes before and after are read: rows are parts of larger memory.
 template <int N> __device__ __forceinline__ Words<N + 1> words_around(const byte *p) {
     const uint_t *q = (const uint_t *)(p - ((uint64)p & 3));
     Words<N + 1> found;

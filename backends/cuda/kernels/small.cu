@@ -13,7 +13,7 @@
 
 #define WIDE 4  // numbers of a float4
 
-// Whether it may be read as float4 (null may: nobody does).
+// Whether it may be read as float4 (null may: it is not read).
 __device__ __forceinline__ bool is_wide(const void *p) { return (uint64)p % sizeof(float4) == 0; }
 
 struct Spot {
@@ -297,7 +297,7 @@ __device__ __forceinline__ void slices_selected(const T *x, T *y, int width, int
     }
 }
 
-// y = every second slice of x, of so many columns each, from the first (0 or 1) on. Rows follow each other,
+// y = every second slice of x, of `width` columns each, from `first` (0 or 1) on. Rows follow each other,
 // so they need not be told apart.
 extern "C" __global__ void every_second(const float *x, float *y, int width, int first, int64 n) {
     if (width % WIDE == 0 && is_wide(x) && is_wide(y))
@@ -471,7 +471,7 @@ __device__ __forceinline__ void sort_keys(uint64 *room, int found) {
 
 // The k best of n keys, which `read` gives, to the beginning of the room, best first; 0 where there are no
 // more. All that beat the k-th best so far are collected, and sorted when the room is nearly full: seldom,
-// unless each is better than all before it. In which order they are collected nobody knows, but no two are
+// unless each is better than all before it. The order in which they are collected is unknown, but no two are
 // equal.
 template <typename Read>
 __device__ __forceinline__ void keep_best(Read read, int n, int k) {

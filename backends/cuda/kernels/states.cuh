@@ -1,8 +1,8 @@
 // Layers that keep a state of a fixed size of each sequence: what a pass tells of its sequences.
 // (backends/cuda/states/launch.py has the same structures and sizes.)
 //
-// A state lies in a place of the device's memory, with what all layers keep of a sequence; each layer has its
-// part of it so many bytes from the place's beginning on. A place that is read is never written in that pass.
+// A state lies in a place of the device's memory, with what all layers keep of a sequence; each layer's part
+// begins a fixed number of bytes after the place does. A place that is read is never written in that pass.
 
 #pragma once
 

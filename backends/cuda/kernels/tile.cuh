@@ -8,14 +8,14 @@
 #define TILE 128  // pairs of a tile at most
 
 struct Tile {
-    int expert;  // among those that are held; their number: nobody's pairs; -1: no tile
+    int expert;  // among those that are held; their number: pairs of no expert; -1: no tile
     int begin;   // of the sorted pairs
     int count;
     int unused;
 };
 
 // What a block made of a tile with rows of down from `begin` on, to the pairs it belongs to, each times its
-// share; zeros for nobody's pairs. Lanes have numbers of it as tensor.cuh says.
+// share; zeros for pairs of no expert. Lanes have numbers of it as tensor.cuh says.
 template <typename Part>
 __device__ __forceinline__ void write_pairs(const Part &part, const Tile &from, int held, const int *order,
                                             const float *shares, const float *bias, float *y, int begin,

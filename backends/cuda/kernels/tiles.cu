@@ -17,13 +17,13 @@
 #include "tile.cuh"
 
 #define MANY_THREADS 256
-#define OUTPUTS 128     // of a block: so many of one matrix, or half of them of two
+#define OUTPUTS 128     // of a block: all of one matrix, or half of each of two
 #define SLAB 64         // columns of a row that lie in shared memory at once
 #define PIECES_SLAB 8   // pieces of eight weights
 #define ROWS_STEP (MANY_THREADS / PIECES_SLAB)
 #define LOADS (TILE / ROWS_STEP)  // rows of a slab that one thread brings
 
-// A slab is eight pieces, which is two runs of 32 columns. The second run begins so many behind the first.
+// A slab is eight pieces, which is two runs of 32 columns. The second begins APART columns after the first.
 template <typename Q> struct Runs {
     static const int APART = 32;
 };
@@ -157,8 +157,8 @@ __device__ __forceinline__ void multiply(const Rows &rows, int cols, Part &part)
     }
 }
 
-// inner[place] = act(x[token] @ gate.T) * (x[token] @ up.T) in bf16, by sorted pairs; nobody's have none.
-// Grid: n_ff / 64 blocks for each tile.
+// inner[place] = act(x[token] @ gate.T) * (x[token] @ up.T) in bf16, by sorted pairs; none for pairs of no
+// expert. Grid: n_ff / 64 blocks for each tile.
 extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2)
 experts_gated_many(const byte *gate, const byte *up, const float *gate_bias, const float *up_bias,
                    const int *order, const Tile *tiles, int held, __nv_bfloat16 *inner,
@@ -195,7 +195,7 @@ experts_gated_many(const byte *gate, const byte *up, const float *gate_bias, con
     }
 }
 
-// y[pair] = share * (inner[place] @ down.T); zeros for nobody's pairs. Grid: width / 128 blocks a tile.
+// y[pair] = share * (inner[place] @ down.T); zeros for pairs of no expert. Grid: width / 128 blocks a tile.
 extern "C" __global__ void __launch_bounds__(MANY_THREADS, 2)
 experts_down_many(const byte *down, const float *bias, const int *order, const Tile *tiles, int held,
                   const float *shares, float *y, const __nv_bfloat16 *inner, int width, int n_ff) {

@@ -9,7 +9,7 @@
 //
 // By the compiled code for two rows and one token that is 6.1 instructions of a lane for each weight of Q4_K,
 // 6.9 of Q6_K, and 4 of BF16. 132 multiprocessors issue 128 a clock: 4.8 T, 4.3 T and 7.4 T weights a second,
-// so 2.7, 3.5 and 15 TB/s are what unpacking alone would allow. Nobody has measured it.
+// so 2.7, 3.5 and 15 TB/s are what unpacking alone would allow. It has not been measured.
 //
 // What a step of a walk reads is asked for before the step before is computed, so a warp that multiplies two
 // rows has one or two KB under way; 23 KB for each multiprocessor keep 4.3 TB/s busy for 700 ns.

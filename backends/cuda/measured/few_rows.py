@@ -20,7 +20,7 @@ from hetrun.backends.cuda.weights import Held
 from hetrun.config import dirs
 from hetrun.errors import BudgetError
 
-MOST = 128  # rows: with more, unpacking is shared by so many that it costs less
+MOST = 128  # rows: with more, unpacking costs less, as all of them share it
 TRIED = 64  # rows that are measured; our kernels take eight at a time, so what they take grows with the rows
 GROUP = 8
 LEAST = 1 << 22  # numbers of a matrix: smaller ones say little about the device

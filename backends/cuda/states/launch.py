@@ -27,7 +27,7 @@ def columns(k_dim: int) -> int:
 
 
 def delta_net(k_dim: int) -> Source:
-    """The delta rule for matrices with so many columns."""
+    """The delta rule for matrices with `k_dim` columns."""
     return Source("delta_net", (("COLUMNS", str(columns(k_dim))),))
 
 

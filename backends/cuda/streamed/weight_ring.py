@@ -6,7 +6,7 @@ beginning, and so two that follow each other in a pass seldom lie on top of each
 passes of another shape may well lie there: it comes again when it is needed.
 
 Copies run on a stream of their own. One begins when the work that read what lay there is done, and work
-begins when its copy is done; nobody on the host waits. What came next the last time (the first time: what was
+begins when its copy is done; no host thread waits. What came next the last time (the first time: what was
 compiled next) is brought ahead, as far as the ring has room, around the end of a pass to the beginning of the
 next: so the link is busy while others compute. Large weights cross in pieces, between which the device's
 engine takes what others have to send: values of long passes would wait for all of a layer. Nothing is gained

@@ -106,7 +106,7 @@ class Kernels:
         return partials
 
     def scratch(self, rows: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """Floats that a thread needs for its work, with sequences of up to so many query rows."""
+        """Floats that a thread needs for its work, with sequences of up to `rows` query rows."""
         size: int = self._scratch(rows, heads, kv_heads, head_dim)
         return size
 

@@ -15,7 +15,7 @@ enum {
     BATCH = 32,     /* the same where keys are turned (see `turns`) */
     BLOCK = 128,    /* keys of one step of the softmax */
     FINE = 4096,    /* up to this position a chunk is one block, so that short texts keep all threads busy, */
-    COARSE = 1024,  /* and behind it so many keys, so that long texts have few partials */
+    COARSE = 1024,  /* and after it this many keys, so that long texts have few partials */
     AT_ONCE = 64    /* query rows, of all heads of a unit of work, that scratch memory is meant for */
 };
 
@@ -38,7 +38,7 @@ struct pass {
     int64_t n;
     struct sequence *sequences;
     const int64_t *ends; /* for each query row: how many of its sequence's keys lie before its end */
-    int64_t window;      /* each row sees so many keys before its end; 0: all */
+    int64_t window;      /* how many keys before its end each row sees; 0: all */
     int64_t chunks;      /* of all sequences; these two: by hetrun_attention_plan */
     int64_t partials;    /* rows times chunks, of all sequences */
     float *memory;       /* for the partials */

@@ -300,7 +300,7 @@ static void NAME(soften)(const struct NAME(state) *t, int64_t n, int from, int t
         for (int i = from; i < to; i += LANES) most = NAME(greater)(NAME(load)(scores + i), most);
         t->tops[q] = NAME(greatest)(most);
     }
-    for (int64_t q = 0; q < n; q += LANES) /* up to some that nobody asks for */
+    for (int64_t q = 0; q < n; q += LANES) /* also a few beyond n, which are not used */
         NAME(store)(t->kept + q, NAME(power)(NAME(load)(t->highest + q) - NAME(load)(t->tops + q)));
     for (int64_t q = 0; q < n; q++) {
         float *scores = t->scores + q * BLOCK, *results = t->results + q * t->width, top = t->tops[q];
@@ -519,8 +519,8 @@ struct NAME(taken) {
     int64_t chunk, from, to;
 };
 
-/* The next unit that nobody has taken. `i` and `before`: the sequence of this thread's last one, and the units
-   before it. */
+/* The next unit that no thread has taken. `i` and `before`: the sequence of this thread's last one, and the
+   units before it. */
 static struct NAME(taken) NAME(take)(const struct layer *a, int nth, int64_t *i, int64_t *before) {
     const struct pass *p = a->pass;
     const int64_t unit = __atomic_fetch_add(p->counters, 1, __ATOMIC_RELAXED);
@@ -556,7 +556,7 @@ static void NAME(attend)(const struct layer *a, int ith, int nth) {
             }
         }
     }
-    /* Nobody takes a unit any more once all are here: the counters are ready for the next layer. */
+    /* No thread takes a unit once all are here: the counters are ready for the next layer. */
     if (__atomic_add_fetch(finished, 1, __ATOMIC_ACQ_REL) == nth) *next = *finished = 0;
 }
 

@@ -201,7 +201,7 @@ class Products:
         self._pack(ggml_id, *shape, stored.ctypes.data, packed.ctypes.data, self.level)
 
     def scratch(self, ggml_id: int, n: int, cols: int) -> int:
-        """Bytes that each thread works in, for so many rows."""
+        """Bytes that each thread works in, for `n` rows."""
         size: int = self._scratch(ggml_id, n, cols)
         return size
 

@@ -71,7 +71,7 @@ static void give_back(struct pool *p, struct unit *u) {
     __atomic_store_n(&u->state, OUT, __ATOMIC_RELAXED);
 }
 
-/* Reading begins, and nobody waits. */
+/* Starts reading, and does not wait for it. */
 static void ask_for(struct pool *p, struct unit *u) {
 #ifdef POSIX_FADV_WILLNEED
     for (int64_t r = u->range; r < u->range + u->ranges; r++) {
@@ -104,7 +104,7 @@ static int still_there(const struct pool *p, const struct unit *u) {
 
 /* --- what a visit changes */
 
-/* A visit may have been left half way, when somebody cancelled. */
+/* A visit may have been left half way, by a cancellation. */
 static void settle(struct pool *p) {
     for (int64_t i = 0; i < p->n_going; i++)
         if (p->units[p->going[i]].state == GOING)
@@ -120,7 +120,7 @@ static void settle(struct pool *p) {
     p->n_going = p->n_coming = 0;
 }
 
-/* Name units that will go, none of this visit, until there is room for so many bytes more. */
+/* Name units that will go, none of this visit, until there is room for `bytes` more bytes. */
 static void make_room(struct pool *p, int64_t bytes) {
     for (int64_t i = p->first; i >= 0 && p->resident + bytes > p->room;) {
         struct unit *u = &p->units[i];

@@ -1,7 +1,7 @@
 /* Products by a weight of which only a part is in memory (partial.h). Included by products_body.h. */
 
 /* Rounds all rows of activations: each thread for itself where they are few, else all threads together, each some
-   tiles, and nobody goes on before all are done. Returns where they are. */
+   tiles, and no thread goes on before all are done. Returns where they are. */
 static const struct rounded *NAME(round_all)(const struct product *p, int ith) {
     struct rounded *own = (struct rounded *)(p->scratch + ith * p->scratch_size);
     const int64_t n = kept_rows(p), tile = shared_rows(p->level, p->type, n, p->cols);

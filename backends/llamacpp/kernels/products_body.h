@@ -293,7 +293,7 @@ INLINE void NAME(add_blocks)(const int type, const int n, const int vectors, con
         }
 }
 
-/* Asks memory for some of what lies ahead of a step, with block b of so many: a little at a time. Parts of a
+/* Asks memory for some of what lies ahead of a step, with block b of `blocks`: a little at a time. Parts of a
    step take turns with its lines: `mine` is the first that falls to this one. */
 INLINE void NAME(ask)(const int type, const int first_cache, const int ahead, const uint8_t *mine, const int b,
                       const int blocks) {

@@ -71,7 +71,7 @@ static int64_t most_rows(int64_t level, int64_t type, int64_t cols) {
     return at_least(1, bytes / kept_bytes(type, at_once(level), cols)) * at_once(level);
 }
 
-/* Rows in each part, if n are cut into parts of so many at most: they are about equally large. */
+/* Rows in each part, if n are cut into parts of at most `most`: they are about equally large. */
 static int64_t part_rows(int64_t level, int64_t n, int64_t most) {
     int64_t parts = at_least(1, (n + most - 1) / most);
     return at_least(at_once(level), in_whole((n + parts - 1) / parts, at_once(level)));
@@ -86,7 +86,7 @@ static struct work work_of(const struct product *p, int ith, int nth) {
     struct work w = {.tile = tile_rows(p), .groups = (columns_out(p) + ROWS - 1) / ROWS};
     w.units = (kept_rows(p) + w.tile - 1) / w.tile * w.groups;
     w.workers = at_least(1, at_most(nth, p->slots));
-    w.fixed = w.units * 3 / (4 * w.workers); /* the rest goes to whoever is fast */
+    w.fixed = w.units * 3 / (4 * w.workers); /* the rest goes to the fast threads */
     w.least = p->n == 1 ? at_least(1, LEAST_TAKEN / (halves_of(p) * group_bytes(p->type, p->cols))) : 1;
     w.mine = ith < w.workers ? ith : -1;
     w.from = w.to = 0;
@@ -117,7 +117,7 @@ static int take(const struct product *p, struct work *w) {
     return 1;
 }
 
-/* Nobody takes a unit any more once all are here: the counters are ready for the next call. */
+/* No thread takes a unit once all are here: the counters are ready for the next call. */
 static void done(const struct product *p, int nth) {
     if (__atomic_add_fetch(p->counters + 1, 1, __ATOMIC_ACQ_REL) == nth) memset(p->counters, 0, COUNTERS * 4);
 }
@@ -189,7 +189,7 @@ static int64_t shared_rows(int64_t level, int64_t type, int64_t n, int64_t cols)
     return part_rows(level, n, most_rows(LEVEL_PORTABLE, type, cols));
 }
 
-/* The next unit that nobody has taken; returns whether there is one. */
+/* The next unit that no thread has taken; returns whether there is one. */
 static int next_unit(const struct product *p, struct cursor *at, struct unit *unit) {
     const struct partial *w = p->partial;
     int64_t each = unit_groups(p), number = __atomic_fetch_add(p->counters, 1, __ATOMIC_RELAXED);

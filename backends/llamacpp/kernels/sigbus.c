@@ -1,8 +1,8 @@
-/* A mapped file that is cut while somebody computes with it: reading what is gone ends a process with SIGBUS.
+/* A mapped file that is cut while a thread computes with it: reading what is gone ends a process with SIGBUS.
    For memory that was registered here, and no other, zeros take the place of what the file does not give any
-   more, and it is noted that they did: whoever computed with them has to throw the result away.
+   more, and that is noted: the code that computed with them has to throw the result away.
 
-   All other SIGBUS are the business of whoever had the signal before. */
+   Every other SIGBUS goes to the handler that had the signal before. */
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -19,7 +19,7 @@
 enum { MOST = 4096 }; /* mappings at a time; a split model has one for each file */
 
 struct region {
-    uintptr_t start, end; /* both 0: nobody's. Read by the handler while others register */
+    uintptr_t start, end; /* both 0: free. Read by the handler while others register */
     uintptr_t fault;      /* the first address that had to become zeros; 0: none */
 };
 
@@ -40,8 +40,8 @@ static struct region *region_of(uintptr_t address) {
     return NULL;
 }
 
-/* Give the signal back as it was. The instruction that failed is tried again, and fails there; what somebody
-   sent on purpose is sent again. A handler that gives it back to us, as faulthandler's does when it was
+/* Give the signal back as it was. The instruction that failed is tried again, and fails there; a signal that
+   was sent on purpose is sent again. A handler that gives it back to us, as faulthandler's does when it was
    installed later, gets the default action: the process ends. */
 static void pass_on(int signal, const siginfo_t *info) {
     struct sigaction default_action = {.sa_handler = SIG_DFL};
@@ -93,7 +93,7 @@ int64_t hetrun_sigbus_arm(void) {
     return result;
 }
 
-/* Guard so many bytes of whole pages from here on; the number of the region, or -1 if there are too many. */
+/* Guard `bytes` bytes of whole pages from `address`; the number of the region; -1: there are too many. */
 int64_t hetrun_sigbus_register(uintptr_t address, int64_t bytes) {
     int64_t found = -1;
     pthread_mutex_lock(&changing);

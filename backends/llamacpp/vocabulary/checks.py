@@ -204,7 +204,7 @@ def _scores(file: GGUFFile, n: int) -> dict[str, Value]:
 
 
 def _ids(file: GGUFFile, n: int) -> dict[str, Value]:
-    """The special tokens; also those that nobody reads must be tokens."""
+    """The special tokens; also those that are never read must be tokens."""
     for key in file.metadata:
         if key.startswith(_P) and key.endswith("_token_id"):
             file.require_int(key, 0, n - 1)

@@ -352,7 +352,7 @@ def _attentions() -> Iterator[Case]:
         Company(((0, 5, 0), (70, 1, 1), (31, 8, 3))),
         Company(((20, 5, 0),)),  # only fills the cache
         Company(((40, 3, 3), (40, 1, 1)), forked=True),
-        # So many rows that kernels take several at a time, in some of the sequences.
+        # Enough rows in some of the sequences that kernels take several at a time.
         Company(((20, 40, 40), (70, 1, 1), (31, 8, 8))),
         Company(((20, 64, 50), (70, 1, 1), (31, 40, 20))),
         Company(((40, 40, 40), (40, 20, 20)), forked=True),

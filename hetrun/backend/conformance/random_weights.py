@@ -19,7 +19,7 @@ Quantiser = Callable[[int, F32, U8], None]  # ggml's number of the type, rows of
 
 # Before ggml packs the first row of these it computes grids, for up to half a minute.
 SLOW = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S")
-# Packing takes the longest of all: a large matrix has so many different rows, in a random order.
+# Packing takes the longest of all: a large matrix has this many different rows, in a random order.
 DIFFERENT = 256
 
 
@@ -35,7 +35,7 @@ def packed(x: F32, quant: QuantType) -> U8:
 
     The slow types get random blocks, for which any bytes do, that spread as widely as x. They depend on
     each row alone, so that rows in another order are the same rows. BackendUnavailable where a type is
-    packed, or read, by ggml only and nobody provides that.
+    packed, or read, by ggml only and nothing provides ggml.
     """
     if quant.name not in SLOW:
         return _by_service(x, quant) if quant.pack is None else quant.quantise(x)

@@ -165,5 +165,5 @@ def _tried(
 def _close(backend: Backend) -> None:
     try:
         backend.close()
-    except FAILURES:  # what it computed stands in the table; nobody uses it any more
+    except FAILURES:  # its results are in the table, and it is not used any more
         return

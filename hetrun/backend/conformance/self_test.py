@@ -71,7 +71,7 @@ def _first(backend: Backend, oracle: Backend, kind: Kind, quick: bool) -> Fault 
 
 
 def cases_for(of: Kind, quick: bool) -> Iterator[Case]:
-    """The cases of the table that have so many weights, now of these types."""
+    """The cases of the table that have as many weights, now of these types."""
     kind, types, variant = of
     if kind == "moe":
         # A router that rounds would choose other experts, and all would be right.

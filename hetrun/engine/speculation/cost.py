@@ -27,7 +27,7 @@ class Costs:
         self._compiling = Tracked(COMPILING_S)
 
     def seconds(self, depths: Sequence[int], drafting: int, length: int) -> float:
-        """A step of sequences that have so many tokens, of which some carry a draft of so many."""
+        """A step of sequences of these lengths; `drafting` of them carry a draft of `length` tokens."""
         n, drafted = len(depths), drafting * length
         found = self._expect(depths, drafted)
         if drafted and (n, drafting, length) not in self._shapes:

@@ -19,7 +19,7 @@ BEGIN, GO_ON = 0.06, 0.03  # how much faster it must be, by prediction
 # ones have ended a step gives fewer tokens.
 EACH = 0.015
 PATIENCE = 2.0  # times as long as without drafts a step may take for those that carry none
-# How many of so many sequences may carry drafts: few different numbers, for the same reason.
+# How many of n sequences may carry drafts, by n: few different numbers, for the same reason.
 COUNTS = [sorted({1 << i for i in range(n.bit_length())} | ({n} - {0})) for n in range(257)]
 LIKELY = 0.05  # chance of a first guess below which nothing is worth a look
 

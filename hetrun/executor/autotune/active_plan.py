@@ -28,11 +28,11 @@ from hetrun.planner.residency import Copy
 LOOK_S = 0.5  # between two looks at what other programs do
 SOON_S = 0.1  # the same where nothing is known of them but how it was a while ago
 RENEWED = 4  # looks for which the yardstick is good: it takes half a millisecond to make
-BELIEVED = 20  # passes: where nobody says what others do, so many tell how it is now
+BELIEVED = 20  # passes that show how it is now, where it is unknown what other programs do
 SURPRISE = 0.1  # a logarithm: so far off is a prediction that plans should not rest on any more
-CLEARLY = 0.9  # of the time of the same work: with so many threads it is faster, for sure
+CLEARLY = 0.9  # of the time of the same work: another number of threads that takes less is surely faster
 CLEARLY_BLIND = 0.6  # the same where it is unknown whether anything has changed: passes tell more
-BLIND_S = 30.0  # where nobody says what others do: so long what threads take is believed
+BLIND_S = 30.0  # how long the times of threads are believed, where it is unknown what other programs do
 FEW = BUCKETS[:4]  # whose passes mostly wait for memory; in the others cores compute
 
 Look = Callable[[float], float | None]  # how many cores others kept busy since it was called last
@@ -212,7 +212,7 @@ class InForce:
 
     @property
     def quiet(self) -> bool:
-        """Whether nobody else computes, for sure."""
+        """Whether it is sure that no other program computes."""
         return self.others is not None and self.others <= TAKEN
 
     def tried(self, seconds: Mapping[int, float]) -> str:
@@ -305,7 +305,7 @@ class InForce:
         self.unsettled = self.unsettled and self.others is None  # passes show what others do, but for that
 
     def _tells(self, arm: Arm) -> bool:
-        """Whether what just ran says what work takes where nobody else computes."""
+        """Whether what just ran says what work takes where no other program computes."""
         if self.crowded or arm.off:
             return False
         return self.others is not None or arm.mean - arm.prior < JUMP or arm.runs > BELIEVED
@@ -377,7 +377,7 @@ class InForce:
     # --- predictions
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
-        """Seconds of a step: so many tokens of each sequence, each behind so many others; None: unknown."""
+        """Seconds of a step: for each sequence its tokens, and how many come before them; None: unknown."""
         total, ubatch = 0.0, self.planned.ubatch
         if len(chunks) > 1:
             n = sum(tokens for tokens, _ in chunks)

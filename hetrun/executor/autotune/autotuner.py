@@ -1,6 +1,6 @@
 """The pilot: keeps the plan good while the model runs.
 
-Before the first step it measures what nobody knows of this machine yet. Between steps it looks whether times
+Before the first step it measures what is not known of this machine yet. Between steps it looks whether times
 have drifted, tries now and then what is not in use, and puts a better plan into force when there is one.
 Everything here happens on the engine's thread.
 """
@@ -137,7 +137,7 @@ class Pilot:
             self._note(Change(perf_counter(), why))
 
     def _settle_threads(self, idle: bool = False) -> None:
-        """See with how many threads work is fastest now, before somebody waits for a pass."""
+        """See with how many threads work is fastest now, before a request waits for a pass."""
         start = perf_counter()
         if tried := self._measuring.threads(self._in_force.crowded):
             self._take_threads(tried)
@@ -147,7 +147,7 @@ class Pilot:
     # --- between steps
 
     def expect(self, waiting: int, between: Between | None = None) -> None:
-        """So many tokens of prompts wait: another backend may be worth bringing in for them."""
+        """`waiting` tokens of prompts wait: another backend may be worth bringing in for them."""
         with self.aside.for_the_sake_of(between):
             self._expect(waiting)
 
@@ -168,7 +168,7 @@ class Pilot:
         state.asked = LEAST_WAITING if changed else waiting
 
     def _worth_a_try(self, waiting: int) -> bool:
-        """Whether a prompt takes so long that a backend that nobody has measured may be tried on it."""
+        """Whether a prompt takes so long that a backend that was never measured may be tried on it."""
         ubatch = self._in_force.planned.ubatch
         seconds = self._in_force.predict_pass(min(waiting, ubatch), waiting / 2)
         return seconds is not None and seconds * waiting / ubatch > UNKNOWN_START_S
@@ -211,7 +211,7 @@ class Pilot:
             self._watcher.rest(end, (end - start) / PLANNING)
 
     def _refine(self, now: float) -> None:
-        """Measure again, in quiet, what was measured beside others; give back what nobody uses."""
+        """Measure again, in quiet, what was measured beside others; give back what is not used."""
         self._state.next_refining = now + AGAIN_S
         names = [n for n in self._candidates() if n in self._state.started]
         if self._measuring.due(names):
@@ -303,7 +303,7 @@ class Pilot:
             if not name or name in self._setup.home.values():
                 raise
             self._refuse(name, e)
-            self.replan(f"{name} failed")  # which it would do in somebody's answer, too
+            self.replan(f"{name} failed")  # which it would do in an answer, too
             return 0.0
         finally:
             self._executor.forget_threads()
@@ -484,7 +484,7 @@ class Pilot:
     # --- what follows
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
-        """Seconds of a step: so many tokens of each sequence, each behind so many others; None: unknown."""
+        """Seconds of a step: for each sequence its tokens, and how many come before them; None: unknown."""
         return self._in_force.predict(chunks)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which cores so many threads run on, where there is a choice: measured once, on the model's own weights."""
+"""Which cores each number of threads runs on, if there is a choice: measured once, on the model's weights."""
 
 from __future__ import annotations
 

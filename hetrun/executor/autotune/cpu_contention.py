@@ -16,8 +16,8 @@ WRONG = 0.5  # cores: so much more than all that runs cannot be our own
 class Others:
     """Compares what the cores did with what this process did, between one look and the next.
 
-    A container may see other cores than its own, or none at all. Where what is read cannot be, nothing is
-    known, and whoever asks has to find out by running.
+    A container may see other cores than its own, or none at all. Where they cannot be read, nothing is known,
+    and the caller has to find out by running.
     """
 
     def __init__(self, stat: Path = Path("/proc/stat"), cores: Iterable[int] | None = None) -> None:
@@ -40,7 +40,7 @@ class Others:
         return None if own > busy + WRONG else max(0.0, busy - own)
 
     def _read(self) -> float | None:
-        """Seconds that the cores were busy ever; None if they are not there, or somebody shows us others."""
+        """Seconds that the cores were busy ever; None if they are not there, or are those of other cores."""
         try:
             if self._stat.stat().st_dev != self._stat.parent.stat().st_dev:
                 return None  # something like LXCFS lies over it, with cores of its own

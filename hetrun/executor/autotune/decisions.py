@@ -9,7 +9,7 @@ from hetrun.planner.online import passes_of
 from hetrun.planner.plan import Plan
 from hetrun.system.units import counted
 
-TAKEN, SPARE = 0.5, 0.35  # cores of others: so many are in the way; so few are not
+TAKEN, SPARE = 0.5, 0.35  # cores of others: more than TAKEN are in the way; less than SPARE are not
 
 
 def in_words(v: Verdict, others: float | None) -> str:
@@ -47,7 +47,7 @@ def _evidence(v: Verdict) -> str:
 
 
 def of_threads(now: int, before: int, ratio: float, others: float | None) -> str:
-    """Other threads, because the same work took so many times as long with them."""
+    """Other threads, because the same work took `ratio` times as long with them."""
     what = f"{count(now)} instead of {before}: the same work then takes {1 - ratio:.0%} less time"
     return what if others is None else f"{_cause(now, before, others)}: {what}"
 

@@ -13,7 +13,7 @@ from hetrun.planner.segment_cost import size_of
 DRIFT = 0.1  # of a time
 SHORTEST_REST_S, LONGEST_REST_S = 0.5, 60.0  # between two changes
 REMEMBERED = 4  # plans
-MANY, FAR = 8.0, 256.0  # passes of late, and tokens: what is seldom or near is no reason to plan anew
+MANY, FAR = 8.0, 256.0  # recent passes, and tokens: what is rare or near is no reason to plan anew
 
 
 @dataclass(slots=True)

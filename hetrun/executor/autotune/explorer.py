@@ -23,7 +23,7 @@ CHANGED = 0.1  # a logarithm: more is news
 LEAST_SPREAD = 0.05  # of a comparison: parts of a pass are no pass
 LARGEST_LENT = 64 << 20  # bytes of weights that are brought in for a comparison: some 50 ms
 LARGE = 0.05  # of a pass's time: smaller parts are not tried elsewhere
-LONGEST_S = 0.04  # of one run: somebody waits for the next token meanwhile, so larger passes are cut...
+LONGEST_S = 0.04  # of one run: an answer waits for its next token meanwhile, so larger passes are cut...
 IDLE_LONGEST_S = 0.2  # ...and of an idle engine, which a request may reach meanwhile
 SEEN = 0.5  # of the time that counts for a bucket, once something of it was tried: others have their turn
 FADING = 0.9  # of what was seen before, from one trial to the next
@@ -44,7 +44,7 @@ class Comparison:
 
 
 class Explorer:
-    """Runs one unit at a time where it does not run, in passes as they are of late."""
+    """Runs one unit at a time where it does not run, in passes like the recent ones."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ BUSY = 0.5  # threads of others: times would say more about them
 SIZES_BESIDE = (1, 16, 64, 512)  # tokens of the first passes there
 LEAST_RUNS = 2  # that must fit into the time that is left
 SHORT = 0.2  # of the time of the longest part: what takes less is measured at one size
-ROUNDS = 2  # of comparisons before the first step, where somebody waits for that
+ROUNDS = 2  # of comparisons before the first step, as a user waits for that
 
 Refuse = Callable[[str, Exception], None]  # a backend that failed
 
@@ -117,7 +117,7 @@ class Measuring:
         return any(self._forecast.rough(work) for work in works)
 
     def _disturbed(self) -> bool:
-        """Whether others compute, and not only on cores that nobody uses here."""
+        """Whether others compute, and not only on cores that are unused here."""
         return others_running() >= (cpu_count() or 1) - self._setup.threads[-1] + BUSY
 
     def threads(self, crowded: bool) -> Mapping[int, float]:

@@ -42,7 +42,7 @@ from hetrun.system.progress import Progress
 
 log = logging.getLogger(__name__)
 
-RUNS, LEAST_S, LONG_S = 3, 0.02, 0.25  # runs of one cell: so many, so long, or one that is long by itself
+RUNS, LEAST_S, LONG_S = 3, 0.02, 0.25  # runs of one cell: how many, how long, or one that is long by itself
 HASTY_DOUBT = 0.5  # how far off, relative, what is measured beside other programs may be
 MOST_RUNS = 12
 LONG_SLICES = 3  # a run that takes longer is a measurement by itself
@@ -235,7 +235,7 @@ class Prober:
             now = perf_counter()
             times.append(now - end if by_itself else seconds)
             end = now
-        # Others may slow runs down; nobody makes one faster, unless it began early.
+        # Other programs may slow a run down; only an early start makes one seem faster.
         hear(sorted(times)[len(times) // 2] if by_itself else min(times))
 
     def _once(self, runner: Runner, work: Pass) -> float:
@@ -306,7 +306,7 @@ class Prober:
     def _fill(self, seq: int, n: int, layers: Iterable[int]) -> None:
         """Give a sequence tokens, and numbers as keys and values: untouched memory reads faster than any.
 
-        The same numbers again and again: drawing them would take far longer than the trial, and somebody may
+        The same numbers again and again: drawing them would take far longer than the trial, and a request may
         be waiting for the next token.
         """
         for at in range(0, n, step := min(self._kv.most_at_once, 512)):

@@ -40,7 +40,7 @@ def planner_for(
     """The planner that measures; where a backend works by itself, one that also plans for both at once."""
     kind = OnlinePlanner
     if any(backends[name].asynchronous for name in setup.candidates):
-        from hetrun.planner.two_device.planner import ConcurrentPlanner as kind  # nobody else needs it
+        from hetrun.planner.two_device.planner import ConcurrentPlanner as kind  # needed only here
     planner = kind(graph, backends, forecast, setup.threads, setup.candidates, setup.precision)
     planner.wide = setup.wide or planner.wide
     planner.host_ubatch = setup.host_ubatch

@@ -41,6 +41,6 @@ class State:
     trying_s: float = 0.0  # that the comparison has taken which goes on
     rest: float = 0.5  # between two trials: longer and longer while nothing is new
     asked: int = LEAST_WAITING  # tokens for which nothing was worth bringing in
-    cause: str = ""  # of the last new plan, if nobody has looked since whether more weights would pay
+    cause: str = ""  # of the last new plan, if it was not checked since whether more weights would pay
     next_bringing: float = 0.0  # seconds of passes after which it is seen what would have paid
     hesitation: float = 1.0  # how much more must have been lost for that: more each time that copies went

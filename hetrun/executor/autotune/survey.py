@@ -10,7 +10,7 @@ from hetrun.executor.autotune.prober import Prober, Slices
 from hetrun.planner.trials import Trial
 
 ROUNDS = 3
-SLICE_S = 0.001  # of one round, where nobody else computes: a run or some
+SLICE_S = 0.001  # of one round, where no other program computes: one run or a few
 # Beside others a thread loses its core for some milliseconds at a time, which a short slice would not see.
 CROWDED_SLICE_S = 0.03
 

@@ -18,7 +18,7 @@ from hetrun.planner.online import HOLDS, RATE, START, OnlinePlanner, Parts
 from hetrun.planner.residency import Copy
 from hetrun.system.memory_info import process_memory
 
-UNKNOWN_HOLDS = 256 << 20  # bytes of a backend's libraries that nobody has seen yet: torch takes 190 MiB
+UNKNOWN_HOLDS = 256 << 20  # bytes of a backend's libraries before they are measured: torch takes 190 MiB
 
 
 class Weights:

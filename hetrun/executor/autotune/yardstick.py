@@ -10,7 +10,7 @@ from hetrun.planner.online import OnlinePlanner
 from hetrun.planner.plan import Plan, PlanSet
 
 DEPTHS = 8  # bits of a depth: passes that see about as many tokens take about as long
-UNKNOWN_S, UNKNOWN_TOKENS = 1e-3, 8  # of a token, and what a pass takes besides, where nobody knows
+UNKNOWN_S, UNKNOWN_TOKENS = 1e-3, 8  # of a token, and what a pass takes besides, where they are unknown
 
 Size = tuple[int, float, bool]  # tokens, how many each sees, and whether they are of several sequences
 

@@ -11,7 +11,7 @@ from hetrun.executor.steps import Between
 
 
 class Aside:
-    """Called now and then by what takes long; between two of its calls nobody else computes."""
+    """Called now and then by what takes long; between two of its calls no other step runs."""
 
     def __init__(self, executor: Executor) -> None:
         self.away = 0.0  # seconds in which others ran
@@ -28,7 +28,7 @@ class Aside:
             self._between = None
 
     def __call__(self, part: float = 0.0) -> None:
-        """Let others run; `part` says how far what takes long has come, and nobody asks."""
+        """Let others run; `part` says how far the long work has come, and is not used."""
         if self._between:
             start = perf_counter()
             self._executor.forget_threads()

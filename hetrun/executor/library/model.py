@@ -75,7 +75,7 @@ class WholeModel:
 
     def alloc(self) -> int:
         """A new, empty sequence."""
-        # One more than run together, so that somebody can look at something meanwhile.
+        # One more than run together, to be used beside them.
         free = (i for i in range(self.max_sequences + 1) if i not in self._sequences)
         seq = next(free, None)
         if seq is None:

@@ -20,7 +20,7 @@ KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, w
 USUAL_CONTEXT = 4096
 STEP = 1024  # longer contexts that memory bounds are multiples of it: what others take changes little then
 
-KvBytes = Callable[[int], int]  # of one sequence of so many tokens
+KvBytes = Callable[[int], int]  # of one sequence, by its number of tokens
 
 
 class TooLittle(BudgetError):

@@ -38,7 +38,7 @@ def in_parts(held: int) -> dict[str, int]:
 
 
 def work_bytes(graph: Graph, tokens: int) -> int:
-    """About what passes of so many tokens work in: their widest value, some of the usual width, and the
+    """About what passes of this many tokens work in: their widest value, some of the usual width, and the
     widest one rounded to 8 bits with its scales."""
     widths = [op.out.width for op in graph.ops if op.kind != "head"]
     usual = next(op.out.width for op in graph.ops if op.kind == "embed")
@@ -46,12 +46,12 @@ def work_bytes(graph: Graph, tokens: int) -> int:
 
 
 def crossing_bytes(graph: Graph, tokens: int) -> int:
-    """What passes of so many tokens work in on the host, where devices compute."""
+    """What passes of this many tokens work in on the host, where devices compute."""
     return WORK + tokens * FLOAT_BYTES * crossing_width(graph)
 
 
 def mixture_bytes(mixtures: Sequence[Mixture], tokens: int) -> int:
-    """What passes of so many tokens work in besides, for experts that come when they are wanted: what each
+    """What passes of this many tokens work in besides, for experts that come when they are wanted: what each
     choice of a token gives, and what comes before its last product."""
     return max(
         tokens * m.used * FLOAT_BYTES * sum(m.weights[i].shape[0] // m.experts for i in (0, 2))

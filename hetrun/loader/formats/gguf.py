@@ -178,7 +178,7 @@ def _read_pair(cursor: Cursor, index: int) -> tuple[str, int, Value]:
 def _read_array(cursor: Cursor) -> Numbers | StringArray:
     kind = cursor.number(U32, "the type of its elements")
     if kind == _ARRAY:
-        # The format allows them; nobody writes them, and llama.cpp refuses them too.
+        # The format allows them; no program writes them, and llama.cpp refuses them too.
         cursor.fail("arrays within arrays are not supported", cursor.pos - 4)
     if kind != _STRING and kind not in _NUMBERS:
         cursor.fail(f"its elements are of type {kind}, which GGUF does not have: {DAMAGED}", cursor.pos - 4)

@@ -1,8 +1,8 @@
 """A model's folder as Hugging Face publishes it: settings in JSON, weights in safetensors files.
 
 Nothing in it is run, whatever its settings ask for. Names in the index lead to files of this folder and
-nowhere else, because they come from far away. Links are followed: caches of Hugging Face are made of them,
-and whoever made one could write here. What they lead to must be a regular file, checked like any other.
+nowhere else, because they were downloaded. Links are followed: caches of Hugging Face are made of them, and
+making one takes the right to write here. What they lead to must be a regular file, checked like any other.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _choose_file(folder: Path, wanted: str | None, index: Mapping[str, str]) -> 
     """The one file with the weights; None where they lie in those of the index."""
     if wanted is not None:
         return None if wanted in index.values() else wanted
-    if (folder / SINGLE).exists():  # before an index, where somebody left both, as in transformers
+    if (folder / SINGLE).exists():  # before an index, if both are there, as in transformers
         return SINGLE
     return None if index else _only_file(folder)
 

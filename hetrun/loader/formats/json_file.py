@@ -47,7 +47,7 @@ def parse_object(raw: bytes, make: Make | None = None) -> dict[str, object]:
         raise ValueError(f"it has {commas} commas, hetrun reads up to {MAX_ITEMS}")
     try:
         text = raw.decode("utf-8-sig")
-        del raw  # nobody else has it, and it may be large
+        del raw  # nothing else holds it, and it may be large
         _check_characters(text)
         found = json.loads(text, object_pairs_hook=make)
     except UnicodeDecodeError as e:

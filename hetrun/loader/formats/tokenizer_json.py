@@ -31,7 +31,7 @@ _FORMS = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 2, "BertNorma
 _OTHERS = {"ByteLevel": 2, "Strip": 1, "StripAccents": 1, "Nmt": 1, "Sequence": 1}
 _UNKNOWN = 11
 
-_LATER_ESCAPE = re.compile(rb"\\u00[67]")  # a letter of ASCII, which nobody needs to write so
+_LATER_ESCAPE = re.compile(rb"\\u00[67]")  # a letter of ASCII, which needs no escape
 _VALUE = re.compile(rb'"normalizer"\s*:\s*([^\s])')
 _COMMA = re.compile(r"[ \t\r\n]*[,{][ \t\r\n]*")
 _COLON = re.compile(r"[ \t\r\n]*:[ \t\r\n]*")

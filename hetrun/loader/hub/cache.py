@@ -28,7 +28,7 @@ def repository(repo: str) -> Path:
 
 
 def snapshot(wanted: Wanted) -> Path | None:
-    """The files of a revision as they were when somebody last asked the hub."""
+    """The files of a revision as they were when the hub was last asked."""
     folder = repository(wanted.repo)
     commit = wanted.revision
     try:

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from hetrun.errors import OptionError, printable
 
 PREFIX = "hf:"
-# What people copy: a page's address, with one slash where somebody took it for a path.
+# What people copy: a page's address, with one slash where a program took it for a path.
 PAGE = re.compile(r"(?:https?:/{1,2})?(?:www\.)?(?:huggingface\.co|hf\.co)/(.+)")
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 REPOSITORY = re.compile(

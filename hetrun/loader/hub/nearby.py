@@ -1,4 +1,4 @@
-"""Models that lie in a folder, for somebody who mistypes their names."""
+"""Models that lie in a folder, to suggest where a name is mistyped."""
 
 from __future__ import annotations
 

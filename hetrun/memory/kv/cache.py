@@ -336,7 +336,7 @@ class KvCache:
         self.states.mark(seq, marks, spare)
 
     def fits(self, chunks: Sequence[tuple[int, int]]) -> bool:
-        """Whether there is memory for so many more tokens of each of these sequences."""
+        """Whether there is memory for these numbers of more tokens of each of these sequences."""
         states = sum(max(0, self.states.wants(seq)) for seq, _ in chunks) if self.states else 0
         if self.states and not self.states.has_room(states):
             return False
@@ -482,8 +482,8 @@ class KvCache:
         return True
 
     def _keep_within(self, more: int = 0) -> None:
-        """What nobody uses any more goes before the limit is passed, and before others give memory up for
-        what is about to be written."""
+        """Give back what is not used any more before the limit is passed, and before others give memory up
+        for what is about to be written."""
         if self._limit is not None and self.touched_bytes + more > self._limit:
             self.trim()
         if self.before_growth is None or self._most_held() + more <= self._promised:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hetrun.errors import BudgetError
 
 BLOCK = 32
-SLACK = 64  # tokens kept behind a window, so that so many can be taken back
+SLACK = 64  # tokens kept beyond a window, so that this many can be taken back
 
 RowIndex = NDArray[np.int64]
 
@@ -75,7 +75,7 @@ class Group(ABC):
     window: int  # how many tokens one sees, itself included; 0: all
 
     def __init__(self, rows: int) -> None:
-        """So many rows in each table."""
+        """`rows` rows in each table."""
         self.rows = rows
         # A row's stamp changes when it is about to hold something else, and so do those of the rows behind it
         # in its sequence. So who copied some rows that follow each other sees by that of the last one whether
@@ -165,7 +165,7 @@ class Paged(Group):
 
     A unit is the least number of rows whose memory is whole pages in every table. At first each unit of
     addresses shows its own unit of memory. A fork shows that of its parent, whole units only, and both count
-    as its holders. Whoever is about to write into a unit that has another holder gets other memory first.
+    as its holders. A sequence that writes into a unit with another holder gets other memory first.
     """
 
     window = 0
@@ -173,8 +173,8 @@ class Paged(Group):
     def __init__(self, longest: int, unit: int, regions: int, memory: Backing, most_runs: int) -> None:
         """Sequences of up to `longest` tokens; 0 as `most_runs`: nothing can be shown twice.
 
-        Every run of units whose memory follows each other is a mapping, of which a process has only so many:
-        forks copy rather than make more than `most_runs`.
+        Every run of units whose memory follows each other is a mapping, of which a process can have only a
+        limited number: forks copy rather than make more than `most_runs`.
         """
         self.unit = unit
         self._longest = longest
@@ -201,7 +201,7 @@ class Paged(Group):
         return self._n_touched * self.unit
 
     def alloc(self, seq: int) -> None:
-        """In a region whose memory nobody else sees, if there is one."""
+        """In a region whose memory no other sequence sees, if there is one."""
         size = self._region
         alone = (first for first in reversed(self._free) if not self._holders[first : first + size].any())
         first = next(alone, self._free[-1])
@@ -242,7 +242,7 @@ class Paged(Group):
         try:
             for at, memory, units in self._pieces(parent.first, parent.first + shared):
                 self._show(child.first + at - parent.first, memory, units)
-        except OSError:  # too many mappings, whoever has them: then all is copied
+        except OSError:  # too many mappings in this process: then all is copied
             shared = 0
         child.units = shared
         self._holders[self._shown[child.first : child.first + shared]] += 1
@@ -284,7 +284,7 @@ class Paged(Group):
         return -(-tokens // self.unit)
 
     def _is_shared(self, s: _Held, length: int) -> bool:
-        """Whether the next token would go into a unit that somebody else sees."""
+        """Whether the next token would go into a unit that another sequence sees."""
         return length % self.unit != 0 and bool(self._holders[self._shown[s.first + s.units - 1]] > 1)
 
     def _shareable(self, seq: int, n: int) -> int:
@@ -300,14 +300,14 @@ class Paged(Group):
             yield a + lo, int(shown[lo]), hi - lo
 
     def _go_home(self, a: int, b: int) -> None:
-        """Have units a to b of addresses show their own memory again, as far as nobody has it."""
+        """Have units a to b of addresses show their own memory again, as far as no sequence has it."""
         own = np.arange(a, b)
         away = own[(self._shown[a:b] != own) & (self._holders[a:b] == 0)]
         for lo, hi in _runs_of(away):
             self._show_or_fail(int(away[lo]), int(away[lo]), hi - lo)
 
     def _take(self, at: int) -> None:
-        """Memory that nobody has for a unit of addresses."""
+        """Give a unit of addresses memory that no sequence has."""
         memory = int(self._shown[at])
         if memory < 0 or self._holders[memory]:
             memory = self._spare(at)
@@ -321,7 +321,7 @@ class Paged(Group):
         self._used += 1
 
     def _spare(self, at: int) -> int:
-        """A unit of memory that nobody has: its own, or that of a region which comes in late."""
+        """A unit of memory that no sequence has: its own, or that of a region that is used late."""
         place = at % self._region
         for memory in (at, *(first + place for first in self._free)):
             if not self._holders[memory]:

@@ -73,7 +73,7 @@ class TokenTree:
             first = int(tokens[at])
             node = path[-1].children[first]
             node.holders.remove(holder)
-            if not node.holders:  # then nobody stands behind it either
+            if not node.holders:  # then the nodes below it have none either
                 del path[-1].children[first]
                 break
             path.append(node)

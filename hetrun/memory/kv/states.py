@@ -34,7 +34,7 @@ Bring = Callable[[int], None]  # what a device has of a slot comes home
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """What a device has of a slot: what some layers, or all, know after so many tokens."""
+    """What a device has of a slot: what some layers, or all, know after `position` tokens."""
 
     position: int
     layers: frozenset[int] | None
@@ -145,7 +145,7 @@ class States:
         return self._tables[layer, kind]
 
     def lend(self, slot: int, position: int, bring: Bring, layers: frozenset[int] | None = None) -> None:
-        """A device has what some layers know after so many tokens, and the slot has not; None: all layers."""
+        """A device has what some layers know after `position` tokens, the slot has not; None: all layers."""
         self._away.setdefault(slot, {})[bring] = Lent(position, layers)
 
     @property
@@ -158,7 +158,7 @@ class States:
         return bring in self._away.get(slot, ())
 
     def settle(self, slot: int, position: int, layers: frozenset[int] | None = None) -> None:
-        """Have in a slot what is known after so many tokens, wherever it is: of some layers, or of all.
+        """Have in a slot what is known after `position` tokens, wherever it is: of some layers, or of all.
 
         A state that a device cannot give any more is lost: no sequence has it then.
         """

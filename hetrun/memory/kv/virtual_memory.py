@@ -74,7 +74,7 @@ class Memory:
 
 
 def whole_pages(size: int) -> int:
-    """Bytes of the whole pages that so many bytes lie in."""
+    """Bytes of the whole pages that `size` bytes lie in."""
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -102,7 +102,7 @@ def most_mappings() -> int:
 
 
 def _file(size: int) -> int | None:
-    """A file without a name of so many bytes; None where there is no such thing."""
+    """A file without a name, of `size` bytes; None where the system has none."""
     if sys.platform != "linux" or sys.maxsize < 1 << 32:
         return None
     try:

@@ -1,7 +1,7 @@
 """What was measured on this machine, and what follows from it.
 
-Every run of some work (ops of one form, on one backend, with so many threads) goes into a `Cell`: runs of
-about as many tokens at about the same depth. `Fit` draws lines through the cells, so times of other sizes
+Every run of some work (ops of one form, on one backend, with one number of threads) goes into a `Cell`: runs
+of about as many tokens at about the same depth. `Fit` draws lines through the cells, so times of other sizes
 follow. Depth is what a token sees on average (`Pass.depth`).
 """
 
@@ -59,7 +59,7 @@ class Measured:
         return self._fit
 
     def rescale(self, factor: float, tokens: int = 0) -> None:
-        """As if every run had taken so many times as long; of other sizes less so, each was off by itself."""
+        """As if every run had taken `factor` times as long; other sizes less so: each was off by itself."""
         for cell in self.cells.values():
             near = exp(-abs(log2(cell.tokens / tokens)) / NEAR) if tokens and cell.runs else 1.0
             cell.rescale(factor**near)
@@ -119,8 +119,8 @@ class Forecast:
         return bool(self._fit(work))
 
     def rescale(self, work: Work, factor: float, tokens: int = 0, rough: float | None = None) -> None:
-        """The work has become slower or faster by this, as runs of so many tokens show: so have, for all one
-        knows, runs of every size."""
+        """The work has become slower or faster by this, as runs of `tokens` tokens show: so have, as far as
+        is known, runs of every size."""
         self.measured(work).rescale(factor, tokens)
         if rough is not None:
             for cell in self.measured(work).cells.values():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import sqrt
 
-STEADY = 10  # runs; so many are averaged evenly, from then on each new one counts for 1 in STEADY
-FAR = 5.0  # a run so many times slower is the machine's doing, not the work's...
-BELIEVED = 3  # ...unless so many come in a row
+STEADY = 10  # runs that are averaged evenly; from then on each new one counts for 1 in STEADY
+FAR = 5.0  # a run that takes more than this many times as long was delayed by the machine...
+BELIEVED = 3  # ...unless this many come in a row
 WARM = 1.5  # a first run is often slower by more than this: memory is touched, code is made
 DRIFT = 0.1  # of a time: less is no reason to decide again
 SURE = 3.0  # standard errors
@@ -56,7 +56,7 @@ class Cell:
         self._slow = 0  # far slower runs in a row, not counted so far
 
     def rescale(self, factor: float) -> None:
-        """As if every run had taken so many times as long; new runs count more for a while."""
+        """As if every run had taken `factor` times as long; new runs count more for a while."""
         self.smoothed = max(LEAST_S, factor * self.smoothed)
         self.spread *= factor
         self.best = max(LEAST_S, factor * self.best)

@@ -174,7 +174,7 @@ class Link:
     latency: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
-        """What so many bytes take."""
+        """Seconds that `nbytes` bytes take."""
         return self.latency + nbytes / self.bytes_per_second
 
 

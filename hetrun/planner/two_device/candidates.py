@@ -111,8 +111,8 @@ class Ways:
     # --- spread
 
     def _spread(self, scoring: Scoring, names: Sequence[str]) -> Candidate:
-        """Whole parts of so many layers on the other device, evenly spread, that its link is as busy as the
-        chain: fewer changes of sides than where each layer gives a little (LIA's whole layers)."""
+        """Whole parts of some layers on the other device, evenly spread, as many as keep its link as busy as
+        the chain: fewer changes of sides than where each layer gives a little (LIA's whole layers)."""
         layers = [[part for part in layer if part[0].name in names] for layer in self._layers]
         layers = [layer for layer in layers if layer]
         if not self._loads or not layers:
@@ -210,7 +210,7 @@ def _unit(o: Operation) -> str:
 
 
 def evenly(n: int, of: int) -> list[int]:
-    """The numbers of n things among so many, as far from each other as can be."""
+    """The numbers of n things among `of`, as far from each other as possible."""
     return [(2 * i + 1) * of // (2 * n) for i in range(n)]
 
 

@@ -140,7 +140,7 @@ class Sides:
         return any(device.streams(use) for use in device.wants(o.ops))
 
     def crossing(self, backend: str, nbytes: float) -> float:
-        """Seconds that so many bytes take over a backend's link."""
+        """Seconds that `nbytes` bytes take over a backend's link."""
         rate = self._forecast.fact(LINK, backend)
         return nbytes / rate if rate else 0.0
 

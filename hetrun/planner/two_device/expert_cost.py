@@ -45,7 +45,7 @@ class Rates:
     token: float
 
     def seconds(self, heat: Floats, tokens: int) -> float:
-        """So many tokens, of some experts."""
+        """Seconds of `tokens` tokens, by some experts."""
         hit, pairs = float(hits(heat, tokens).sum()), tokens * float(heat.sum())
         return self.fixed + self.expert * hit + self.token * pairs
 
@@ -67,7 +67,7 @@ def hits(heat: Floats, tokens: int) -> Floats:
 
 
 def rates_of(one: Cost, many: Cost, heat: Floats, tokens: int) -> Rates:
-    """From what a pass of one token and one of so many take."""
+    """From what a pass of one token takes, and one of `tokens`."""
     used, work = float(heat.sum()), many.seconds - many.fixed
     hit, pairs = float(hits(heat, tokens).sum()), tokens * used
     if pairs - hit < SAME * hit:

@@ -84,7 +84,7 @@ class Layer:
         return by_heat(self.heat)
 
     def nbytes(self, n: int) -> int:
-        """Bytes of so many experts."""
+        """Bytes of `n` experts."""
         return self.besides + n * self.each if n else 0
 
     def seconds(self, order: Sequence[int], most: int) -> Seconds:

@@ -4,8 +4,8 @@ For each bucket the planner's own plan, in which backends take turns, is set aga
 
 - balanced: each layer's operations on one side or the other as TwinPilots does it (`balance.py`), where the
   other device has to bring weights over its link;
-- shared out: rows of products, heads of attention or experts of a mixture on both sides, so many on each that
-  both end at the same time (`sharding.py`).
+- shared out: rows of products, heads of attention or experts of a mixture on both sides, divided so that both
+  end at the same time (`sharding.py`).
 
 All are timed by one clock (`cost.py`) from what was measured, and corrected by what passes of such a plan
 really took. One that is better by what any new plan must be better by takes the place of the other.

@@ -39,7 +39,7 @@ class Spelled:
     kind: str
     lark: str
     schema: dict[str, Any] | None = None  # what it was made of, if it was one
-    by_user: bool = False  # the user wrote it: its lines mean something to somebody
+    by_user: bool = False  # the user wrote it: its line numbers mean something to the user
 
     @property
     def risky(self) -> bool:

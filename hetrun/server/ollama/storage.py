@@ -37,7 +37,7 @@ PROXIES = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via
 
 
 class _GoneError(Exception):
-    """Nobody waits for a download any more."""
+    """No client waits for a download any more."""
 
 
 def routes(service: Service, catalog: Catalog, library: Library | None) -> list[Route]:

@@ -40,7 +40,7 @@ def compiled(source: str) -> Template:
 
 
 def rendered(template: Template, variables: Mapping[str, Any], most: int) -> str:
-    """The template's text, of at most so many characters."""
+    """The template's text, of at most `most` characters."""
     pieces: list[str] = []
     size = 0
     # As Template.generate does, but for the work it puts into tracebacks for people.

@@ -137,8 +137,8 @@ def string(most: int | None = None) -> Reading[str]:
 def value(c: str, say: Callable[[str], None]) -> Reading[str]:
     """A JSON value that begins with this character, as it stands; the character behind it, if it was needed.
 
-    Brackets and strings are looked at, the rest is the reader's: whoever gets arguments parses them anyway.
-    Line ends in a string, which models write and JSON does not have, are escaped.
+    Brackets and strings are looked at; the program that gets the arguments parses the rest. Line ends in a
+    string, which models write and JSON does not have, are escaped.
     """
     if c == '"':
         say(c)

@@ -31,7 +31,7 @@ WORDS = {"True": True, "False": False, "None": None}  # Python's, where JSON is 
 
 
 def tagged_calls(calls: Calls, types: Types) -> Reading[str]:
-    """What follows `<tool_call>`, whoever wrote it: its first character tells."""
+    """What follows `<tool_call>`, in any of its formats: the first character tells which."""
     c = yield from skip_space()
     if c in "[{":
         return (yield from json_calls(calls, CLOSE, first=c))

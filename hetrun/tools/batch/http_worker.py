@@ -20,9 +20,9 @@ MOST_LANES = 256
 LOOK_S = 10.0  # for an answer that needs no model
 CHUNK = 1 << 16
 MOST_ANSWER = 256 << 20
-# Not the request's fault: busy, restarting, or a gateway that reaches nobody.
+# Not the request's fault: busy, restarting, or a gateway that reaches no server.
 AWAY = (408, 429, 502, 503, 504)
-DEADLINE = 504  # where the server says that nobody shall ask again, the request's own has passed
+DEADLINE = 504  # where the server says not to ask again, the request's own has passed
 
 
 class Worker(Place):

@@ -28,7 +28,7 @@ class Lines:
     def __init__(self, fd: int, name: str) -> None:
         self._fd, self._name = fd, name
         found = os.fstat(fd)
-        self.size = found.st_size if stat.S_ISREG(found.st_mode) else None  # None: nobody knows
+        self.size = found.st_size if stat.S_ISREG(found.st_mode) else None  # None: unknown
         self.at = 0  # bytes of the lines that were given so far
         self._buffer = bytearray()
         self._looked = 0  # there is no line end in so much of the buffer

@@ -44,7 +44,7 @@ class Here(Place):
         async def receive() -> Message:
             if unread:
                 return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            await asyncio.Event().wait()  # nobody hangs up
+            await asyncio.Event().wait()  # the client never hangs up
             raise AssertionError
 
         async def send(message: Message) -> None:

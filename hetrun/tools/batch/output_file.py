@@ -32,10 +32,10 @@ class Output:
     def __init__(self, fd: int, name: str) -> None:
         self.name = name
         self._fd = fd
-        self._lock = threading.Lock()  # whoever ends must not close what another thread is writing to
+        self._lock = threading.Lock()  # the file must not be closed while another thread writes to it
         self._closed = False
         self.is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-        # What is there already stays: standard output may be somebody's file, at any place in it.
+        # What is there already stays: standard output may be a user's file, at any place in it.
         self.size = os.lseek(fd, 0, os.SEEK_END) if self.is_file else 0
 
     def lines(self) -> Iterator[bytes]:
@@ -89,7 +89,7 @@ class Output:
 
 
 class OutputFile(Output):
-    """A file of results by its path; nobody else writes to it meanwhile."""
+    """A file of results by its path; no other process writes to it meanwhile."""
 
     def __init__(self, path: Path, resume: bool, source: Path | None) -> None:
         try:

@@ -41,13 +41,13 @@ class Ask:
     shape: Shape
     url: str = ""
     body: Json = field(default_factory=dict)
-    name: object = None  # that whoever asks has given it
+    name: object = None  # that the client has given it
     metadata: object = None  # comes back as it is
     fault: str = ""
 
     @property
     def text(self) -> bytes:
-        """What it begins with, for whoever looks for beginnings that are alike."""
+        """What it begins with, to find requests that begin alike."""
         head = [self.body.get(name) for name in ("tools", "messages", "prompt", "input", "instructions")]
         return json.dumps([self.url, *head], ensure_ascii=False).encode(errors="replace")
 
@@ -180,7 +180,7 @@ class Reader:
         whole = self._for_all.body | (self._for_all.own if ask.shape == "own" else {})
         left = {k: v for k, v in whole.items() if not any(k in names for names in groups)}
         if url == COMPLETIONS and ask.shape == "own":
-            # OpenAI's 16 tokens are not what somebody means who says nothing.
+            # OpenAI's default of 16 tokens is not what a request without a limit means.
             left = left if said.union(left).intersection(self._for_all.limits) else left | {"n_predict": -1}
         if self._for_all.seed is not None:
             left["seed"] = (self._for_all.seed + ask.index) % SEEDS

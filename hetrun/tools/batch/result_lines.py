@@ -39,7 +39,7 @@ class Result:
 
 
 def refused(ask: Ask, why: str) -> Result:
-    """Of a line that is no request, or of one that nobody could answer."""
+    """Of a line that is no request, or of one that could not be answered."""
     said = f"line {ask.line}: {why}"
     error: Json = {"message": said, "type": "invalid_request_error", "param": None, "code": "invalid_line"}
     if ask.shape == "own":

@@ -10,8 +10,8 @@ from hetrun.tools.batch.output_file import Output
 from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.result_lines import request_of
 
-# A result is written at most so many requests before one that came earlier: a number that is further away is
-# no request's, and no reason to take memory for all those before it.
+# A result is written at most this many requests before one that came earlier: a number that is further away
+# is no request's, and no reason to take memory for all those before it.
 FAR = 1 << 20
 ANSWERED = 1 << 63  # beside the digest, which may be 0
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 BLOCK = 512  # lines that are put in order together
 FIRST, GROWTH = 1, 8  # requests at a time before there is a result, and how many more each result brings
-# Results that wait for earlier ones: behind so many, or so many bytes, nothing new is read.
+# Results that wait for earlier ones: with this many, or this many bytes, nothing new is read.
 MOST_HELD, MOST_HELD_BYTES = 8192, 64 << 20
 MOST_TRIES = 3  # of a request over which places broke off
 PATIENCE_S = 120.0  # without any place that answers
@@ -37,7 +37,7 @@ FULL_S, LOOK_S = 60.0, 1.0  # how long a full disk is waited for, and how often 
 
 
 class StaysFull(UserError):
-    """Nobody has made room for the results that are left."""
+    """No room was made for the results that are left."""
 
 
 @dataclass
@@ -249,7 +249,7 @@ class Batch:
         return self._held.next == self._next_index
 
     async def _written(self, line: bytes) -> None:
-        """Have it in the file. A disk that is full is waited for: somebody may make room."""
+        """Have it in the file. If the disk is full, wait: the user may make room."""
         since = monotonic()
         while True:
             try:
@@ -277,12 +277,12 @@ class Batch:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """What a function gives that may block for ever. Its thread holds nobody up who wants to end."""
+    """The result of a function that may block without end. Its thread does not keep the process alive."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
     def deliver(put: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        with suppress(RuntimeError):  # the loop has ended: nothing waits any more
             loop.call_soon_threadsafe(lambda: None if done.done() else put())
 
     def run() -> None:

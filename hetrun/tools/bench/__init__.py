@@ -206,7 +206,7 @@ def _theirs(peer: Peer, case: Case, duel: Duel, limit: Limit, chosen: PeersThrea
 
 
 def _limit(case: Case, model: Demands, ours: Ours, threads: int, again: bool) -> Limit:
-    """What no program could exceed here with so many threads while nothing else runs."""
+    """What no program could exceed here with `threads` threads while nothing else runs."""
     demand = model.of(case)
     given = ours.alone(lambda: memory(threads, demand.block, again))
     return limit_of(case, demand, given, ours.peak(case, threads))
@@ -228,7 +228,7 @@ def _ticks(tell: Tell | None, cases: Sequence[Case], each: int) -> Iterator[Tick
 @contextmanager
 def _progress() -> Iterator[Tell | None]:
     """A bar on stderr if that is a terminal. It is drawn between samples only: a thread that draws takes time
-    from whoever is measured."""
+    from the program that is measured."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -14,7 +14,7 @@ from hetrun.tools.bench.timed_window import Looked, Measured
 NAMES = {"other": "other ops"}
 WAITING, PYTHON = "waiting", "Python"
 WORTH_SAYING = 0.05  # of the time
-FULL = 0.5  # of what memory gives: whoever reads more slowly is not held up by it
+FULL = 0.5  # of what memory gives: a program that reads more slowly is not limited by it
 SMALL = 0.02  # what waiting and Python may take before it is said
 
 
@@ -67,7 +67,7 @@ def mean(measured: Sequence[Measured]) -> Measured:
 
 
 def dissect(unit: str, measured: Measured, looked: Looked) -> Anatomy:
-    """The time that was measured, by the shares that were seen when somebody looked.
+    """The time that was measured, by the shares that were seen in a profile.
 
     What a backend's segments took beyond its ops, and everything outside of segments (scheduling, sampling,
     planning), is Python's. A backend that shows nothing of its inside is a part of its own.
@@ -120,7 +120,7 @@ ADVICE = {
 
 
 def advice(anatomy: Anatomy, limit: Limit) -> Advice | None:
-    """For people who do not want figures; None for parts whose inside nobody knows."""
+    """For people who do not want figures; None for parts whose inside is unknown."""
     return ADVICE.get(_against(anatomy, limit)) if anatomy.seconds else None
 
 

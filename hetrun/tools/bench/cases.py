@@ -45,8 +45,8 @@ class Case:
         return self.prompt + 1 if self.kind == "prefill" else self.prompt + 1 + self.tokens
 
     def prompts(self, n_vocab: int, seed: int) -> Tokens:
-        """The tokens to read, one row for each sequence. Prefill gets others in each round, so that nobody
-        answers from a cache; decode the same ones, so that everybody may."""
+        """The tokens to read, one row for each sequence. Prefill gets others in each round, so that no side
+        answers from a cache; decode the same ones, so that every side may."""
         rng = np.random.default_rng(seed if self.kind == "prefill" else 0)
         return rng.integers(0, n_vocab, (self.batch, self.prompt), np.int32)
 

@@ -30,7 +30,7 @@ class Series:
 
 
 def steps(most: float, ticks: int = TICKS) -> list[float]:
-    """Round numbers from 0 to at least `most`, about so many of them."""
+    """Round numbers from 0 to at least `most`, about `ticks` of them."""
     if most <= 0:
         return [0.0, 1.0]
     rough = most / ticks

@@ -1,6 +1,6 @@
 """Other programs that keep cores busy while something is measured.
 
-Each is a process in a session of its own, as a program is that somebody else started: a system that shares
+Each is a process in a session of its own, like a program that another user started: a system that shares
 time among sessions first gives it as much as it gives each side of a comparison. It ends when its pipe does,
 and so with us, however we end.
 """
@@ -13,7 +13,7 @@ from subprocess import Popen
 
 from hetrun.system import subprocesses
 
-# The pipe is watched by a thread that sleeps until nobody holds the other end.
+# A thread watches the pipe: it sleeps until no process holds the other end.
 BUSY = """
 import os, socket, threading
 pipe = socket.socket(fileno={pipe})
@@ -26,7 +26,7 @@ while True:
 
 @contextmanager
 def others(n: int) -> Iterator[tuple[Popen[bytes], ...]]:
-    """So many of them run until the end."""
+    """`n` of them run until the end."""
     with ExitStack() as stack:
         yield tuple(stack.enter_context(_other()) for _ in range(n))
 

@@ -1,10 +1,10 @@
-"""What the disk gives at most: the ceiling of whoever streams a model's file.
+"""What the disk gives at most: the ceiling of a program that streams a model's file.
 
-It is read past the page cache (O_DIRECT), in the ways that streaming could choose: by so many threads, in
-requests of so many bytes. The best way counts. Disks of virtual machines change their speed from one minute
-to the next, so each measurement is short, and is made right beside what it is held against. All of them
-together walk through the file once and begin again, as streaming does: a part of it is as likely in some
-cache of the disk's own for us as for whoever is measured.
+It is read past the page cache (O_DIRECT), in the ways that streaming could choose: by several numbers of
+threads, in requests of several sizes. The best way counts. Disks of virtual machines change their speed from
+one minute to the next, so each measurement is short, and is made right beside what it is held against. All of
+them together walk through the file once and begin again, as streaming does: a part of it is as likely in some
+cache of the disk's own for us as for the program that is measured.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Disk:
             return replace(best, rate=self._rate(descriptor, best.threads, best.request, read_s))
 
     def forget(self) -> None:
-        """Drop what the page cache has of the files: nobody shall find there what others have read."""
+        """Drop what the page cache has of the files: no side shall find there what another has read."""
         for path in self._paths:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -88,7 +88,7 @@ class Disk:
         return descriptor, direct
 
     def _rate(self, descriptor: int, threads: int, request: int, seconds: float) -> float:
-        """Bytes per second that so many threads get. Python's lock is free while they wait for the disk."""
+        """Bytes per second that `threads` threads get. Python's lock is free while they wait for the disk."""
         first, blocks = self._at // request, self._size // request
         order = count()  # of requests; `next` of it is atomic
         begin = threading.Barrier(threads + 1)

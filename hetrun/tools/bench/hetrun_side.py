@@ -64,7 +64,7 @@ def open_llm(settings: Settings, progress: Progress | None = None, **forced: obj
 
 
 def spec_of(settings: Settings) -> str:
-    """Speed is measured without speculation, unless somebody asked for it."""
+    """Speed is measured without speculation, unless the user asked for it."""
     return settings.spec if "spec" in settings.origins else "off"
 
 
@@ -154,7 +154,7 @@ class Ours:
         return self._llm.call(lambda loaded: work())
 
     def peak(self, case: Case, threads: int | None = None) -> Peak | None:
-        """How fast the backend that makes most of a case's products multiplies at its best, with so many
+        """How fast the backend that makes most of a case's products multiplies at its best, with `threads`
         threads; None: with those of the plan.
 
         It is measured once. None where that is impossible apart from the model.

@@ -1,4 +1,4 @@
-"""Who runs when: A B B A, so that a machine that gets slower or faster favours nobody."""
+"""Which side runs when: A B B A, so that a machine that gets slower or faster favours neither."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hetrun.tools.bench.cases import Case
 
-# Worker threads of whoever ran last spin for some milliseconds before they sleep.
+# Worker threads of the side that ran last spin for some milliseconds before they sleep.
 PAUSE_S = 0.1
 
 

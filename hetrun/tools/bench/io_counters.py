@@ -43,7 +43,7 @@ class Held:
     locked: int  # bytes of weights in memory
     streamed: int  # bytes of weights that every pass reads
     waiting: float  # the share of the last passes that was spent waiting for the disk
-    least: int | None  # the smallest budget that would do; None: nobody asked
+    least: int | None  # the smallest budget that would do; None: not asked for
     peak: int | None  # the most memory that the process had at once, its shared libraries included
     memory: int | None = None  # what it has now
 

@@ -23,7 +23,7 @@ from hetrun.tools.bench.process import obey
 PACKAGE = "llama_cpp"
 N_BATCH = 512
 SENT = 64  # rows of logits in one message
-CELLS = 256  # llama.cpp looks at the cache in pieces of so many tokens
+CELLS = 256  # tokens: llama.cpp looks at the cache in pieces of this size
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ class Multiplier:
 
 
 def multiplier(segments: Sequence[Segment]) -> Multiplier | None:
-    """Who multiplies most in one pass; None where nobody does."""
+    """The backend that multiplies most in one pass; None where none does."""
     work: dict[tuple[str, str], int] = {}
     largest: dict[tuple[str, str], Weight] = {}
     for segment in segments:

@@ -34,7 +34,7 @@ def load_average() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What memory gives to so many threads that read a block together, again and again."""
+    """What memory gives to a number of threads that read a block together, again and again."""
 
     threads: int
     block: int  # bytes
@@ -68,12 +68,12 @@ class Memory:
 
 
 def threads(n: int) -> str:
-    """So many, in words."""
+    """A number of threads, in words."""
     return counted(n, "thread")
 
 
 def memory(n: int, nbytes: float, again: bool = True) -> Memory:
-    """What it gives to n threads that read so many bytes in each step. Nothing else may run meanwhile.
+    """What memory gives to `n` threads that read `nbytes` bytes in each step. Nothing else may run meanwhile.
 
     Measured once, or once more and then the best of all counts (`again`), as it takes seconds.
     """
@@ -98,7 +98,7 @@ def _bandwidth(n: int, nbytes: int, again: bool = True) -> float:
 
 
 def bandwidth(n: int, nbytes: int, rounds: int = ROUNDS, tries: int = TRIES) -> float:
-    """Bytes per second that so many threads get when they read a block together."""
+    """Bytes per second that `n` threads get when they read a block together."""
     part = max(LINE, nbytes // n // LINE * LINE)
     work = Work(n, part, max(1, LEAST // (n * part)))
     with Block(work) as block:
@@ -121,7 +121,7 @@ def _large() -> int:
 
 
 def last_caches(cpus: Path = CPUS) -> list[int]:
-    """The sizes of the last caches of the cores that we may use, each once; none where nobody tells."""
+    """The sizes of the last caches of the cores that we may use, each once; none where they are unknown."""
     found: dict[str, int] = {}
     for core in os.sched_getaffinity(0):
         level, shared, size = max(_caches(cpus / f"cpu{core}" / "cache"), default=(0, "", 0))

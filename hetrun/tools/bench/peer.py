@@ -63,8 +63,8 @@ class Peer:
         mapped: Mapped | None = None,
         text: Text | None = None,
     ) -> None:
-        """With so many threads; None: the number that suits each case best. `mapped`: in little memory. Of a
-        text the tokens are read and written."""
+        """With `threads` threads; None: the number that suits each case best. `mapped`: in little memory. Of
+        a text the tokens are read and written."""
         check_peer(self.name, path)
         code = "from hetrun.tools.bench.llamacpp_peer import main; main({pipe})"
         # A process of its own: the libraries and their threads are not ours.
@@ -117,7 +117,7 @@ class Peer:
         return self._threads[case]
 
     def sample(self, case: Case, seed: int, tokens: int | None = None) -> float:
-        """Tokens per second, once, of the case that was prepared last; or of so many of its tokens."""
+        """Tokens per second, once, of the case that was prepared last; or of `tokens` of its tokens."""
         return self._run(self._threads[case], seed, case if tokens is None else replace(case, tokens=tokens))
 
     def logits(self, tokens: Sequence[int], context: int = 0, ubatch: int = N_BATCH) -> Iterator[Floats]:

@@ -67,7 +67,7 @@ class Prompts:
 
 
 def of_length(count: Count, words: tuple[str, ...], tokens: int, rng: random.Random) -> str:
-    """Random words that are counted as so many tokens, or as close as some tries come."""
+    """Random words that make `tokens` tokens, or as close to that as some tries come."""
     least = count("a")
     if least > tokens:
         raise OptionError(f"a prompt of {tokens} tokens is too short: the chat template alone takes {least}")
@@ -87,7 +87,7 @@ def of_length(count: Count, words: tuple[str, ...], tokens: int, rng: random.Ran
 
 
 def body(text: str, max_tokens: int, seed: int) -> bytes:
-    """A streamed chat request whose answer has exactly so many tokens."""
+    """A streamed chat request whose answer has exactly `max_tokens` tokens."""
     request = {
         "messages": [{"role": "user", "content": text}],
         "stream": True,

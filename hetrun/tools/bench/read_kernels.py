@@ -22,7 +22,7 @@ OPEN = 1 << 62  # more than will ever arrive
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What each thread reads in one round: its part of a block, so many times."""
+    """What each thread reads in one round: its part of a block, a number of times."""
 
     threads: int
     part: int
@@ -69,7 +69,7 @@ Reader = Callable[[Block, int], Sequence[float]]
 def side_by_side(
     threads: int, work: Callable[[int], object], release: Callable[[], None] | None = None
 ) -> None:
-    """Do that in so many threads; where one cannot be started, `release` frees those that wait for it."""
+    """Call `work` in this many threads; where one cannot be started, `release` frees those waiting for it."""
     started: list[threading.Thread] = []
     try:
         for i in range(threads):

@@ -1,8 +1,8 @@
 /* How fast memory can be read: threads that begin together, and several ways to read a block.
 
    Which way is fastest depends on what the processor fetches ahead by itself, and differs between memory and a
-   cache: vectors of 64 bytes one after the other may be slower than of 32, or than in two places at once. Whoever
-   wants to know the most that memory gives tries all of them. */
+   cache: vectors of 64 bytes one after the other may be slower than of 32, or than in two places at once. So
+   to know the most that memory gives, all of them have to be tried. */
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -75,7 +75,7 @@ static double now(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-/* Nobody goes on until so many have arrived in all. Whoever waits does not sleep: waking up takes longer than
+/* No thread goes on until `all` have arrived. A thread that waits does not sleep: waking up takes longer than
    some of what is measured. */
 static void together(_Atomic int64_t *arrived, int64_t all) {
     atomic_fetch_add(arrived, 1);
@@ -85,7 +85,7 @@ static void together(_Atomic int64_t *arrived, int64_t all) {
 
 static _Atomic int64_t sink; /* what was read goes somewhere, so that it is read */
 
-/* One thread's part of some rounds: in each it reads its block so many times. When each began and ended, in
+/* One thread's part of some rounds: in each it reads its block `times` times. When each began and ended, in
    seconds, goes to `begins` and `ends`. `arrived` is shared by the threads and 0 at first. */
 void hetrun_read(int64_t n, const char *block, int64_t bytes, int64_t times, int64_t threads, int64_t rounds,
                  _Atomic int64_t *arrived, double *begins, double *ends) {

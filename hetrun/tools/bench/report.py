@@ -42,7 +42,7 @@ class PeerResult:
     threads: int
     samples: tuple[float, ...]
     repacking: bool = True  # whether weights were in the layouts that are fastest
-    limit: Limit | None = None  # of whoever has so many threads
+    limit: Limit | None = None  # of any program with as many threads
     chosen: Chosen = "best"  # how its number of threads was
 
     @property
@@ -265,8 +265,8 @@ def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
     lines += dict.fromkeys(r.text.told for r in rows if r.text)
     if beside := max(r.beside for r in rows):
         lines.append(
-            f"beside {beside}: so many other programs kept a core busy each, also in each side's first run, "
-            "which does not count; limits are those of a machine that does nothing else"
+            f"beside {beside}: this many other programs each kept a core busy, also in each side's first "
+            "run, which does not count; limits are those of a machine that does nothing else"
         )
     if peers:
         repacking = "repacking" if peers[0].repacking else WITHOUT_REPACKING

@@ -31,7 +31,7 @@ class Experts:
     n_used: int
 
     def read_by(self, tokens: int) -> float:
-        """Bytes that so many tokens are expected to read if they choose independently of each other."""
+        """Bytes that `tokens` tokens are expected to read if they choose independently of each other."""
         return self.nbytes * (1 - (1 - self.n_used / self.n) ** tokens)
 
 
@@ -45,7 +45,7 @@ class Traffic:
     state: int = 0  # bytes that a step reads and writes of a sequence, however much it has seen
 
     def weight_bytes(self, tokens: int) -> float:
-        """Weights that a step of so many tokens reads; an estimate where there are experts."""
+        """Weights that a step of `tokens` tokens reads; an estimate where there are experts."""
         return self.weights + sum(e.read_by(tokens) for e in self.experts)
 
     def kv_bytes(self, seen: float) -> float:
@@ -70,7 +70,7 @@ class Seeing:
         return self.flops * (most * (most + 1) // 2 + (tokens - most) * most)
 
     def per_step(self, seen: float) -> float:
-        """Of one token that sees so many."""
+        """Of one token that sees `seen` others."""
         return self.flops * min(seen, self.window or seen)
 
 
@@ -90,9 +90,9 @@ class Demand:
     tokens: int  # that it gives
     weight_bytes: float
     kv_bytes: float
-    products: float | None  # multiplications and additions; None: nobody knows this model's graph
+    products: float | None  # multiplications and additions; None: this model's graph is unknown
     attention: float | None
-    estimated: bool = False  # which experts are read, nobody knows before
+    estimated: bool = False  # which experts are read is not known before
     resting: float = 0.0  # bytes of experts that are not read this time, and may be the next
 
     @property
@@ -193,7 +193,7 @@ class Limit:
     why: str
     bytes_per_step: float | None = None
     memory: Memory | None = None
-    estimated: bool = False  # which experts a step reads, nobody knows before
+    estimated: bool = False  # which experts a step reads is not known before
     bound: Bound | None = None
     demand: Demand | None = None
     peak: Peak | None = None
@@ -204,7 +204,7 @@ class Limit:
         return self.memory.rate if self.memory else None
 
     def reached(self, tok_s: float) -> float | None:
-        """Which part of it so many tokens per second are."""
+        """Which part of it `tok_s` tokens per second are."""
         return tok_s / self.tok_s if self.tok_s else None
 
 

@@ -56,7 +56,7 @@ MOST_NAME = 50  # characters of a model's name that become a file's: up to 200 b
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody asked for."""
+    """What the user asked for."""
 
     source: Path
     recipe: Recipe

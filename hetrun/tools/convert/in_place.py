@@ -6,7 +6,7 @@ moment every byte lies in one of them, so that a later call goes on after a kill
 
     model.gguf, model.gguf.repacked                     nothing has begun; what was left is thrown away
     ... and model.gguf.repack-journal                   all is ready
-    model.gguf.repacking, .repacked, .repack-journal    so many bytes have moved
+    model.gguf.repacking, .repacked, .repack-journal    some of the bytes have moved
     model.gguf, and .repacking or .repack-journal       done, but for tidying up
 
 What goes where is not written down: the headers of both files say it, and neither is touched.
@@ -212,7 +212,7 @@ def _cut(moves: Iterable[Move], most: int) -> Iterator[Move]:
 
 
 def _halves(moves: Iterable[Move], copied: int) -> tuple[list[Move], list[Move]]:
-    """What makes the first so many bytes, and all behind it."""
+    """What makes the first `copied` bytes, and all after it."""
     before, behind, done = [], [], 0
     for m in moves:
         n = min(m.nbytes, max(0, copied - done))

@@ -58,7 +58,7 @@ ALIASES = {"Q5_K": "Q5_K_M", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_M"}
 
 
 def by_option(name: str) -> Recipe:
-    """The recipe that somebody asked for."""
+    """The recipe that the user asked for."""
     upper = name.upper()
     if (found := RECIPES.get(ALIASES.get(upper, upper))) is None:
         raise OptionError(f"-q: there is no type {name!r}; there are {', '.join(RECIPES).lower()}")

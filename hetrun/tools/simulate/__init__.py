@@ -1,6 +1,6 @@
 """Machines that are not here: what a machine's description says about how fast a model would be on it.
 
-Everything in this package is arithmetic on figures that somebody wrote down. It measures nothing and runs
+Everything in this package is arithmetic on figures that were written down. It measures nothing and runs
 nothing, and what it says is called a prediction wherever it is shown. The planner of this machine does not
 read it: that one goes by what was measured.
 

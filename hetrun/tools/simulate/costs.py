@@ -73,7 +73,7 @@ class Part:
     state: int = 0  # numbers that it keeps of a sequence, however long that is
 
     def kv_bytes(self, sequences: int, length: float) -> float:
-        """Keys and values of so many sequences, as far as a window keeps them."""
+        """Keys and values of `sequences` sequences, as far as a window keeps them."""
         total = sum(width * (min(length, window) if window else length) for width, window in self.kept)
         return float((total * HALF + self.state_bytes) * sequences)
 
@@ -219,7 +219,7 @@ def parts_of(ops: Sequence[Op], table: Mapping[str, str]) -> tuple[Part, ...]:
 
 
 def _edges(ops: Sequence[Op]) -> tuple[int, int]:
-    """Columns that come from outside and that somebody outside may read."""
+    """Columns that come from outside, and those that may be read outside."""
     made = {op.out for op in ops}
     read = {v for op in ops for v in op.inputs}
     takes: set[Value] = read - made

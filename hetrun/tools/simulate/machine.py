@@ -21,7 +21,7 @@ class Device:
     bandwidth: float
     bf16: float
     int8: float  # 0: no faster way for weights in blocks
-    half_tokens: float  # with so many tokens in a product, half of the peak is reached
+    half_tokens: float  # with this many tokens in a product, half of the peak is reached
     vector: float  # what is reached without matrix units, also with one token
     launch: float
 
@@ -31,7 +31,7 @@ class Device:
         return int(self.memory * (1 - RESERVE))
 
     def rate(self, tokens: float, blocks: bool) -> float:
-        """Operations per second in a product of so many tokens; `blocks`: the weights are quantised."""
+        """Operations per second in a product of `tokens` tokens; `blocks`: the weights are quantised."""
         peak = max(self.bf16, self.int8) if blocks else self.bf16
         return max(self.vector, peak * tokens / (tokens + self.half_tokens))
 
@@ -44,7 +44,7 @@ class Link:
     latency: float
 
     def seconds(self, nbytes: float) -> float:
-        """For one copy that somebody waits for; nothing to copy takes no time."""
+        """For one copy that is waited for; nothing to copy takes no time."""
         return self.latency + nbytes / self.bandwidth if nbytes else 0.0
 
 

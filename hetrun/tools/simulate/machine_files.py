@@ -8,7 +8,7 @@
     bandwidth_gb_s = 246     # of its memory
     bf16_tflops = 20         # products of many tokens; float16 counts as well
     int8_tops = 40           # optional: for weights in blocks (Q4_0, ...)
-    half_tokens = 16         # with so many tokens, products reach half of that
+    half_tokens = 16         # with this many tokens, products reach half of that
     vector_tflops = 4        # what products of one token reach, were memory no limit
     launch_us = 3            # for each op
 
@@ -68,7 +68,7 @@ def open_machine(named: str) -> Machine:
         return read_machine(BEDS / f"{named}.toml")
     try:
         path = Path(named).expanduser()
-    except (RuntimeError, ValueError):  # a home of nobody
+    except (RuntimeError, ValueError):  # the home of an unknown user
         path = Path(named)
     if path.suffix != ".toml":
         problem = option_types.unknown("machine", named, known())

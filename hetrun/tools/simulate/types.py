@@ -62,9 +62,9 @@ class Placing:
     after: bool  # the output's weights lie on the GPU
     prefill: Way
     decode: Way
-    batches: int = 1  # the batch goes through a layer in so many turns, its weights come once
+    batches: int = 1  # turns in which the batch goes through a layer, whose weights come once
     serial: bool = False  # copies are waited for
-    pass_tokens: int = 0  # weights come again for every so many tokens; 0: once
+    pass_tokens: int = 0  # weights come again after this many tokens; 0: once
     rereads: bool = False  # with too little memory every weight comes from disk again
     notes: tuple[str, ...] = ()
 

@@ -105,7 +105,7 @@ class Texts(Protocol):
     """Where messages come from."""
 
     def text(self, tokens: int, seed: object) -> str:
-        """A message that makes a prompt of so many tokens."""
+        """A message that makes a prompt of `tokens` tokens."""
 
     def more(self, words: int, seed: object) -> str:
         """Some words to go on with."""
@@ -378,6 +378,6 @@ def quotient(above: float, below: float) -> float:
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """The smallest value that so many percent of all do not exceed."""
+    """The smallest value that `percent` percent of all values do not exceed."""
     found = sorted(values)
     return found[max(0, math.ceil(len(found) * percent / 100) - 1)]

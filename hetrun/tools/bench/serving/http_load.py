@@ -1,7 +1,7 @@
 """A client of a server that takes as little of the machine as it can: what it takes, the server lacks.
 
-HTTP/1.1 over a Unix socket or a port, a connection for each request: llama.cpp's server closes it behind a
-stream. Events are handed out as bytes; nobody parses their JSON while a server is being measured.
+HTTP/1.1 over a Unix socket or a port, a connection for each request: llama.cpp's server closes it after a
+stream. Events are handed out as bytes; their JSON is not parsed while a server is being measured.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Endpoint:
     key: str | None = None  # that its clients must send
 
     async def connect(self) -> Connection:
-        """A connection of its own; OSError if nobody listens."""
+        """A connection of its own; OSError if no server listens."""
         loop = asyncio.get_running_loop()
         if self.uds is not None:
             _, protocol = await loop.create_unix_connection(lambda: _Protocol(), str(self.uds))
@@ -262,7 +262,7 @@ class Answer:
 
 
 async def ask(endpoint: Endpoint, body: bytes, answer: Answer | None = None) -> Answer:
-    """One streamed answer, to its end. Whoever cancels this hangs up."""
+    """One streamed answer, to its end. Cancelling this hangs up."""
     answer = answer or Answer()
     answer.asked = perf_counter()
     connection = await endpoint.connect()

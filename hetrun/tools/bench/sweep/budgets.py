@@ -18,7 +18,7 @@ DEPTH = 32  # tokens that were seen, unless it is said: long prompts take long w
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """So many bytes, or a share of the model's."""
+    """A number of bytes, or a share of the model's."""
 
     nbytes: int = 0
     percent: float | None = None  # of the model's bytes; what is not weights comes on top

@@ -34,7 +34,7 @@ class Version:
     limit: str
     swap: str  # a limit too; it is there only where swap is counted
     peak: str
-    reclaim: str  # whoever writes a number there has the kernel take pages away
+    reclaim: str  # a number written there makes the kernel take pages away
     events: str  # the file that has a line `oom_kill N`
 
 
@@ -79,7 +79,7 @@ class Group:
 
 @contextmanager
 def confined(nbytes: int, root: Path = Path("/")) -> Iterator[Group]:
-    """A group for so many bytes; whoever is still in it at the end is killed, and it is removed."""
+    """A group for `nbytes` bytes; processes still in it at the end are killed, and it is removed."""
     group = _make(nbytes, root)
     try:
         yield group

@@ -13,7 +13,7 @@ from hetrun.tools.bench.sweep.worker import Sample, State
 from hetrun.tools.bench.texts import About
 
 CACHED = 0.9  # of what our readers brought: if the kernel fetched less, the rest was in its cache
-ABOVE = 1.02  # a share of the bound that nobody reaches honestly, noise apart
+ABOVE = 1.02  # a share of the bound that cannot be reached, noise apart
 
 
 @dataclass(frozen=True, slots=True)

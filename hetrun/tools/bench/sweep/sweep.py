@@ -104,7 +104,7 @@ class _Bench:
         return worker.Open(str(self.path), given | ({} if ram is None else {"ram": ram}), self.weights)
 
     def steps(self, rate: float) -> int:
-        """Tokens of a sample where so many steps fit into a second."""
+        """Tokens of a sample where `rate` steps fit into a second."""
         return max(min(LEAST, self.options.generate), min(self.options.generate, round(SAMPLE_S * rate)))
 
 
@@ -165,7 +165,7 @@ def _point(bench: _Bench, budget: Budget, nbytes: int) -> Point:
         turns: list[Turn | None] = []
         pairs: list[float] = []
         for n in range(bench.options.rounds):
-            # A B B A, so that a machine that gets slower or faster favours nobody.
+            # A B B A, so that a machine that gets slower or faster favours neither.
             for side in ("ours", "theirs") if n % 2 == 0 else ("theirs", "ours"):
                 time.sleep(interleave.PAUSE_S)
                 if side == "ours" and rate:
@@ -271,7 +271,7 @@ class _Theirs:
         return rate and rate / case.batch
 
     def rest(self) -> None:
-        """Nobody shall find in memory what it has read."""
+        """What it has read shall not be found in memory again."""
         self._group.empty()
 
     def sample(self, rate: float, seed: int) -> None:

@@ -48,7 +48,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Measure the case, with so many tokens; answered with `Sample`."""
+    """Measure the case, with this many tokens; answered with `Sample`."""
 
     case: Case
     seed: int

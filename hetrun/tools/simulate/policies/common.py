@@ -25,7 +25,7 @@ def two_bands(clock: Clock, pinned: int, there: Shares) -> tuple[Band, Band]:
 def most_layers(clock: Clock, make: Callable[[int], Placing]) -> Placing | None:
     """The placement with the most layers that fits; None if not even none does."""
     low, high = -1, len(clock.model.layers)
-    while low < high:  # what n layers take grows with n, but for windows that nobody needs with all
+    while low < high:  # what n layers take grows with n, but for windows, not needed with all
         middle = (low + high + 1) // 2
         if fits(clock, make(middle)):
             low = middle

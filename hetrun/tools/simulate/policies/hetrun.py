@@ -91,7 +91,7 @@ def _candidates(clock: Clock) -> Iterator[Placing]:
 
 
 def _filled(clock: Clock, pinned: int, parts: frozenset[str], stream: bool, after: bool) -> Iterator[Placing]:
-    """So many layers whole, and of the others as much of some parts as fits."""
+    """`pinned` layers whole, and of the others as much of some parts as fits."""
     low, high = 0, 64  # sixty-fourths
     while low < high:
         middle = (low + high + 1) // 2
@@ -158,7 +158,7 @@ def shortest(found: Sequence[Path]) -> Path:
 
 
 def _choices(part: Part, c: Cost, known: Shares, stream: bool) -> list[float]:
-    """Shares of the GPU: never less than it holds, for then nobody else could compute that."""
+    """Shares of the GPU: never less than it holds, which only it can compute."""
     if not stream:
         return [c.there]
     even = c.cpu / (c.cpu + c.gpu) if c.cpu + c.gpu else 0.0

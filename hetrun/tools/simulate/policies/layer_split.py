@@ -8,7 +8,8 @@ from hetrun.tools.simulate.policies.common import every, most_layers, with_outpu
 from hetrun.tools.simulate.types import Band, Placing, Prediction, Shares, Way
 
 PASS = 512  # llama.cpp's ubatch: weights that are copied come again for each
-COPIED_FROM = 32  # from so many tokens on, llama.cpp copies a product's weights to the GPU and computes there
+# From this many tokens on, llama.cpp copies a product's weights to the GPU and computes there.
+COPIED_FROM = 32
 
 
 def layer_split(clock: Clock) -> Prediction | None:
