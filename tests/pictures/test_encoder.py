@@ -287,6 +287,8 @@ def test_what_ends_llama_cpp_is_a_sentence(
     with pytest.raises(ModelFileError, match="get or convert it again") as caught:
         registry.picture_encoder().open(setup_of(read_vision(path)))
     assert str(caught.value).startswith(f"{path}: ")
+    if weight is None:
+        assert f"unable to find tensor {name}" in str(caught.value)
 
 
 def test_a_header_that_lies_about_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
