@@ -58,7 +58,7 @@ def _mark(vision: Vision) -> Path:
 
 
 def _hear(level: int, line: bytes, _: int | None) -> None:
-    """A line of the child's log, unless it only says again that something failed: the one before says what."""
+    """A line of the log, unless it only says again that something failed: the one before says what."""
     if SAYS_NOTHING not in line:
         os.write(2, line)
 
