@@ -130,8 +130,9 @@ def pictures_of(
         return str(error)
     threads = model.plans.plan(model.plans.ubatch).threads
     tokenize = partial(tokenizer.encode_as, add_special=False, parse_special=True)
-    # All rows of a picture that see each other go through one pass.
-    setup = PictureSetup(vision, threads, tokenize, model.plans.ubatch if vision.whole else 0)
+    # A picture leaves room for a question, and rows that see each other go through one pass.
+    most = min(model.context // 2, model.plans.ubatch if vision.whole else model.context)
+    setup = PictureSetup(vision, threads, tokenize, most)
     return PictureStore(vision, setup, encoding, decode, model, prefixes)
 
 

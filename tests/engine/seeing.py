@@ -58,7 +58,14 @@ def seeing(
 @contextmanager
 def opened(path: Path, vision: Vision, **options: Any) -> Iterator[Engine]:  # noqa: ANN401
     """An engine of a model with its tower."""
-    given = {"planner": "static", "kv_type": "f32", "backends": "reference", "ctx": 512, **options}
+    given = {
+        "planner": "static",
+        "kv_type": "f32",
+        "backends": "reference",
+        "ctx": 512,
+        "threads": 1,
+        **options,
+    }
     settings = Settings.resolve(environ={}, model=str(path), **given)
     source = open_model(path)
     with TemplateWorker(template_of(source, settings)) as templates:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hetrun.loader.vision import read_vision
 from hetrun.pictures.picture import Picture
 
 _QUIET: list[Any] = []  # hears what the libraries log, for as long as they are there
@@ -40,6 +41,10 @@ class Oracle:
         m.use_gpu, m.n_threads, m.print_timings, m.warmup = False, 1, False, False
         self._tower = mtmd_cpp.mtmd_init_from_file(str(mmproj).encode(), self._model, m)
         assert None not in (self._model, self._context, self._tower)
+        vision = read_vision(mmproj)
+        self._line_end: np.ndarray | None = None
+        if vision.line_end:
+            self._line_end = np.fromfile(mmproj, np.float32, vision.width, offset=vision.line_end)
 
     def greedy(
         self, text: str, pictures: Sequence[Picture], n: int
@@ -57,10 +62,7 @@ class Oracle:
         said = mtmd.mtmd_input_text(raw, len(raw), True, True)
         array = (mtmd.mtmd_bitmap_p_ctypes * len(bitmaps))(*bitmaps)
         assert mtmd.mtmd_tokenize(self._tower, chunks, ctypes.byref(said), array, len(bitmaps)) == 0
-        past = ctypes.c_int32(0)
-        args: Any = (self._tower, self._context, chunks, 0, 0, self._batch, True, ctypes.byref(past))
-        assert mtmd.mtmd_helper_eval_chunks(*args) == 0
-        place, found, margins = past.value, list[int](), list[float]()
+        place, found, margins = self._eval(chunks), list[int](), list[float]()
         first = self._logits().astype(np.float64)
         first -= np.log(np.exp(first - first.max()).sum()) + first.max()
         for _ in range(n):
@@ -74,6 +76,43 @@ class Oracle:
             mtmd.mtmd_bitmap_free(bitmap)
         mtmd.mtmd_input_chunks_free(chunks)
         return found, margins, first
+
+    def _eval(self, chunks: Any) -> int:  # noqa: ANN401
+        """As mtmd_helper_eval_chunks does it; where the next token stands.
+
+        Pixtral's graph makes the ends of lines of memory that nothing has written, times 0: what is no number
+        there is put right."""
+        mtmd, past = self._mtmd, ctypes.c_int32(0)
+        n_chunks = mtmd.mtmd_input_chunks_size(chunks)
+        for i in range(n_chunks):
+            chunk = mtmd.mtmd_input_chunks_get(chunks, i)
+            at: Any = ctypes.byref(past)
+            if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
+                args: Any = (
+                    self._tower,
+                    self._context,
+                    chunk,
+                    past.value,
+                    0,
+                    self._batch,
+                    i == n_chunks - 1,
+                    at,
+                )
+                assert mtmd.mtmd_helper_eval_chunk_single(*args) == 0
+                continue
+            assert mtmd.mtmd_encode_chunk(self._tower, chunk) == 0
+            rows, n = mtmd.mtmd_get_output_embd(self._tower), mtmd.mtmd_input_chunk_get_n_tokens(chunk)
+            width = self._llama.llama_model_n_embd_inp(self._model)
+            made = np.ctypeslib.as_array(rows, (n, width))
+            wrong = ~np.isfinite(made).all(1)
+            if wrong.any():
+                assert self._line_end is not None
+                made[wrong] = self._line_end
+            args = (self._tower, self._context, chunk, rows, past.value, 0, self._batch, at)
+            assert (
+                mtmd.mtmd_helper_decode_image_chunk(*args, mtmd.mtmd_helper_post_decode_callback(), None) == 0
+            )
+        return past.value
 
     def _logits(self) -> np.ndarray:
         llama = self._llama

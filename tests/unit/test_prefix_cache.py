@@ -417,3 +417,18 @@ def test_entries_beside_the_last_hold_a_limited_number_of_tokens() -> None:
     assert [entry.tokens[0] for entry in prefixes.entries()] == [3, 2]
     ran(prefixes, model, [4] * 200)
     assert [len(entry.tokens) for entry in prefixes.entries()] == [200]
+
+
+@pytest.mark.parametrize(("grain", "expected"), [(1, [30, 60, 65]), (8, [24, 56, 72])])
+def test_a_new_sequence_never_begins_with_a_part_of_a_span(grain: int, expected: list[int]) -> None:
+    """Tokens of a picture are of use together: one that has a part of them ends before it."""
+    model = Lists(grain=grain)
+    prefixes = Prefixes(model)
+    text, spans = list(range(100)), [(30, 50), (60, 64)]
+    seq, _ = prefixes.begin(text)
+    compute(prefixes, model, seq, text)
+    prefixes.keep(seq, text)
+    for end, n in zip((40, 62, 64 + grain), expected, strict=True):
+        found = prefixes.begin(text[:end] + [1000] * 20, spans=spans)
+        assert found[1] == n
+        assert prefixes.begin(text[:end] + [1000] * 20)[1] == min(end, end // grain * grain)

@@ -148,3 +148,11 @@ def test_the_youngest_of_the_least_urgent_gives_way() -> None:
     old, young, urgent = asking("a", 1), asking("b", 2), asking("c", 3, priority=-1)
     assert last_in_line([old, urgent, young]) is young
     assert last_in_line([]) is None
+
+
+def test_tokens_that_are_needed_together() -> None:
+    """They are given all at once, if the step has room for any more; one without room for them waits."""
+    answer, picture, text = Text("a", 1), Text("b", 40, most=20, least=20), Text("c", 30)
+    assert [n for _, n in share_out([answer], [picture, text], 16)] == [1, 20]
+    assert [n for _, n in share_out([answer], [text, picture], 64)] == [1, 30, 20]
+    assert [(s.name, n) for s, n in share_out([answer], [text, picture], 31)] == [("a", 1), ("c", 30)]

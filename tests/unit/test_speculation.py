@@ -253,3 +253,17 @@ def test_what_was_asked_for() -> None:
     assert methods.lookup(exact=True).exact
     assert isinstance(methods.lookup(exact=False).proposer([1, 2], 2), Lookup)
     assert Decision() == NOTHING
+
+
+def test_what_stands_for_a_picture_is_no_guess() -> None:
+    """Rows of pictures are negative numbers; a draft ends before them, and pairs with them are told apart."""
+    text = [1, 2, 3, 4, -7, -8, 5, 6, 1, 2, 3]
+    found = Lookup(text, len(text), Acceptance(Shared()))
+    while found._known < len(text):
+        found.follow()
+    assert found.propose(4) == [4]
+    text = [9, -7, 5, 3, -7, 6, 9, -7]
+    found = Lookup(text, len(text), Acceptance(Shared()))
+    while found._known < len(text):
+        found.follow()
+    assert found.propose(1) == [5]

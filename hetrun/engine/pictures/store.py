@@ -92,7 +92,7 @@ class PictureStore:
         self._clock = clock
         self._encoder: PictureEncoder | None = None
         self._used = 0.0  # when the encoder was needed last
-        self._whose = _identity(vision)
+        self._whose = _identity(setup)
         self._known: OrderedDict[bytes, Seen] = OrderedDict()  # by the digest of a file
         self._keys: dict[bytes, Key] = {}  # by name: laid out and not yet encoded
         self._rows: OrderedDict[bytes, Floats] = OrderedDict()  # by name, the last used last
@@ -326,6 +326,7 @@ class PictureStore:
         self._rows.clear()
 
 
-def _identity(vision: Vision) -> bytes:
-    """What encodes: rows of another tower are others."""
-    return repr((vision.family, vision.width, vision.nbytes, vision.stamp)).encode()
+def _identity(setup: PictureSetup) -> bytes:
+    """What encodes, and to how many rows at most: those of another tower or size are others."""
+    vision = setup.vision
+    return repr((vision.family, vision.width, vision.nbytes, vision.stamp, setup.most_tokens)).encode()
