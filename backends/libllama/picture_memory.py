@@ -13,10 +13,15 @@ FIXED = 8 << 20  # the graph's own description, and what allocators round up
 
 
 class Needed(NamedTuple):
-    """Bytes that encoding takes at most."""
+    """Bytes that encoding takes at most, one phase after the other."""
 
-    total: int
-    kept: int  # of these, by the graph's work memory, afterwards
+    scaling: int  # while the picture is scaled
+    kept: int  # the graph's work memory, which stays
+    beside: int  # what there is besides, while the graph runs
+
+    def more_than(self, kept: int) -> int:
+        """What it takes where so much work memory is there already, in which nothing can be scaled."""
+        return max(self.scaling, max(0, self.kept - kept) + self.beside)
 
 
 def encoding_bytes(vision: Vision, width: int, height: int, limits: tuple[int, int]) -> Needed:
@@ -34,8 +39,8 @@ def encoding_bytes(vision: Vision, width: int, height: int, limits: tuple[int, i
     patched = (HALF if tower.layers else 2 * FLOAT) * 3 * tower.patch**2
     made = 2 * rows * vision.width * FLOAT
     kept = patches * (layer + merged + patched) + made + scaled + FIXED
-    scaling = int(COPIES * 3 * width * height) + 3 * pixels + FIXED
-    return Needed(max(scaling, kept) + scaled + made, kept)
+    scaling = int(COPIES * 3 * width * height) + 3 * pixels + scaled + FIXED
+    return Needed(scaling, kept, scaled + made)
 
 
 def most_rows(grain: int, width: int, height: int, limits: tuple[int, int]) -> int:

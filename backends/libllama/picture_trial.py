@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
+import os
 from pathlib import Path
 from threading import Lock
 
@@ -21,6 +23,7 @@ CHILD = (
     "answer(partial(run, vision={vision!r}, threads={threads}))"
 )
 LEAST_S = 180.0  # to load and to encode three small pictures
+SAYS_NOTHING = b"Failed to load CLIP model"
 SLOWEST = 20e6  # bytes per second that a disk reads
 log = logging.getLogger(__name__)
 _one_at_a_time = Lock()  # who comes second finds what the first has found out
@@ -54,6 +57,15 @@ def _mark(vision: Vision) -> Path:
     return dirs().cache / "opened" / hashlib.sha256(known.encode()).hexdigest()
 
 
+def _hear(level: int, line: bytes, _: int | None) -> None:
+    """A line of the log, unless it only says again that something failed: the one before says what."""
+    if SAYS_NOTHING not in line:
+        os.write(2, line)
+
+
+_heard = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(_hear)
+
+
 def run(path: str, vision: Vision, threads: int) -> str:
     """The child: it encodes a small picture of each form."""
     from hetrun.backends.libllama import mtmd_api
@@ -61,7 +73,7 @@ def run(path: str, vision: Vision, threads: int) -> str:
     from hetrun.backends.llamacpp import libllama_api
 
     libllama_api.library().llama_log_set(None, None)  # to stderr, for the parent to quote
-    mtmd_api.library().mtmd_log_set(None, None)
+    mtmd_api.library().mtmd_log_set(ctypes.cast(_heard, ctypes.c_void_p), None)
     encoder = MtmdEncoder(PictureSetup(vision, threads, lambda text: [0] * len(text)))
     side = vision.tower.grain
     sizes = (

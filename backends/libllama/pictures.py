@@ -14,10 +14,11 @@ import numpy as np
 from hetrun.backend.picture_encoder import Floats, Ints, PictureSetup, Piece, Rows, Vision, Words
 from hetrun.backends.libllama import mtmd_api
 from hetrun.backends.libllama.mtmd_api import IMAGE, InputPart, Place
-from hetrun.backends.libllama.picture_memory import encoding_bytes
+from hetrun.backends.libllama.picture_memory import Needed, encoding_bytes
 from hetrun.backends.llamacpp.vocabulary import text_stand_in
 from hetrun.errors import BackendError, Cancelled, ModelFileError, PictureError
 from hetrun.pictures.picture import Picture
+from hetrun.system.allocator import give_back
 from hetrun.system.file_identity import unchanged
 
 MOST_UNEQUAL = 200  # times as long as the other side: beyond, pictures would take more rows than they may
@@ -135,7 +136,8 @@ class MtmdEncoder:
             piece = pieces[part.index]
             if self._lib.mtmd_input_chunk_get_n_tokens(piece) != rows.count:
                 raise BackendError("llama.cpp cut a picture into other pieces than before")
-            self._kept = max(self._kept, self._work(picture))
+            self._kept = max(self._kept, needed(self._setup, picture.width, picture.height).kept)
+            give_back()  # what scaling took: an allocator keeps it, and the graph would come on top
             failed = self._lib.mtmd_encode_chunk(self._context, piece)
         if self._stop:
             raise Cancelled("the encoding of a picture was stopped")
@@ -166,12 +168,11 @@ class MtmdEncoder:
             if bitmap:
                 self._lib.mtmd_bitmap_free(bitmap)
             self._lib.mtmd_input_chunks_free(pieces)
-
-    def _work(self, picture: Picture) -> int:
-        return encoding_bytes(self._setup.vision, picture.width, picture.height, row_limits(self._setup)).kept
+            if not empty:
+                give_back()
 
     def bytes_for(self, width: int, height: int) -> int:
-        return max(0, bytes_for(self._setup, width, height) - self._kept)
+        return needed(self._setup, width, height).more_than(self._kept)
 
     def cancel(self) -> None:
         self._stop = True
@@ -221,5 +222,10 @@ def check_size(vision: Vision, width: int, height: int) -> None:
 
 def bytes_for(setup: PictureSetup, width: int, height: int) -> int:
     """Memory that encoding a picture takes at most, beside the tower's weights."""
+    return needed(setup, width, height).more_than(0)
+
+
+def needed(setup: PictureSetup, width: int, height: int) -> Needed:
+    """What encoding a picture takes, phase by phase."""
     check_size(setup.vision, width, height)
-    return encoding_bytes(setup.vision, width, height, row_limits(setup)).total
+    return encoding_bytes(setup.vision, width, height, row_limits(setup))
