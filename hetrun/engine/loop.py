@@ -353,7 +353,7 @@ class Loop:
 
     def _encode(self, pictures: PictureStore, r: Running, span: Span) -> None:
         if not self._gate.enter(frozenset((r.id,)), pictures.expected_s(span.rows.count), "a picture"):
-            return  # who must end is in the inbox
+            return  # a cancel is in the inbox
         start = perf_counter()
         try:
             pictures.encode(span, r.request.pictures[span.picture])

@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from hetrun.backend import Available, Descriptor, registry
+from hetrun.backend.interpreter import InterpretingBackend
+from hetrun.backends.reference.ops import TABLE
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.engine.engine import Engine
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError, ContextFull, OptionError, PictureError
-from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.planned_model import PlannedModel, foreseen
 from hetrun.executor.steps import Step
+from hetrun.graph import Op
+from hetrun.graph.ops import Attention
+from hetrun.loader.open_model import open_model
 from hetrun.memory import breakdown
+from hetrun.planner.options import Options, Wishes
 from tests.engine.asking import Answer
 from tests.engine.seeing import MARK, WIDTH, ask, ask_file, opened, said, seeing, vision_of
 from tests.support.once import once
@@ -348,3 +355,33 @@ def test_a_chat(monkeypatch: Patch, texts: Texts) -> None:
         files = tuple(map(file_of, pictures))
         engine.submit(GenerateRequest(params, messages=all_of_it, pictures=files), answer)
         assert answer.wait().tokens == expected
+
+
+class Blind(InterpretingBackend):
+    """The reference, without passes in which rows see each other."""
+
+    def __init__(self) -> None:
+        super().__init__("blind", TABLE)
+
+    def supports(self, op: Op) -> bool:
+        return super().supports(op) and not (self.whole and isinstance(op.attrs, Attention))
+
+
+def test_backends_that_do_not_see_whole_pictures(monkeypatch: Patch, texts: Texts) -> None:
+    """They leave attention to others and the plan says so; where there are no others, they run texts."""
+    path = texts("gemma3")
+    undo = registry.register(Descriptor("blind", lambda: Available("a test"), Blind, preference=200))
+    try:
+        for names, attends in ((("blind", "llamacpp"), "llamacpp"), (("blind",), "blind")):
+            plans = foreseen(open_model(path), Options(Wishes(), names, planner="static", whole=True))
+            ops = [(s.backend, op) for s in plans.plan(64).segments for op in s.ops]
+            assert {backend for backend, op in ops if isinstance(op.attrs, Attention)} == {attends}
+            assert any("blind cannot compute" in note for note in plans.notes) == (attends != "blind")
+        encoder = LinearEncoder(WIDTH, spatial=False, whole=True)
+        with seeing(monkeypatch, path, encoder, backends="blind") as engine:
+            error = ask(engine, f"See {MARK}!", PICTURE).wait().last.error
+            assert isinstance(error, OptionError)
+            assert "the backend blind cannot read the pictures of this model" in str(error)
+            assert ask(engine, "See!").wait().last.kind == "done"
+    finally:
+        undo()

@@ -16,7 +16,7 @@ _QUIET: list[Any] = []  # hears what the libraries log, for as long as they are 
 
 
 class Oracle:
-    """A model and its tower. Import of the library is left to the first who makes one."""
+    """A model and its tower. The library is imported with the first one."""
 
     def __init__(self, text: Path, mmproj: Path, context: int = 1024, batch: int = 512) -> None:
         import llama_cpp

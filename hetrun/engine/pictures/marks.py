@@ -23,7 +23,7 @@ TOKEN_BYTES = 4
 
 
 def new_mark() -> str:
-    """A mark that no text can contain: it is random, and nobody knows it before."""
+    """A mark that no text can contain: it is random and cannot be foreseen."""
     return f"__media_{token_hex(16)}__"  # no template escapes any of it
 
 

@@ -32,7 +32,7 @@ IDLE_S = 60.0  # without a picture, after which the encoder is given back
 MOST_ROWS = 256 << 20  # bytes of rows that are kept, where the budget has so much
 MOST_KEYS = 64 << 20  # bytes of pixels of pictures that are laid out and wait to be encoded
 MOST_KNOWN = 128  # pictures whose sizes in a prompt are remembered
-FIRST_ROW_S = 0.02  # that a row takes, before one was made: a guess on the slow side, for who waits
+FIRST_ROW_S = 0.02  # that a row takes, before one was made: a guess on the slow side
 
 
 @runtime_checkable
@@ -40,8 +40,8 @@ class Lends(Protocol):
     """A model that leaves a part of its budget to what encodes pictures."""
 
     def lend(self, held: int, most: int) -> None:
-        """Leave so many bytes to pictures at most, of which so many are held; BudgetError, and nothing has
-        changed, where they are in use."""
+        """Leave at most `most` bytes to pictures, which hold `held` now. BudgetError if they are in
+        use; nothing has changed then."""
         ...
 
     def streaming(self) -> object: ...
@@ -170,7 +170,7 @@ class PictureStore:
         return [piece.count for name, piece in parts if isinstance(piece, Rows) and name not in self._rows]
 
     def expected_s(self, rows: int) -> float:
-        """What encoding so many takes, about."""
+        """About how long encoding this number of rows takes."""
         return self._seconds.at(rows) or FIRST_ROW_S * rows
 
     def encode(self, span: Span, file: bytes) -> None:

@@ -38,13 +38,16 @@ def create_backends(options: Options, graph: Graph) -> dict[str, Backend]:
         except PluginError:
             if options.backends:
                 raise
+    # Where none knows passes in which rows see each other, texts run all the same, and pictures are refused.
+    if options.whole and any(backend.sees_whole for backend in made.values()):
+        for backend in made.values():
+            backend.whole = True
     return made
 
 
 def _created(known: Descriptor, options: Options) -> Backend:
     backend = known.create()
     backend.exact = options.precision == "exact"
-    backend.whole = options.whole
     return backend
 
 

@@ -667,6 +667,7 @@ class Deciding:
             *plans.notes,
             *about_states(self._graph, self._quant),
             *about_vision(self._source, self._options.vision),
+            *about_whole(self._backends),
         )
         plans = replace(
             plans,
@@ -714,6 +715,17 @@ def about_states(graph: Graph, quant: QuantType) -> tuple[str, ...]:
         f"there is memory, copies are kept: one every {every:,} tokens (at most {MOST_CHECKPOINTS}), and one "
         "wherever two texts begin to differ. A text that continues from a place without a copy computes up "
         f"to {every:,} tokens again",
+    )
+
+
+def about_whole(backends: Mapping[str, Backend]) -> tuple[str, ...]:
+    """Which backends leave attention to others because of pictures."""
+    left_out = [name for name, b in backends.items() if b.whole and not b.sees_whole]
+    if not left_out:
+        return ()
+    return (
+        f"rows of this model's pictures see each other, which {' and '.join(left_out)} cannot compute: "
+        "attention runs on other backends; with --mmproj none it need not",
     )
 
 
