@@ -93,13 +93,23 @@ def seems_picture(path: Path) -> bool:
         return False  # it is said when it is read
 
 
-def check_readable(info: ModelInfo | None) -> None:
-    """A UserError if this model does not read pictures; one that still loads may."""
-    if info is not None and not info.pictures:
+def check_readable(info: ModelInfo | None, has_begun: bool = False) -> None:
+    """A UserError if this model does not read pictures; one that still loads may.
+
+    `has_begun`: earlier messages have pictures.
+    """
+    if info is None or info.pictures:
+        return
+    what = f"{info.id} does not read pictures"
+    if has_begun:
         raise UserError(
-            f"{info.id} does not read pictures: choose a model that does (/model), with its picture encoder "
-            "(an mmproj file) beside it or given by --mmproj"
+            f"{what}, and this conversation has some: choose a model that does (/model), or begin a new "
+            "conversation (Ctrl+N)"
         )
+    raise UserError(
+        f"{what}: choose a model that does (/model), with its picture encoder (an mmproj file) beside it or "
+        "given by --mmproj"
+    )
 
 
 def check_number(path: Sequence[Turn], more: int = 0) -> None:
