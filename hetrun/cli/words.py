@@ -72,6 +72,7 @@ OPTIONS: Mapping[str, str] = {
         ("--mmap --no-mmap --mlock -nkvo --no-kv-offload -kvo --kv-offload", _MEMORY),
         ("--jinja --no-jinja", _TEMPLATE),
         ("--audio", _AUDIO),
+        ("--image --attach", "hetrun run -a FILE is for pictures; in hetrun chat, /attach FILE"),
         ("--mmproj-url", "--mmproj FILE is the vision tower; hetrun pull brings it with a model of the hub"),
         ("--no-mmproj", "--mmproj none leaves the vision tower out"),
         ("--mmproj-auto --no-mmproj-auto", "leave it out: the mmproj file beside a model is found"),

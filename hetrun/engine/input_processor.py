@@ -48,6 +48,14 @@ class PictureReader(Protocol):
         """The pixels of a file; from any thread."""
         ...
 
+    def reserve(self) -> None:
+        """Have room for what encodes pictures; on the engine's thread."""
+        ...
+
+    def try_out(self) -> None:
+        """Try what encodes pictures in a process of its own, where that was not done; from any thread."""
+        ...
+
     def open(self) -> None:
         """Load what lays pictures out; on the engine's thread."""
         ...
@@ -150,6 +158,8 @@ def seen_of(file: bytes, pictures: PictureReader | None, on_engine: OnEngine[Any
         raise OptionError("this model reads no pictures")
     if seen := pictures.known(file):
         return seen
+    on_engine(pictures.reserve)
+    pictures.try_out()
     on_engine(pictures.open)  # so that what is wrong with that is told before anything is decoded
     picture = pictures.decode(file)
     laid_out: Seen = on_engine(lambda: pictures.lay_out(file, picture))

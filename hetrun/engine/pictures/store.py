@@ -108,6 +108,17 @@ class PictureStore:
         """A picture that was laid out before, by its file; from any thread."""
         return self._known.get(sha256(file).digest())
 
+    def reserve(self) -> None:
+        """Have room for the encoder, also for the process that tries it."""
+        if self._encoder is None:
+            self._held = self.vision.nbytes
+            if not self._make_room():
+                raise self._no_room_for(None)
+
+    def try_out(self) -> None:
+        """Try the encoder in a process of its own, where that was not done; from any thread."""
+        self._encoding.try_out(self._setup)
+
     def open(self) -> None:
         """Load the encoder, so that what is wrong with it is told before a picture is decoded."""
         self._ready(None)
@@ -211,11 +222,7 @@ class PictureStore:
         self._transient = 0 if picture is None else self._working(picture)
         self._held = self.vision.nbytes if encoder is None else encoder.nbytes
         if not self._make_room():
-            needed, self._transient = self._needed, before
-            if encoder is None:
-                self._held = 0
-            self._lend()
-            raise self._no_room(picture, needed)
+            raise self._no_room_for(picture, before)
         if encoder is None:
             try:
                 encoder = self._encoder = self._encoding.open(self._setup)
@@ -234,7 +241,12 @@ class PictureStore:
             return self._encoding.bytes_for(self._setup, width, height) + pixels
         return self._encoder.bytes_for(width, height) + pixels
 
-    def _no_room(self, picture: Picture | None, needed: int) -> BudgetError:
+    def _no_room_for(self, picture: Picture | None, before: int = 0) -> BudgetError:
+        """The error; what was to be lent is not."""
+        needed, self._transient = self._needed, before
+        if self._encoder is None:
+            self._held = 0
+        self._lend()
         if picture is None:
             what, mend = "what encodes pictures", "allow more with --ram"
         else:
@@ -279,6 +291,9 @@ class PictureStore:
     def rest(self) -> float | None:
         """Give the encoder back where no picture came for a while; else in how many seconds that is."""
         if self._encoder is None:
+            if self._held:  # for one that could not be loaded
+                self._held = 0
+                self._lend()
             return None
         left = self._used + IDLE_S - self._clock()
         if left > 0:
