@@ -50,6 +50,7 @@ class MtmdEncoder:
             text = undo.enter_context(text_stand_in(self.width, self.spatial))
             with unchanged({vision.path: vision.stamp}):
                 self._context = self._open(text)
+                self._line_end = _read_row(vision) if vision.line_end else None
             undo.callback(self._lib.mtmd_free, self._context)
             self._check()
             self._undo = undo.pop_all()
@@ -141,7 +142,10 @@ class MtmdEncoder:
         if failed:
             raise BackendError(f"llama.cpp could not encode a picture of {picture.width} x {picture.height}")
         found = self._lib.mtmd_get_output_embd(self._context)
-        return np.ctypeslib.as_array(found, (rows.count, self.width)).copy()
+        made = np.ctypeslib.as_array(found, (rows.count, self.width)).copy()
+        if self._line_end is not None:
+            mend_line_ends(made, self._line_end)
+        return made
 
     @contextmanager
     def _cut(self, picture: Picture, empty: bool) -> Iterator[list[int]]:
@@ -177,6 +181,22 @@ class MtmdEncoder:
 
     def close(self) -> None:
         self._undo.close()
+
+
+def _read_row(vision: Vision) -> Floats:
+    with open(vision.path, "rb") as file:
+        return np.fromfile(file, np.float32, vision.width, offset=vision.line_end)
+
+
+def mend_line_ends(made: Floats, end: Floats) -> None:
+    """Put the row that ends lines where the library put it.
+
+    It adds that row to memory that nothing has written, times 0: wherever this held infinity or no number,
+    what comes of it is no number. All else is the row to the bit, which tells where lines end.
+    """
+    ends = np.flatnonzero(((made == end) | ~np.isfinite(made)).all(axis=1))
+    if len(ends) and np.array_equal(ends, np.arange(ends[0], len(made), ends[0] + 1)):
+        made[ends] = end
 
 
 def row_limits(setup: PictureSetup) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hetrun.errors import ModelFileError
+from hetrun.graph.quant import QUANTS
 from hetrun.loader.formats.gguf import GGUFFile, read_gguf
 from hetrun.loader.formats.gguf_file import shown
 from hetrun.system.file_identity import Stamp
@@ -19,7 +20,7 @@ ARCHITECTURE = "clip"  # as GGUF names what sees
 MOST_LAYERS, MOST_WIDTH, MOST_HEADS = 1024, 1 << 16, 1 << 10
 MOST_PATCH, MOST_SIDE, MOST_MERGE = 64, 1 << 13, 8
 _V = "clip.vision."
-_PLACES = "v.position_embd.weight"
+_PLACES, _LINE_END = "v.position_embd.weight", "v.token_embd.img_break"
 
 
 class Tower(NamedTuple):
@@ -54,6 +55,7 @@ class Vision:
     spatial: bool  # rows have places in height and width (M-RoPE)
     whole: bool  # the rows of a picture see each other (not causal)
     tower: Tower
+    line_end: int = 0  # where the file has the row, float32, that ends each line but the last; 0: none does
 
 
 class NoVision(NamedTuple):
@@ -74,6 +76,7 @@ class _Family(NamedTuple):
     whole: Callable[[int], bool] = lambda width: False
     last_has: int = 0  # which of its dimensions that width is, as numpy counts
     merged: bool = False  # there are no layers: a patch of the graph is what becomes a row
+    lines: bool = False  # each line of rows but the last ends with one that is always the same
     looked_up: bool = False  # the places of patches are rows of a table: it must have one for each
 
 
@@ -103,7 +106,7 @@ FAMILIES = {
         merged=True,
         looked_up=True,
     ),
-    "pixtral": _Family(("mistral3", "llama"), "mm.2.weight", (8, 1024), (_MERGE, 1)),
+    "pixtral": _Family(("mistral3", "llama"), "mm.2.weight", (8, 1024), (_MERGE, 1), lines=True),
 }
 
 
@@ -147,7 +150,16 @@ def _described(file: GGUFFile, name: str) -> Vision:
     ((path, stamp),) = file.stamps.items()
     nbytes = sum(t.nbytes for t in file.tensors.values())
     row = width * (1 + deepstack)
-    return Vision(path, stamp, name, nbytes, row, deepstack, kind.spatial, kind.whole(width), tower)
+    line_end = _line_end(file, width) if kind.lines else 0
+    whole = kind.whole(width)
+    return Vision(path, stamp, name, nbytes, row, deepstack, kind.spatial, whole, tower, line_end)
+
+
+def _line_end(file: GGUFFile, width: int) -> int:
+    tensor = file.tensors.get(_LINE_END)
+    if tensor is None or tensor.shape != (width,) or tensor.quant != QUANTS["F32"]:
+        raise ModelFileError(file.path, f"tensor {_LINE_END!r} is not there as {width} float32 numbers")
+    return tensor.offset
 
 
 def _check_table(file: GGUFFile, tower: Tower) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,18 @@ def test_what_is_wrong_with_a_header(tmp_path: Path, kind: str) -> None:
 def test_pictures_of_one_size_must_be_whole_rows(tmp_path: Path, size: int, patch: int) -> None:
     path = towers.write_tower("gemma3", tmp_path / "t.gguf", vision__image_size=size)
     with pytest.raises(ModelFileError, match=f"pictures of {size} pixels are not whole rows of 8 pixels"):
+        read_vision(path)
+
+
+def test_the_row_that_ends_lines_must_be_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def halves() -> towers.Tensors:
+        for name, weight in towers.pixtral_tower():
+            yield name, replace(weight, half=True) if name == "v.token_embd.img_break" else weight
+
+    kind, _, more = towers.TOWERS["mistral3"]
+    monkeypatch.setitem(towers.TOWERS, "mistral3", (kind, halves, more))
+    path = towers.write_tower("mistral3", tmp_path / "t.gguf")
+    with pytest.raises(ModelFileError, match=r"img_break' is not there as 64 float32 numbers"):
         read_vision(path)
 
 
