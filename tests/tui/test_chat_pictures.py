@@ -31,7 +31,7 @@ from hetrun.tui import clipboard
 from hetrun.tui.clipboard import copied_picture, reader
 from hetrun.tui.conversation import Talk
 from hetrun.tui.paths import dropped, without_paths
-from hetrun.tui.pictures import Gallery
+from hetrun.tui.pictures import Gallery, size_before
 from hetrun.tui.screens.dialogs import Choose
 from hetrun.tui.store import store as module
 from hetrun.tui.store.store import SCHEMA, Store
@@ -117,6 +117,27 @@ async def test_a_picture_is_attached_shown_and_sent(engine: FakeEngine, folder: 
         assert "this conversation has some: choose a model that does (/model), or begin" in chat.said[0]
         assert chat.prompt.text == "say what now?"
         assert len(engine.requests) == 2
+
+
+async def test_a_large_picture_has_its_own_size(engine: FakeEngine, tmp_path: Path) -> None:
+    from PIL import Image  # on use, as everywhere
+
+    large = Image.new("1", (6000, 4000))
+    large.save(tmp_path / "a.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright
+    large.convert("L").save(tmp_path / "b.jpg", exif=exif, quality=20)
+    async with chatting(engine) as chat:
+        await paste(chat, f"{tmp_path}/a.png {tmp_path}/b.jpg")
+        await attached(chat, 2)
+        a, b = (picture.what for picture in chat.screen.pictures)
+        assert (a.width, a.height) == (6000, 4000)
+        assert (b.width, b.height) == (4000, 6000)
+
+
+@pytest.mark.parametrize("file", [b"\xff\xd8\xff", b"\xff\xd8\xff\xe0\0\0" * 9, CAT[:20], b"", b"GIF89a" * 9])
+def test_a_header_that_says_nothing(file: bytes) -> None:
+    assert size_before(file, 3, 2) == (3, 2)
 
 
 async def test_paths_in_a_message_are_pictures(engine: FakeEngine, folder: Path) -> None:
