@@ -82,6 +82,7 @@ class ChatApp(App[None]):
 
     def on_unmount(self) -> None:
         self._screen.leave()
+        self._screen.close_pictures()
         self._store.close()
 
     # --- what goes wrong, and the way out

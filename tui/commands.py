@@ -25,7 +25,7 @@ COMMANDS = (
     Command("edit", "", "change the last message"),
     Command("fork", "", "a new conversation like this one"),
     Command("copy", "", "the last answer to the clipboard"),
-    Command("attach", "FILE", "send a text file with a message"),
+    Command("attach", "FILE", "send a text file or a picture with it"),
     Command("rename", "TITLE", "call the conversation so"),
     Command("delete", "", "delete the conversation"),
     Command("export", "FILE", "write it as Markdown or JSON"),

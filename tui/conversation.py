@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetrun.client.events import Event, GenerateRequest, Message, accepted
+from hetrun.client.events import PICTURE, Event, GenerateRequest, Message, accepted
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import UserError
+from hetrun.system.files import open_regular
 from hetrun.tui.store import export
 from hetrun.tui.store.store import Store
-from hetrun.tui.store.tree import Conversation, Tree, Turn, fork_title, title_of
+from hetrun.tui.store.tree import Conversation, Pictured, Tree, Turn, fork_title, title_of
 from hetrun.tui.transcript.turn import divided
 
 LINGER_S = 0.04  # tokens come together within a frame: each message costs the engine's core and ours
@@ -76,20 +77,33 @@ class Talk:
         told: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.tree.path_to(end):
             text = divided(turn.text, turn.opened).answer if turn.role == "assistant" else turn.text
-            told.append({"role": turn.role, "content": text})
+            told.append({"role": turn.role, "content": with_pictures(text, len(turn.pictures))})
         return tuple(told)
+
+    def pictures(self, end: int | None) -> tuple[bytes, ...]:
+        """The files of the turns up to this one, in the order of their places in the messages."""
+        shown = [picture for turn in self.tree.path_to(end) for picture in turn.pictures]
+        files = {digest: self.store.picture(digest) for digest in {picture.digest for picture in shown}}
+        return tuple(files[picture.digest] for picture in shown)
 
     def request(self, end: int | None) -> GenerateRequest:
         """What is asked for an answer to this turn."""
-        return GenerateRequest(self.params, messages=self.messages(end), linger_s=LINGER_S)
+        return GenerateRequest(
+            self.params, messages=self.messages(end), linger_s=LINGER_S, pictures=self.pictures(end)
+        )
 
     # --- turns
 
-    def say(self, text: str, parent: int | None) -> Turn:
-        """What the user says after a turn; kept before the model is asked."""
-        if self.conversation is None:
-            self.conversation = self.store.begin(title_of(text), self.system, self.sampling)
-        turn = self.store.add(self.conversation.id, parent, "user", text)
+    def say(self, text: str, parent: int | None, pictures: Sequence[tuple[Pictured, bytes]] = ()) -> Turn:
+        """What the user says after a turn, with pictures; kept before the model is asked."""
+        begun = self.conversation or self.store.begin(title_of(text), self.system, self.sampling)
+        try:
+            turn = self.store.add(begun.id, parent, "user", text, pictures=pictures)
+        except UserError:
+            if self.conversation is None:
+                self.store.delete(begun.id)
+            raise
+        self.conversation = begun
         self.tree.add(turn)
         return turn
 
@@ -139,7 +153,7 @@ class Talk:
 
     def bring_in(self, path: Path) -> int:
         """Conversations from a file; the last one is open then. How many there were."""
-        kept = [self.store.keep(*one) for one in export.read(path)]
+        kept = [self.store.keep(one.conversation, one.turns, one.pictures) for one in export.read(path)]
         self.open(kept[-1].id)
         return len(kept)
 
@@ -172,16 +186,21 @@ def figures_of(last: Event) -> dict[str, Any]:
 def attached(path: Path) -> tuple[str, str]:
     """The name and the text of a file that goes with a message."""
     try:
-        with path.expanduser().open("rb") as file:
+        with open(open_regular(path.expanduser()), "rb") as file:
             raw = file.read(MOST_ATTACHED + 1)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if len(raw) > MOST_ATTACHED:
         raise UserError(f"{path} is larger than {MOST_ATTACHED >> 20} MiB: attach a part of it")
     try:
         return path.name, raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text") from error
+
+
+def with_pictures(text: str, n: int) -> str | list[Message]:
+    """The content of a message with so many pictures, which stand before what is asked about them."""
+    return [*[{"type": PICTURE}] * n, {"type": "text", "text": text}] if n else text
 
 
 def with_files(text: str, files: Mapping[str, str]) -> str:

@@ -57,6 +57,7 @@ ON_USE = {
     "rich": ("hetrun.tui",),
     "starlette": ("hetrun.server",),
     "textual": ("hetrun.tui",),
+    "textual_image": (),
     "torch": tuple(f"hetrun.backends.amx.{name}" for name in TORCH),
     "transformers": (),
     "click": ("hetrun.cli",),

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -26,6 +28,7 @@ from hetrun.tui.screens.tokens import TokensScreen
 from hetrun.tui.screens.whatif import WhatIfScreen
 from hetrun.tui.widgets.command_list import CommandList
 from tests.support.fakes import ENDLESS, FakeEngine
+from tests.support.pictures import png
 from tests.tui.driver import Driver
 from tests.tui.looks import looks
 
@@ -131,6 +134,18 @@ async def attach(chat: Driver) -> None:
     await chat.opened(Ask)
 
 
+async def pictures(chat: Driver) -> None:
+    """Two pictures in a message, and one that goes with the next."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, size in (("field.png", (96, 64)), ("tower.png", (30, 60))):
+            Path(folder, name).write_bytes(png(*size))
+        await chat.exchange(f"say Both are red and blue. {folder}/field.png {folder}/tower.png")
+        await chat.send(f"/attach {folder}/field.png")
+        await chat.until(lambda: len(chat.screen.pictures) == 1)
+    shown = [card for entry in chat.transcript.entries for card in entry.cards]
+    await chat.until(lambda: all(card.small is not None for card in shown))
+
+
 async def edit(chat: Driver) -> None:
     await chat.exchange("say hello")
     await chat.send("/edit")
@@ -176,6 +191,8 @@ SCENES: dict[str, tuple[Scene, tuple[int, int]]] = {
     "search": (search, SMALL),
     "delete": (delete, SMALL),
     "attach": (attach, SMALL),
+    "pictures": (pictures, SMALL),
+    "pictures-40x24": (pictures, (40, 24)),
     "edit": (edit, SMALL),
     "themes": (themes, SMALL),
     "commands": (commands, SMALL),
@@ -198,6 +215,8 @@ async def picture(name: str, kept: str | None = None) -> str:
     """A scene as SVG, once nothing moves any more; if there is a kept one, once it looks like that."""
     scene, size = SCENES[name]
     engine = FakeEngine(pace_s=0.001, vram=4 << 30) if name == "machine-gpu" else FakeEngine(pace_s=0.001)
+
+    engine.info = replace(engine.info, pictures=scene is pictures)
 
     def reopen(changes: object, tell: object) -> Opening:
         return lambda: LocalClient(engine)

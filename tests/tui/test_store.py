@@ -200,6 +200,6 @@ def test_odd_fields_of_a_strange_file_are_left_out(tmp_path: Path) -> None:
     value = _with(note=3, figures=[1], opened={})
     assert isinstance(value, dict)
     (tmp_path / "in.json").write_text(json.dumps({**value, "title": 3, "sampling": "hot", "leaf": 99}))
-    ((conversation, turns),) = read(tmp_path / "in.json")
+    ((conversation, turns, _),) = read(tmp_path / "in.json")
     assert (conversation.title, dict(conversation.sampling), conversation.leaf) == ("x", {}, None)
     assert (turns[0].note, dict(turns[0].figures), turns[0].opened) == ("", {}, "")

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import cast
 
 from textual import on, work
 from textual.widgets import Input
 
 from hetrun.client.events import GenerateRequest, Message
-from hetrun.client.queries import Render
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError, UserError
 from hetrun.tui.commands import command_of, is_command
-from hetrun.tui.conversation import attached, parsed_value, with_files
+from hetrun.tui.conversation import parsed_value, with_files, with_pictures
+from hetrun.tui.paths import names_picture, path_of
+from hetrun.tui.pictures import as_text
+from hetrun.tui.screens.attachments import Attachments
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
-from hetrun.tui.screens.navigation import EXCHANGING, Sights
+from hetrun.tui.screens.navigation import EXCHANGING
 from hetrun.tui.screens.tokens import Continue, TokensScreen
 from hetrun.tui.screens.turn_menu import TurnAction, turn_choices
 from hetrun.tui.store import export as exchange
@@ -37,16 +38,13 @@ CONVERSATION = (
 )
 
 
-class Orders(Sights):
+class Orders(Attachments):
     """The part of the chat screen that does what it is told."""
 
     answering: Answering | None
-    files: dict[str, str]
     parent_of_next: int | None
-    editing: bool
 
     def show_talk(self) -> None: ...
-    def show_files(self) -> None: ...
     def show_system(self) -> None: ...
     def action_pane(self, name: str) -> None: ...
     def answer_to(self, turn: Turn, beginning: str = "") -> None: ...
@@ -55,7 +53,7 @@ class Orders(Sights):
 
     def obeyed(self, text: str) -> bool:
         """Whether a text is a command; it is done then, or it is said why not, and the text stays."""
-        if not is_command(text):
+        if not is_command(text) or names_picture(text):
             return False
         prompt = self.query_one(Prompt)
         prompt.sent(text)  # first: what is done may put another text there
@@ -134,7 +132,7 @@ class Orders(Sights):
                 self.export(self._kept(), argument)
             case "import":
                 self.free()
-                n = self.talk.bring_in(Path(argument).expanduser())
+                n = self.talk.bring_in(path_of(argument))
                 self.show_talk()
                 self.say(f"{n} conversation{'s' * (n != 1)} imported")
 
@@ -156,6 +154,13 @@ class Orders(Sights):
     def free(self) -> None:
         """Nothing is being written: what is, is stopped and kept."""
         self.leave()
+        self.workers.cancel_group(self, "sending")
+        self.stop_editing()
+
+    def stop_editing(self) -> None:
+        """The next message is a new one; pictures of the one that was edited stay with that."""
+        if self.editing:
+            self.pictures.clear()
         self.editing = False
         self.show_files()
 
@@ -221,8 +226,9 @@ class Orders(Sights):
         conversation = self.talk.store.conversation(number)
         if conversation is None:
             raise UserError("this conversation has been deleted")
-        path = Path(name).expanduser()
-        exchange.write(path, conversation, self.talk.store.tree(conversation))
+        path = path_of(name)
+        store = self.talk.store
+        exchange.write(path, conversation, store.tree(conversation), store.picture)
         self.say(f"Written to {path}")
 
     def action_delete(self) -> None:
@@ -313,6 +319,7 @@ class Orders(Sights):
             case "edit":
                 self.editing, self.parent_of_next = True, turn.parent
                 self.query_one(Prompt).put(turn.text)
+                self.pictures = self.with_files_of(turn)
                 self.set_focus(self.query_one(Prompt))
                 self.show_files()
                 self.refresh_bindings()
@@ -336,6 +343,7 @@ class Orders(Sights):
             raise UserError("there is no message before this answer")
         if self.exchanging:
             raise UserError(EXCHANGING)
+        self.check_pictures(asked)
         self.talk.lead_back(asked)
         self.show_talk()
         self.answer_to(self.talk.tree.turns[asked], beginning)
@@ -358,26 +366,14 @@ class Orders(Sights):
         draft, tree = self.query_one(Prompt).text.strip(), self.talk.tree
         parent = self.parent_of_next if self.editing else tree.leaf
         if draft and not draft.startswith("/"):
-            said: Message = {"role": "user", "content": with_files(draft, self.files)}
+            content = with_pictures(with_files(draft, self.files), len(self.pictures))
+            said: Message = {"role": "user", "content": content}
             return "The prompt that Enter would send", (*self.talk.messages(parent), said)
         asked = next((turn.id for turn in reversed(tree.path) if turn.role == "user"), None)
         if asked is not None:
             return "The prompt of the last answer", self.talk.messages(asked)
         example: Message = {"role": "user", "content": "(your message)"}
         return "The prompt of a first message", (*self.talk.messages(None), example)
-
-    # --- files
-
-    @work(group="dialog", exit_on_error=False)
-    async def action_attach(self) -> None:
-        if name := await self.app.push_screen_wait(Ask("Attach a text file", "", "PATH")):
-            self.attach(name)
-
-    def attach(self, name: str) -> None:
-        """A file goes with the next message."""
-        found, text = attached(Path(name))
-        self.files[found] = text
-        self.show_files()
 
     # --- tokens
 
@@ -391,5 +387,5 @@ class Orders(Sights):
 
     async def continued(self, request: GenerateRequest, beginning: str) -> GenerateRequest:
         """The same, for an answer that begins so."""
-        prompt = await self.client.ask(Render(request.messages or ()))
+        prompt = await as_text(self.client, request)
         return replace(request, messages=None, text=prompt + beginning)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,19 +16,22 @@ from textual.worker import Worker, WorkerState
 
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
-from hetrun.errors import HetrunError
+from hetrun.errors import HetrunError, UserError
 from hetrun.system.terminal_text import visible
 from hetrun.tui.commands import Offer, offers
 from hetrun.tui.conversation import Talk, with_files
 from hetrun.tui.host import Doors
 from hetrun.tui.machine import Facts, look
 from hetrun.tui.messages import Measured, Sent
+from hetrun.tui.paths import without_paths
 from hetrun.tui.screens.actions import Orders
+from hetrun.tui.screens.attachments import READING
 from hetrun.tui.screens.navigation import EXCHANGING, percent
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.streaming import Answering
 from hetrun.tui.transcript.turn import Entry
 from hetrun.tui.transcript.widget import Transcript
+from hetrun.tui.widgets.chips import Chips
 from hetrun.tui.widgets.command_list import CommandList
 from hetrun.tui.widgets.machine import MachinePane
 from hetrun.tui.widgets.notice import Notice
@@ -72,7 +77,6 @@ class ChatScreen(Orders):
         self.doors = doors
         self.answering: Answering | None = None  # the answer that is being written
         self._writer: Worker[None] | None = None  # which writes it
-        self.files: dict[str, str] = {}  # that go with the next message, by name
         self.editing = False  # the next message takes the place of an earlier one
         self.parent_of_next: int | None = None  # where it goes then
         self._used = 0  # tokens of the context, as of the last complete answer
@@ -88,7 +92,7 @@ class ChatScreen(Orders):
                 yield Welcome()
                 yield Transcript()
                 yield StatusLine()
-                yield Static("", id="with", markup=False)
+                yield Chips()
                 yield (commands := CommandList(self._offered))
                 yield Notice()
                 yield Prompt(commands)
@@ -96,7 +100,7 @@ class ChatScreen(Orders):
         yield Footer(compact=True)  # all of it has room in 80 columns
 
     def on_mount(self) -> None:
-        self.query_one("#with").display = False
+        self.prepare_pictures()
         self.query_one(Transcript).offers = self.offers
         prompt = self.query_one(Prompt)
         self.set_focus(prompt)
@@ -134,6 +138,8 @@ class ChatScreen(Orders):
         self._show_welcome()
         self.list_conversations()
         self.refresh_bindings()
+        if any(entry.cards for entry in entries):
+            self.show_thumbnails()
 
     def show_system(self) -> None:
         """What the model is told first stays in sight."""
@@ -149,6 +155,7 @@ class ChatScreen(Orders):
     def entry_of(self, turn: Turn) -> Entry:
         """A turn as it is shown."""
         entry = Entry(turn.role, turn)
+        entry.cards = self.cards_of(turn)
         versions = self.talk.tree.versions(turn)
         if len(versions) > 1:
             entry.place = f"version {versions.index(turn) + 1} of {len(versions)}"
@@ -171,14 +178,6 @@ class ChatScreen(Orders):
         """Something went wrong; it is said in the conversation, and not kept with it."""
         self.add(Entry("error", text=text))
 
-    def show_files(self) -> None:
-        """What goes with the next message, and whether it replaces one."""
-        parts = ["editing an earlier message (Esc cancels)"] if self.editing else []
-        parts += [f"with {visible(name)} ({len(text):,} characters)" for name, text in self.files.items()]
-        line = self.query_one("#with", Static)
-        line.update(" · ".join(parts))
-        line.display = bool(parts)
-
     def _show_figures(self) -> None:
         context = self.info.context if self.info else 0
         self.query_one(StatusLine).show(self._measured, self._used, context)
@@ -199,9 +198,12 @@ class ChatScreen(Orders):
         try:
             self._take(message)
         except HetrunError as error:  # what cannot be kept is not sent
-            self.complain(str(error))
-            if not self.query_one(Prompt).text:
-                self.query_one(Prompt).put_back(message.text)
+            prompt = self.query_one(Prompt)
+            if prompt.text:  # it was not taken
+                self.say(str(error), error=True)
+            else:
+                self.complain(str(error))
+                prompt.put_back(message.text)
 
     def _take(self, message: Sent) -> None:
         if self.obeyed(message.text):
@@ -212,18 +214,63 @@ class ChatScreen(Orders):
         if self.exchanging:
             self.say(EXCHANGING)
             return
-        text = message.text.removeprefix("/") if message.text.startswith("//") else message.text
-        self.query_one(Prompt).sent(message.text)
-        self.query_one(Notice).hide()
+        if self.coming:
+            self.say(READING)
+            return
+        written = message.text
+        text = written.removeprefix("/") if written.startswith("//") else written
+        rest, paths = without_paths(text)
+        if paths and self.info is not None and not self.info.pictures:
+            # What else they may be good for: a question about code that opens them, for example.
+            self._send(written, text)
+            self.say(f"{self.info.id} does not read pictures: the path was sent as text (/model)")
+        elif paths:
+            self._send_with(written, rest, paths)
+        else:
+            self._send(written, text)
+
+    @work(group="sending", exit_on_error=False)
+    async def _send_with(self, written: str, text: str, paths: Sequence[Path]) -> None:
+        """A message with paths of pictures, once these are read."""
+        prompt, before = self.query_one(Prompt), [*self.pictures]
+        prompt.sent(written)
+        try:
+            await self.read_pictures(paths)
+            if not text:
+                self.say("Attached: write what you want to know of it")
+                return
+            if self.answering is not None or self.exchanging:
+                raise UserError(EXCHANGING)
+            self._send(written, text)
+        except (HetrunError, asyncio.CancelledError):
+            self.pictures = before
+            if self.query(Prompt):
+                prompt.put_back("\n".join(filter(None, (written, prompt.text))))
+                self.show_files()
+            raise
+
+    def _send(self, written: str, text: str) -> None:
+        """Keep a message, and have it answered; `written`: as it stands in the box."""
         parent = self.parent_of_next if self.editing else self.talk.tree.leaf
+        self.check_pictures(parent, len(self.pictures))
+        prompt = self.query_one(Prompt)
+        if prompt.text.strip() == written:
+            prompt.sent(written)
+        self.query_one(Notice).hide()
+        self._keep(text, parent)
+
+    def _keep(self, text: str, parent: int | None) -> None:
+        turn = self.talk.say(with_files(text, self.files), parent, self.pictures)
         edited, self.editing = self.editing, False
-        turn = self.talk.say(with_files(text, self.files), parent)
         self.files.clear()
+        self.pictures.clear()
         self.show_files()
         if edited:
             self.show_talk()
         else:
             self.add(self.entry_of(turn))
+            if turn.pictures:
+                self.show_thumbnails()
         self.list_conversations()
         self.answer_to(turn)
 
@@ -319,10 +366,13 @@ class ChatScreen(Orders):
             transcript.drop(answering.entry)
             asked = self.talk.tree.turns[answering.parent] if answering.parent else None
             if asked is not None and not any(t.parent == asked.id for t in self.talk.tree):
+                pictures = self.still_kept(asked)
                 self.talk.retract(asked)
                 transcript.drop(next(e for e in transcript.entries if e.turn is asked))
                 if not self.query_one(Prompt).text:
                     self.query_one(Prompt).put_back(asked.text)
+                    self.pictures = [*pictures, *self.pictures]
+                    self.show_files()
         self.complain(self.words_of(error) if error else "the engine gave no reason")
         self.list_conversations()
 
@@ -448,13 +498,14 @@ class ChatScreen(Orders):
     def _escaped(self) -> None:
         if self.answering is not None or self.bringing:
             self.action_stop()
+        elif self.coming:
+            self.stop_reading()
         elif self.editing:
             self.action_cancel()
 
     def action_cancel(self) -> None:
-        self.editing = False
+        self.stop_editing()
         self.query_one(Prompt).clear()
-        self.show_files()
         self.refresh_bindings()
 
     def action_back(self) -> None:

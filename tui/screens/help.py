@@ -24,7 +24,9 @@ KEYS = (
     ("F6", "another model"),
     ("F7", "the exact prompt that is sent"),
     ("F8", "colours"),
-    ("Ctrl+O", "attach a text file"),
+    ("Ctrl+O", "attach a text file or a picture; a picture's path in a message does, too"),
+    ("Ctrl+V", "attach the picture that was copied"),
+    ("Backspace", "in an empty box: take away what was attached last (or click on its ✕)"),
     ("Ctrl+R", "answer the last message again"),
     ("Ctrl+Up, Tab", "move through the turns (Up and Down; Escape goes back to your message)"),
     (

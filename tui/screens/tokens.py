@@ -21,10 +21,10 @@ from textual.widgets.option_list import Option
 
 from hetrun.client.events import GenerateRequest, TokenLogprob
 from hetrun.client.interface import ChatClient
-from hetrun.client.queries import Render
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
+from hetrun.tui.pictures import as_text
 from hetrun.tui.screens.dialogs import Dialog
 
 ALTERNATIVES = 8
@@ -152,9 +152,9 @@ class TokensScreen(Dialog[Continue | None]):
 
 async def scored(client: ChatClient, asked: GenerateRequest, answer: str) -> Scored:
     """The tokens of an answer to what was asked; raises why there are none."""
-    prompt = await client.ask(Render(asked.messages or ()))
+    prompt = await as_text(client, asked)
     params = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=ALTERNATIVES)
-    request = GenerateRequest(params, text=prompt + answer, echo=True)
+    request = GenerateRequest(params, text=prompt + answer, echo=True, pictures=asked.pictures)
     scores: list[TokenLogprob] = []
     async with aclosing(client.stream(request)) as events:
         async for event in events:

@@ -1,34 +1,76 @@
-"""Conversations as files: Markdown for people, JSON for programs and for hetrun itself."""
+"""Conversations as files: Markdown for people, JSON for programs and for hetrun itself.
+
+Pictures are files in a folder beside Markdown, and data URLs within JSON.
+"""
 
 from __future__ import annotations
 
+import binascii
 import json
-from collections.abc import Iterator, Mapping
+import re
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from hetrun.errors import UserError
+from hetrun.client.events import MOST_PICTURE_BYTES
+from hetrun.client.pictures import data_url
+from hetrun.errors import PictureError, UserError
+from hetrun.pictures.kinds import format_of
 from hetrun.system.strict_json import parsed
-from hetrun.tui.store.tree import Conversation, Role, Tree, Turn, title_of
+from hetrun.tui.store.tree import Conversation, Pictured, Role, Tree, Turn, title_of
 
 FORMAT = "hetrun conversation 1"
-MOST_BYTES = 64 << 20  # of a file that is read
+MOST_BYTES = 256 << 20  # of a file that is read, most of it pictures
 MOST_TURNS = 100_000
 ROLES: dict[str, Role] = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant"}
+DATA = re.compile(r"data:image/[a-z0-9.+-]{1,40};base64,", re.IGNORECASE)
+MOST_SIDE = 65_535  # pixels
+
+PictureOf = Callable[[str], bytes]  # a picture's file by its digest
 
 
-def to_markdown(conversation: Conversation, tree: Tree) -> str:
-    """The path that is shown."""
+class Imported(NamedTuple):
+    """A conversation of a file."""
+
+    conversation: Conversation
+    turns: list[Turn]
+    pictures: list[tuple[Pictured, bytes]]
+
+
+def to_markdown(conversation: Conversation, tree: Tree, folder: str = "") -> str:
+    """The path that is shown; its pictures are in this folder."""
     parts = [f"# {conversation.title}"]
     if conversation.system:
         parts.append(f"**System**\n\n{conversation.system}")
     names = {"user": "You", "assistant": "Answer"}
-    parts += [f"**{names[turn.role]}**\n\n{turn.text}" for turn in tree.path]
+    for turn in tree.path:
+        shown = [f"![{_alt(p.name)}]({folder}/{_file_name(p)})" for p in turn.pictures]
+        parts.append("\n\n".join([f"**{names[turn.role]}**", *shown, turn.text]))
     return "\n\n".join(parts) + "\n"
 
 
-def to_json(conversation: Conversation, tree: Tree) -> str:
+def _alt(name: str) -> str:
+    """A file's name as Markdown takes it, in one line."""
+    return re.sub(r"([\\\[\]!`*_<>])", r"\\\1", " ".join(name.split()))
+
+
+def _file_name(picture: Pictured) -> str:
+    """By its bytes: people's names of files are not for every system."""
+    suffix = Path(picture.name).suffix.lower()
+    return picture.digest[:16] + (suffix if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else ".png")
+
+
+def to_json(conversation: Conversation, tree: Tree, picture_of: PictureOf | None = None) -> str:
     """Everything, versions beside the path too."""
+
+    def pictured(picture: Pictured) -> dict[str, object]:
+        assert picture_of is not None, "who has pictures has their files"
+        url = data_url(picture_of(picture.digest))
+        return {"name": picture.name, "width": picture.width, "height": picture.height, "url": url}
+
     turns = [
         {
             "id": turn.id,
@@ -38,6 +80,7 @@ def to_json(conversation: Conversation, tree: Tree) -> str:
             "note": turn.note,
             "figures": dict(turn.figures),
             "opened": turn.opened,
+            **({"pictures": [pictured(picture) for picture in turn.pictures]} if turn.pictures else {}),
         }
         for turn in tree
     ]
@@ -52,19 +95,33 @@ def to_json(conversation: Conversation, tree: Tree) -> str:
     return json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
 
 
-def write(path: Path, conversation: Conversation, tree: Tree) -> None:
-    """A new file, Markdown or JSON by its name."""
-    text = to_json(conversation, tree) if path.suffix == ".json" else to_markdown(conversation, tree)
+def write(path: Path, conversation: Conversation, tree: Tree, picture_of: PictureOf | None = None) -> None:
+    """A new file, Markdown or JSON by its name, and beside Markdown a folder with its pictures."""
+    if path.suffix == ".json":
+        nbytes = sum(picture.nbytes for turn in tree for picture in turn.pictures)
+        if 4 * nbytes // 3 > MOST_BYTES - (MOST_BYTES >> 4):
+            raise UserError(
+                f"its pictures have {nbytes >> 20} MiB, too much for a JSON file: export it as Markdown"
+            )
+        text, pictures = to_json(conversation, tree, picture_of), {}
+    else:
+        folder = path.with_name(f"{path.stem}-pictures")
+        text = to_markdown(conversation, tree, quote(folder.name))
+        pictures = {folder / _file_name(p): p.digest for turn in tree.path for p in turn.pictures}
     try:
         with path.open("x", encoding="utf-8", errors="replace") as file:
             file.write(text)
+        for place, digest in pictures.items():
+            assert picture_of is not None, "who has pictures has their files"
+            place.parent.mkdir(exist_ok=True)
+            place.write_bytes(picture_of(digest))
     except FileExistsError as error:
         raise UserError(f"{path} exists already; give another name") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be written: {error}") from error
 
 
-def read(path: Path) -> list[tuple[Conversation, list[Turn]]]:
+def read(path: Path) -> list[Imported]:
     """The conversations of a file: ours, or messages as OpenAI's interface has them, one list or several."""
     try:
         with path.open("rb") as file:
@@ -75,11 +132,11 @@ def read(path: Path) -> list[tuple[Conversation, list[Turn]]]:
         raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB, the limit for a conversation")
     try:
         return list(_conversations(parsed(raw)))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, PictureError) as error:
         raise UserError(f"{path} is not a conversation: {error}") from error
 
 
-def _conversations(value: object) -> Iterator[tuple[Conversation, list[Turn]]]:
+def _conversations(value: object) -> Iterator[Imported]:
     match value:
         case {"format": str(name)} if name != FORMAT:
             raise ValueError(f"its format is {name!r}, and {FORMAT!r} is known")
@@ -99,8 +156,9 @@ def _conversations(value: object) -> Iterator[tuple[Conversation, list[Turn]]]:
             raise ValueError("it is neither a conversation of hetrun's nor a list of messages")
 
 
-def _ours(value: Mapping[Any, object], rows: list[Any]) -> tuple[Conversation, list[Turn]]:
+def _ours(value: Mapping[Any, object], rows: list[Any]) -> Imported:
     known: set[int] = set()
+    pictures: list[tuple[Pictured, bytes]] = []
     turns: list[Turn] = []
     for row in _few(rows):
         match row:
@@ -114,6 +172,8 @@ def _ours(value: Mapping[Any, object], rows: list[Any]) -> tuple[Conversation, l
                     raise ValueError(f"turn {number} has a parent that does not come before it")
                 known.add(number)
                 figures, note, opened = row.get("figures"), row.get("note"), row.get("opened")
+                shown = _pictures(row.get("pictures", []))
+                pictures += shown
                 turns.append(
                     Turn(
                         number,
@@ -123,35 +183,84 @@ def _ours(value: Mapping[Any, object], rows: list[Any]) -> tuple[Conversation, l
                         note if isinstance(note, str) else "",
                         figures if isinstance(figures, dict) else {},
                         opened if isinstance(opened, str) else "",
+                        tuple(picture for picture, _ in shown),
                     )
                 )
             case _:
                 raise ValueError("a turn needs id, parent, role (user or assistant) and content")
     title, system, sampling = value.get("title"), value.get("system"), value.get("sampling")
     leaf = value.get("leaf")
-    return Conversation(
+    conversation = Conversation(
         0,
         title_of(title) if isinstance(title, str) and title.strip() else _title(turns),
         system if isinstance(system, str) else "",
         sampling if isinstance(sampling, dict) else {},
         leaf if isinstance(leaf, int) and leaf in known else None,
-    ), turns
+    )
+    return Imported(conversation, turns, pictures)
 
 
-def _of_messages(messages: list[Any], title: str) -> tuple[Conversation, list[Turn]]:
+def _pictures(value: object) -> list[tuple[Pictured, bytes]]:
+    """Pictures of a turn, as `to_json` writes them."""
+    if not isinstance(value, list):
+        raise ValueError("pictures must be a list")
+    found = []
+    for row in value:
+        match row:
+            case {"name": str(name), "url": str(url), **facts}:
+                found.append(_picture(name, url, facts.get("width"), facts.get("height")))
+            case _:
+                raise ValueError("a picture needs a name and a url")
+    return found
+
+
+def _picture(name: str, url: str, *sides: object) -> tuple[Pictured, bytes]:
+    """A picture in a data URL. What it says of its size is for the room that is kept for it."""
+    begun = DATA.match(url)
+    if begun is None:
+        raise ValueError("a picture must be a data URL, as data:image/png;base64,...")
+    try:
+        file = b64decode(url[begun.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("a picture is not in base64") from None
+    if len(file) > MOST_PICTURE_BYTES:
+        raise ValueError(f"a picture has more than {MOST_PICTURE_BYTES >> 20} MiB")
+    format_of(file)
+    width, height = (side if isinstance(side, int) and 0 < side <= MOST_SIDE else 0 for side in sides)
+    return Pictured(sha256(file).hexdigest(), " ".join(name.split())[:200], width, height, len(file)), file
+
+
+def _of_messages(messages: list[Any], title: str) -> Imported:
     system: list[str] = []
     turns: list[Turn] = []
+    pictures: list[tuple[Pictured, bytes]] = []
     for message in _few(messages):
         match message:
             case {"role": "system" | "developer", "content": content}:
                 system.append(_content(content))
             case {"role": str(role), "content": content} if role in ROLES:
-                turns.append(Turn(len(turns) + 1, len(turns) or None, ROLES[role], _content(content)))
+                shown = _shown(content, len(pictures)) if ROLES[role] == "user" else []
+                pictures += shown
+                turn = Turn(len(turns) + 1, len(turns) or None, ROLES[role], _content(content))
+                turn.pictures = tuple(picture for picture, _ in shown)
+                turns.append(turn)
             case {"role": "tool" | "function"}:
                 raise ValueError("it has calls of tools, which the chat does not know")
             case _:
                 raise ValueError("a message needs a role (system, user or assistant) and content")
-    return Conversation(0, title_of(title) or _title(turns), "\n\n".join(system)), turns
+    conversation = Conversation(0, title_of(title) or _title(turns), "\n\n".join(system))
+    return Imported(conversation, turns, pictures)
+
+
+def _shown(content: object, before: int) -> list[tuple[Pictured, bytes]]:
+    """The pictures of a message's parts; what is elsewhere on the net is not fetched, and left out."""
+    found: list[tuple[Pictured, bytes]] = []
+    for part in content if isinstance(content, list) else ():
+        match part:
+            case {"image_url": {"url": str(url)}} if DATA.match(url):
+                suffix = url[len("data:image/") :].partition(";")[0].lower()
+                found.append(_picture(f"picture {before + len(found) + 1}.{suffix}", url, 0, 0))
+    return found
 
 
 def _few(rows: list[Any]) -> list[Any]:

@@ -1,7 +1,8 @@
 """Conversations in a file of SQLite.
 
 Every change is a transaction that is on the disk when the call returns, so nothing that was kept is lost,
-however the program ends. Two programs may use the file together.
+however the program ends. Two programs may use the file together. Pictures are in the file, too, each once,
+for as long as a turn shows it.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from time import time
 from typing import Any
 
 from hetrun.errors import UserError
-from hetrun.tui.store.tree import Conversation, Role, Tree, Turn
+from hetrun.tui.store.tree import Conversation, Pictured, Role, Tree, Turn
 
-VERSION = 1
+VERSION = 2
 WAIT_S = 5.0  # for another program that is writing
 SCHEMA = """
 CREATE TABLE conversation (
@@ -47,6 +50,26 @@ CREATE TABLE preset (
 ) STRICT;
 CREATE TABLE choice (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 """
+# Since version 2. A picture is known by its bytes: it is kept once, however many turns show it.
+PICTURES = """
+CREATE TABLE picture (
+    digest TEXT PRIMARY KEY,
+    file BLOB NOT NULL,
+    width INTEGER NOT NULL,
+    height INTEGER NOT NULL
+) STRICT;
+CREATE TABLE shown (
+    turn INTEGER NOT NULL REFERENCES turn (id) ON DELETE CASCADE,
+    place INTEGER NOT NULL,
+    digest TEXT NOT NULL REFERENCES picture (digest),
+    name TEXT NOT NULL,
+    PRIMARY KEY (turn, place)
+) STRICT;
+CREATE INDEX shown_picture ON shown (digest);
+"""
+MOST_KEPT = 4 << 30  # bytes of all pictures
+MOST_UNUSED = 64 << 20  # bytes in the file that were of pictures; more are given back to the disk
+_UNSHOWN = "DELETE FROM picture WHERE NOT EXISTS (SELECT 1 FROM shown WHERE digest = picture.digest)"
 _CONVERSATION = "SELECT id, title, system, sampling, leaf, changed, {turns} FROM conversation"
 _COUNTED = _CONVERSATION.format(turns="(SELECT count(*) FROM turn WHERE conversation = conversation.id)")
 
@@ -86,13 +109,22 @@ class Store:
                     f"{self.path} was written by a newer hetrun (its format is {version}, and {VERSION} is "
                     "the newest that this one knows): update hetrun"
                 )
-            if version == 0:
-                for statement in SCHEMA.split(";"):
+            for needed in (SCHEMA, PICTURES)[version:]:
+                for statement in needed.split(";"):
                     self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {VERSION}")
+            self._db.execute(f"PRAGMA user_version = {VERSION}")
 
     def close(self) -> None:
+        with suppress(sqlite3.Error):  # such as another program that has it open: then it does so later
+            self._shrink()
         self._db.close()
+
+    def _shrink(self) -> None:
+        """What pictures that are gone took is the disk's again."""
+        (unused,) = self._db.execute("PRAGMA freelist_count").fetchone()
+        (page,) = self._db.execute("PRAGMA page_size").fetchone()
+        if self.path is not None and unused * page > MOST_UNUSED:
+            self._db.execute("VACUUM")
 
     # --- conversations
 
@@ -103,6 +135,8 @@ class Store:
             where = (
                 " WHERE instr(folded(title), :text) OR EXISTS (SELECT 1 FROM turn"
                 " WHERE conversation = conversation.id AND instr(folded(text), :text))"
+                " OR EXISTS (SELECT 1 FROM shown JOIN turn ON turn.id = shown.turn"
+                " WHERE conversation = conversation.id AND instr(folded(name), :text))"
             )
             values = {"text": containing.casefold()}
         with self._explained():
@@ -142,6 +176,7 @@ class Store:
     def delete(self, number: int) -> None:
         with self._change():
             self._db.execute("DELETE FROM conversation WHERE id = ?", (number,))
+            self._db.execute(_UNSHOWN)
 
     def _update(self, change: str, value: object, number: int) -> None:
         with self._change():
@@ -158,7 +193,29 @@ class Store:
                 (conversation.id,),
             )
             turns = [Turn(i, parent, r, t, n, json.loads(f), o) for i, parent, r, t, n, f, o in rows]
+            shown = self._shown(conversation.id)
+        for turn in turns:
+            turn.pictures = tuple(shown.get(turn.id, ()))
         return Tree(turns, conversation.leaf)
+
+    def _shown(self, conversation: int) -> dict[int, list[Pictured]]:
+        """The pictures of its turns, in order."""
+        found: dict[int, list[Pictured]] = {}
+        for turn, *facts in self._db.execute(
+            "SELECT turn, digest, name, width, height, length(file) FROM shown JOIN picture USING (digest)"
+            " WHERE turn IN (SELECT id FROM turn WHERE conversation = ?) ORDER BY turn, place",
+            (conversation,),
+        ):
+            found.setdefault(turn, []).append(Pictured(*facts))
+        return found
+
+    def picture(self, digest: str) -> bytes:
+        """A picture's file."""
+        with self._explained():
+            row = self._db.execute("SELECT file FROM picture WHERE digest = ?", (digest,)).fetchone()
+        if row is None:
+            raise UserError("a picture of this conversation is not kept any more")
+        return bytes(row[0])
 
     def add(
         self,
@@ -168,10 +225,13 @@ class Store:
         text: str,
         note: str = "",
         figures: Mapping[str, Any] | None = None,
+        pictures: Sequence[tuple[Pictured, bytes]] = (),
     ) -> Turn:
-        """A turn after another one; the path leads to it."""
+        """A turn after another one, with pictures and their files; the path leads to it."""
+        shown = tuple(picture for picture, _ in pictures)
         with self._change():
-            turn = self._add(conversation, Turn(0, parent, role, text, note, figures or {}))
+            self._keep_pictures(pictures)
+            turn = self._add(conversation, Turn(0, parent, role, text, note, figures or {}, pictures=shown))
             self._db.execute(
                 "UPDATE conversation SET leaf = ?, changed = ? WHERE id = ?", (turn.id, time(), conversation)
             )
@@ -191,7 +251,29 @@ class Store:
                 turn.opened,
             ),
         )
-        return Turn(_id(added), turn.parent, turn.role, turn.text, turn.note, turn.figures, turn.opened)
+        number = _id(added)
+        for place, picture in enumerate(turn.pictures):
+            self._db.execute(
+                "INSERT INTO shown VALUES (?, ?, ?, ?)", (number, place, picture.digest, _text(picture.name))
+            )
+        return Turn(
+            number, turn.parent, turn.role, turn.text, turn.note, turn.figures, turn.opened, turn.pictures
+        )
+
+    def _keep_pictures(self, pictures: Iterable[tuple[Pictured, bytes]]) -> None:
+        for picture, file in pictures:
+            if picture.digest != sha256(file).hexdigest():
+                raise ValueError(f"{picture.name} is another picture")
+            self._db.execute(
+                "INSERT OR IGNORE INTO picture VALUES (?, ?, ?, ?)",
+                (picture.digest, file, picture.width, picture.height),
+            )
+            (kept,) = self._db.execute("SELECT sum(length(file)) FROM picture").fetchone()
+            if kept > MOST_KEPT:
+                raise UserError(
+                    f"there is no room for {picture.name}: the pictures of all conversations may have "
+                    f"{MOST_KEPT >> 30} GiB; delete conversations with pictures (F2)"
+                )
 
     def write(self, turn: Turn) -> None:
         """What became of an answer so far."""
@@ -206,11 +288,21 @@ class Store:
         with self._change():
             self._db.execute("UPDATE conversation SET leaf = ? WHERE leaf = ?", (turn.parent, turn.id))
             self._db.execute("DELETE FROM turn WHERE id = ?", (turn.id,))
+            self._db.execute(_UNSHOWN)
 
-    def keep(self, conversation: Conversation, turns: Iterable[Turn]) -> Conversation:
-        """A conversation from elsewhere, all of it or nothing. A turn comes after its parent."""
+    def keep(
+        self,
+        conversation: Conversation,
+        turns: Iterable[Turn],
+        pictures: Iterable[tuple[Pictured, bytes]] = (),
+    ) -> Conversation:
+        """A conversation from elsewhere, all of it or nothing, with pictures that are not kept yet.
+
+        A turn comes after its parent.
+        """
         new: dict[int, int] = {}
         with self._change():
+            self._keep_pictures(pictures)
             added = self._db.execute(
                 "INSERT INTO conversation (title, system, sampling, changed) VALUES (?, ?, ?, ?)",
                 (_text(conversation.title), _text(conversation.system), _json(conversation.sampling), time()),
@@ -218,7 +310,7 @@ class Store:
             number = _id(added)
             for turn in turns:
                 parent = None if turn.parent is None else new[turn.parent]
-                kept = Turn(0, parent, turn.role, turn.text, turn.note, turn.figures, turn.opened)
+                kept = replace(turn, id=0, parent=parent)
                 new[turn.id] = self._add(number, kept).id
             leaf = (
                 new.get(conversation.leaf)

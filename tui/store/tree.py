@@ -5,13 +5,42 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Role = Literal["user", "assistant"]
 
 MOST_TITLE = 60  # characters
 LONGEST_FORKED = MOST_TITLE - len(" (fork 999)")  # with room for the number
 FORK = re.compile(r" \(fork(?: (\d{1,9}))?\)$")
+
+
+class Pictured(NamedTuple):
+    """A picture that goes with a turn; its file is the store's."""
+
+    digest: str  # SHA-256 of the file, in hexadecimal digits
+    name: str
+    width: int = 0  # pixels; 0: not known
+    height: int = 0
+    nbytes: int = 0
+
+    @property
+    def size(self) -> str:
+        """In pixels and bytes."""
+        pixels = f"{self.width} x {self.height}, " if self.width and self.height else ""
+        return pixels + size_of(self.nbytes)
+
+    @property
+    def words(self) -> str:
+        """Its name and size."""
+        return f"{self.name} {self.size}"
+
+
+def size_of(nbytes: int) -> str:
+    """Bytes in two or three digits."""
+    for unit, least in (("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= least:
+            return f"{nbytes / least:.1f} {unit}" if nbytes < 10 * least else f"{nbytes / least:.0f} {unit}"
+    return f"{nbytes} B"
 
 
 @dataclass(slots=True)
@@ -25,6 +54,7 @@ class Turn:
     note: str = ""  # why it ended, if not by itself
     figures: Mapping[str, Any] = field(default_factory=dict)  # of an answer: tokens, rates, the model
     opened: str = ""  # the mark of a thought that the prompt had begun
+    pictures: tuple[Pictured, ...] = ()
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import MARKS, Text, Thought, end_of
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.transcript.markdown import Block, Document, plain_lines
+from hetrun.tui.transcript.thumbnails import Card, side_by_side
 
 Kind = Literal["user", "assistant", "error"]
 WAITING = "…"
@@ -77,6 +78,7 @@ class Entry:
         self.place = ""  # "2 of 3", where there are other versions
         self.unfolded = False  # the thought is shown
         self.waiting = False  # for more of it
+        self.cards: list[Card] = []  # pictures
         self.doing = ""  # what is done before the first word comes
         self._look: Look | None = None
         self._head: list[Strip] = []
@@ -125,7 +127,8 @@ class Entry:
         if self.kind == "assistant":
             self._draw_answer(look)
         else:
-            self._head = plain_lines(self.text, look.width)
+            pictures = side_by_side(self.cards, look.width) if self.cards else []
+            self._head = [*pictures, *plain_lines(self.text, look.width)]
         words = " · ".join(filter(None, (self.note, self.place)))
         self._foot = [*plain_lines(words, look.width, "dim"), Strip.blank(0)] if words else []
         if words and self.kind != "assistant":

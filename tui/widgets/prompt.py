@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
@@ -28,6 +29,22 @@ class Prompt(TextBox):
 
     class Leaving(Message):
         """The user goes to the turns."""
+
+    class Erasing(Message):
+        """Backspace where nothing is written: what goes with the message is taken away."""
+
+    @dataclass
+    class Pasted(Message):
+        """The terminal pastes a text, or the path of what is dropped on it."""
+
+        prompt: Prompt
+        text: str
+
+    @dataclass
+    class Pasting(Message):
+        """The user wants what is on the clipboard."""
+
+        prompt: Prompt
 
     class Escaped(Message):
         """The user wants something to stop; in order with what is sent."""
@@ -66,10 +83,28 @@ class Prompt(TextBox):
                 self.post_message(self.Leaving())
         elif event.key == "escape":
             self.post_message(self.Escaped())
+        elif event.key == "backspace" and not self.text:
+            self.post_message(self.Erasing())
+        elif event.key == "ctrl+v":
+            self.post_message(self.Pasting(self))
         else:
             return
         event.stop()
         event.prevent_default()
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        """Textual's inserts it, whatever it is."""
+        event.stop()
+        event.prevent_default()
+        self.post_message(self.Pasted(self, event.text))
+
+    def insert_pasted(self, text: str) -> None:
+        """What was pasted is a text."""
+        self.replace(text, *self.selection)
+
+    def paste_text(self) -> None:
+        """What was copied in the chat."""
+        self.action_paste()
 
     def _leaf(self, step: int) -> None:
         if self._at == len(self._said):
