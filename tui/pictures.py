@@ -47,7 +47,7 @@ class Gallery:
         found = await self.thumbnail(digest, file)
         if isinstance(found, str):
             raise UserError(f"{name}: {found}")
-        return Pictured(digest, name, found.width, found.height, len(file))
+        return Pictured(digest, name, *size_before(file, found.width, found.height), len(file))
 
     async def thumbnail(self, digest: str, file: bytes) -> Thumbnail | str:
         """A picture made small, or why it cannot be read."""
@@ -82,6 +82,26 @@ class Gallery:
             self._decoder.close()
 
 
+def size_before(file: bytes, width: int, height: int) -> tuple[int, int]:
+    """The size of a picture of which so many pixels were decoded: large ones are scaled down, some turned."""
+    sides = _header(file)
+    if sides[0] * sides[1] <= width * height:
+        return width, height
+    return (max(sides), min(sides)) if width > height else (min(sides), max(sides))
+
+
+def _header(file: bytes) -> tuple[int, int]:
+    """What PNG and JPEG, which photographs are, say of their size; 0 of others."""
+    if file.startswith(MAGIC[0]) and len(file) > 24:
+        return int.from_bytes(file[16:20]), int.from_bytes(file[20:24])
+    at = 2
+    while file.startswith(MAGIC[1]) and at + 9 < len(file) and file[at] == 0xFF:
+        if 0xC0 <= file[at + 1] <= 0xCF and file[at + 1] not in (0xC4, 0xC8, 0xCC):  # a frame begins
+            return int.from_bytes(file[at + 7 : at + 9]), int.from_bytes(file[at + 5 : at + 7])
+        at += 2 + int.from_bytes(file[at + 2 : at + 4])
+    return 0, 0
+
+
 def seems_picture(path: Path) -> bool:
     """Whether a file is meant as a picture: by its name, or by how it begins."""
     if is_picture(path):
@@ -93,13 +113,23 @@ def seems_picture(path: Path) -> bool:
         return False  # it is said when it is read
 
 
-def check_readable(info: ModelInfo | None) -> None:
-    """A UserError if this model does not read pictures; one that still loads may."""
-    if info is not None and not info.pictures:
+def check_readable(info: ModelInfo | None, has_begun: bool = False) -> None:
+    """A UserError if this model does not read pictures; one that still loads may.
+
+    `has_begun`: earlier messages have pictures.
+    """
+    if info is None or info.pictures:
+        return
+    what = f"{info.id} does not read pictures"
+    if has_begun:
         raise UserError(
-            f"{info.id} does not read pictures: choose a model that does (/model), with its picture encoder "
-            "(an mmproj file) beside it or given by --mmproj"
+            f"{what}, and this conversation has some: choose a model that does (/model), or begin a new "
+            "conversation (Ctrl+N)"
         )
+    raise UserError(
+        f"{what}: choose a model that does (/model), with its picture encoder (an mmproj file) beside it or "
+        "given by --mmproj"
+    )
 
 
 def check_number(path: Sequence[Turn], more: int = 0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import random
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -20,17 +22,20 @@ from textual import events
 
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import PICTURE
+from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import UserError
 from hetrun.pictures.picture import Picture
 from hetrun.server import listen
 from hetrun.server.app import create_app
 from hetrun.tui import clipboard
 from hetrun.tui.clipboard import copied_picture, reader
+from hetrun.tui.conversation import Talk
 from hetrun.tui.paths import dropped, without_paths
-from hetrun.tui.pictures import Gallery
+from hetrun.tui.pictures import Gallery, size_before
 from hetrun.tui.screens.dialogs import Choose
+from hetrun.tui.store import store as module
 from hetrun.tui.store.store import SCHEMA, Store
-from hetrun.tui.store.tree import size_of
+from hetrun.tui.store.tree import Pictured, size_of
 from hetrun.tui.transcript.thumbnails import Card, KittyPainter, has_placeholders, reduced
 from hetrun.tui.widgets.chips import Chips
 from tests.support.fakes import FakeEngine
@@ -106,6 +111,33 @@ async def test_a_picture_is_attached_shown_and_sent(engine: FakeEngine, folder: 
         await chat.press("escape")  # nothing of the edit stays
         await chat.until(lambda: not chat.screen.editing)
         assert chips(chat) == []
+        chat.screen.info = replace(engine.info, pictures=False)  # as after /model
+        await chat.send("say what now?")
+        await chat.until(lambda: chat.said != [])
+        assert "this conversation has some: choose a model that does (/model), or begin" in chat.said[0]
+        assert chat.prompt.text == "say what now?"
+        assert len(engine.requests) == 2
+
+
+async def test_a_large_picture_has_its_own_size(engine: FakeEngine, tmp_path: Path) -> None:
+    from PIL import Image  # on use, as everywhere
+
+    large = Image.new("1", (6000, 4000))
+    large.save(tmp_path / "a.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright
+    large.convert("L").save(tmp_path / "b.jpg", exif=exif, quality=20)
+    async with chatting(engine) as chat:
+        await paste(chat, f"{tmp_path}/a.png {tmp_path}/b.jpg")
+        await attached(chat, 2)
+        a, b = (picture.what for picture in chat.screen.pictures)
+        assert (a.width, a.height) == (6000, 4000)
+        assert (b.width, b.height) == (4000, 6000)
+
+
+@pytest.mark.parametrize("file", [b"\xff\xd8\xff", b"\xff\xd8\xff\xe0\0\0" * 9, CAT[:20], b"", b"GIF89a" * 9])
+def test_a_header_that_says_nothing(file: bytes) -> None:
+    assert size_before(file, 3, 2) == (3, 2)
 
 
 async def test_paths_in_a_message_are_pictures(engine: FakeEngine, folder: Path) -> None:
@@ -362,6 +394,32 @@ def test_a_store_of_before_pictures_is_brought_up_to_date(tmp_path: Path) -> Non
     (found,) = store.conversations()
     assert [(turn.text, turn.pictures) for turn in store.tree(found)] == [("hello", ())]
     store.close()
+
+
+def test_pictures_have_a_limit_and_their_room_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "c.db"
+    store = Store(place)
+    small, large = random.Random(1).randbytes(1 << 10), random.Random(2).randbytes(1 << 20)
+    pictures = [
+        (Pictured(sha256(file).hexdigest(), name), file) for name, file in (("a", small), ("b", large))
+    ]
+    talk = Talk(store, SamplingParams(), "")
+    talk.say("both", None, pictures)
+    monkeypatch.setattr(module, "MOST_KEPT", len(large))
+    more = random.Random(3).randbytes(10)
+    with pytest.raises(UserError, match="no room for c: the pictures of all conversations"):
+        talk.say("one more", talk.tree.leaf, [(Pictured(sha256(more).hexdigest(), "c"), more)])
+    fresh = Talk(store, SamplingParams(), "")
+    with pytest.raises(UserError, match="no room"):
+        fresh.say("first", None, [(Pictured(sha256(more).hexdigest(), "c"), more)])
+    (found,) = store.conversations()  # none was begun for what is not kept
+    assert found.title == "both"
+    store.delete(found.id)
+    monkeypatch.setattr(module, "MOST_UNUSED", 1 << 19)
+    store.close()
+    assert place.stat().st_size < 1 << 17
 
 
 PATHS = {

@@ -190,11 +190,18 @@ class Attachments(Sights):
         """Its pictures, to be sent again."""
         return [Attached(picture, self.talk.store.picture(picture.digest)) for picture in turn.pictures]
 
+    def still_kept(self, turn: Turn) -> list[Attached]:
+        """The same, or nothing if another program has deleted the conversation meanwhile."""
+        try:
+            return self.with_files_of(turn)
+        except HetrunError:
+            return []
+
     def check_pictures(self, end: int | None, more: int = 0) -> None:
         """A UserError if the turns up to this one, and so many more pictures, cannot be sent."""
         path = self.talk.tree.path_to(end)
         if more or any(turn.pictures for turn in path):
-            check_readable(self.info)
+            check_readable(self.info, has_begun=not more)
             check_number(path, more)
 
     def cards_of(self, turn: Turn) -> list[Card]:

@@ -260,8 +260,8 @@ class ChatScreen(Orders):
         self._keep(text, parent)
 
     def _keep(self, text: str, parent: int | None) -> None:
-        edited, self.editing = self.editing, False
         turn = self.talk.say(with_files(text, self.files), parent, self.pictures)
+        edited, self.editing = self.editing, False
         self.files.clear()
         self.pictures.clear()
         self.show_files()
@@ -366,7 +366,7 @@ class ChatScreen(Orders):
             transcript.drop(answering.entry)
             asked = self.talk.tree.turns[answering.parent] if answering.parent else None
             if asked is not None and not any(t.parent == asked.id for t in self.talk.tree):
-                pictures = self.with_files_of(asked)
+                pictures = self.still_kept(asked)
                 self.talk.retract(asked)
                 transcript.drop(next(e for e in transcript.entries if e.turn is asked))
                 if not self.query_one(Prompt).text:
