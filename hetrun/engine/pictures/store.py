@@ -40,8 +40,8 @@ class Lends(Protocol):
     """A model that leaves a part of its budget to what encodes pictures."""
 
     def lend(self, held: int, most: int) -> None:
-        """Leave at most `most` bytes to pictures, which hold `held` now. BudgetError if they are in use; nothing
-        has changed then."""
+        """Leave at most `most` bytes to pictures, which hold `held` now. BudgetError if they are in
+        use; nothing has changed then."""
         ...
 
     def streaming(self) -> object: ...
