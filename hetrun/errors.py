@@ -115,7 +115,7 @@ class Overloaded(HetrunError):
 
 
 class DeadlineExceeded(HetrunError):
-    """The answer was not complete when nobody wanted it any more."""
+    """The answer was not complete when it was not wanted any more."""
 
 
 def printable(text: str) -> str:

@@ -109,7 +109,7 @@ class Talk:
 
     def answer(self, parent: int | None, text: str = "") -> Turn:
         """The beginning of an answer; it counts as broken off until `ended`."""
-        assert self.conversation is not None, "somebody has said something"
+        assert self.conversation is not None, "a message was sent before"
         turn = self.store.add(self.conversation.id, parent, "assistant", text, UNFINISHED)
         self.tree.add(turn)
         return turn
@@ -199,7 +199,7 @@ def attached(path: Path) -> tuple[str, str]:
 
 
 def with_pictures(text: str, n: int) -> str | list[Message]:
-    """The content of a message with so many pictures, which stand before what is asked about them."""
+    """The content of a message with this many pictures, which stand before what is asked about them."""
     return [*[{"type": PICTURE}] * n, {"type": "text", "text": text}] if n else text
 
 

@@ -25,7 +25,7 @@ MOST_DROPPED = 64 << 10  # characters of a paste that is looked at for paths
 
 
 def path_of(written: str) -> Path:
-    """The file that somebody names."""
+    """The file that is named."""
     text = written.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1]

@@ -83,7 +83,7 @@ class Gallery:
 
 
 def size_before(file: bytes, width: int, height: int) -> tuple[int, int]:
-    """The size of a picture of which so many pixels were decoded: large ones are scaled down, some turned."""
+    """A picture's size by the pixels that were decoded of it: large ones are scaled down, some turned."""
     sides = _header(file)
     if sides[0] * sides[1] <= width * height:
         return width, height

@@ -120,7 +120,7 @@ class AmxBackend(Backend):
         self._cancelled.clear()
 
     def check(self) -> None:
-        """Raise if somebody cancelled; asked between calls, none of which takes long."""
+        """Raise after a cancel; asked between calls, none of which takes long."""
         if self._cancelled.is_set():
             raise Cancelled("the computation was stopped")
 

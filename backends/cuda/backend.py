@@ -43,8 +43,8 @@ from hetrun.memory.kv.cache import KvCache
 # The error of a product in parts of its size: of a rounded input, and of weights that are rounded as well.
 ROUNDED_INPUT, ROUNDED_BOTH = 1.7e-3, 2.4e-3
 EIGHT_BITS = 6e-3  # of an input that was rounded to bytes
-# The window through which weights cross: so many times what a layer needs at once, so that one part of it is
-# filled while another is read; and at most so much of what weights could have.
+# The window through which weights cross: this many times what a layer needs at once, so that one part of it
+# is filled while another is read; and at most so much of what weights could have.
 WINDOWS, WINDOW_SHARE = 2, 0.5
 # Tokens of a long prompt that are computed at once. Where weights cross for every pass more are worth it, and
 # so much of the device's memory.
@@ -58,7 +58,7 @@ class CudaBackend(Backend):
     asynchronous = True
     keeps_states = True
     arithmetic = "bf16"
-    exact = True  # until somebody says that inputs may be rounded to bytes
+    exact = True  # until it is said that inputs may be rounded to bytes
 
     def __init__(self, name: str, gpu: Gpu) -> None:
         self.name, self.gpu = name, gpu
@@ -204,7 +204,7 @@ class CudaBackend(Backend):
         self._cancelled.clear()
 
     def check(self) -> None:
-        """Raise if somebody cancelled; asked before each segment, none of which takes long."""
+        """Raise after a cancel; asked before each segment, none of which takes long."""
         if self._cancelled.is_set():
             raise Cancelled("the computation was stopped")
 

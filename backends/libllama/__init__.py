@@ -34,7 +34,7 @@ def open_whole(
 ) -> WholeRunner:
     """The model in a file, which is tried in a process of its own first: llama.cpp may end the process.
 
-    It reads all of it before it answers, and maps nothing: nobody can cut away what it works on.
+    It reads all of it before it answers, and maps nothing: the file may be cut meanwhile.
     """
     from hetrun.backends.libllama import crash_probe
     from hetrun.backends.libllama.runner import LlamaRunner

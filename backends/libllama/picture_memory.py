@@ -25,7 +25,7 @@ class Needed(NamedTuple):
 
 
 def encoding_bytes(vision: Vision, width: int, height: int, limits: tuple[int, int]) -> Needed:
-    """For a picture of this size, where so few and so many rows are allowed."""
+    """For a picture of this size, with the fewest and the most rows that are allowed."""
     tower = vision.tower
     rows = most_rows(tower.grain, width, height, limits)
     patches = rows * tower.merge**2

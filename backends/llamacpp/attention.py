@@ -70,7 +70,7 @@ def attention(e: Emitter, op: Op) -> None:
     for table, x in zip((keys, values), own, strict=False):
         assert x is not None
         _store(e, group, table, x)
-    if q is None:  # nobody wants a row of this pass: it only fills the cache
+    if q is None:  # no row of this pass is wanted: it only fills the cache
         return
     sinks = next(iter(e.weights(op)), 0)
     spans, sees_all = _spans(e, op.rows), sees_whole(e.shape.whole, a.window)

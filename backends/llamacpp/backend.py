@@ -182,7 +182,7 @@ class LlamacppBackend(Backend):
         return self._memory.experts.supply if self._memory.experts else None
 
     def compute_with_experts(self, graph: int, rows: int) -> None:
-        """Run a graph whose mixtures get their experts when they have chosen them; of so many rows."""
+        """Run a graph whose mixtures get their experts when they have chosen them; `rows` of the pass."""
         supply = self._expert_supply
         assert supply
         supply.begin(rows)

@@ -58,7 +58,7 @@ def _of_data_url(url: str, where: str) -> bytes:
 
 
 def _of_pillow(source: object, where: str) -> bytes:
-    """An image of Pillow as PNG; whoever has one has imported it."""
+    """An image of Pillow as PNG; a caller that has one has imported it."""
     pillow: Any = sys.modules.get("PIL.Image")
     if pillow is None or not isinstance(source, pillow.Image):
         raise OptionError(f"{where} must be a path, bytes or an image of Pillow, not {type(source).__name__}")

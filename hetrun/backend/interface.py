@@ -77,7 +77,7 @@ class SequencePart:
 
     `kv` has a view for each group of layers. It ends with this pass's own tokens and begins with the first
     token that one of them sees: token i of the part sees the rows before view.length - (b - a) + i + 1, and
-    in a group with a window only so many of those. In a pass that is `whole` it sees those after it,
+    in a group with a window only the last of those. In a pass that is `whole` it sees those after it,
     too.
     """
 
@@ -102,17 +102,17 @@ class Pass:
     wanted: Ints  # which tokens' results are asked for
     parts: tuple[SequencePart, ...]
     values: dict[str, Floats] = field(default_factory=dict)  # filled as segments run
-    # A value of which so many of the greatest numbers of each row are enough: a backend that makes it may
+    # A value, and how many of the greatest numbers of each row are enough of it: a backend that makes it may
     # leave the others out, and puts them into `greatest` instead of `values`.
     enough: tuple[str, int] | None = None
     greatest: Greatest | None = None
     # To be called as often as is convenient in a long pass: passes of other sequences may run meanwhile, on
     # this thread and maybe on this backend. Only inside of `submit`, by the thread that called it.
     between: Callable[[], None] | None = None
-    # To be told which experts the rows of a mixture have chosen, by the name of its router, if somebody wants
-    # to know; by who holds all of them, in `submit` or `wait`. Whoever can only say it slowly need not.
+    # To be told which experts the rows of a mixture have chosen, by the name of its router, if that is asked
+    # for; by what holds all of them, in `submit` or `wait`. A backend that can only say it slowly need not.
     chosen: Chosen | None = None
-    # Of mixtures with slots which slot each expert has, or -1; of others it is as in the beginning. Nobody
+    # Of mixtures with slots which slot each expert has, or -1; of others it is as in the beginning. Nothing
     # changes that while a pass runs.
     residents: Mapping[Slotted, Slots] = field(default_factory=dict)
     places: Ints | None = None  # of each token its positions in time, height and width; None: all are one
@@ -180,7 +180,7 @@ class WeightUse:
     """A weight in the form a backend wants it for one purpose: `w_q+w_k+w_v` as a product.
 
     `matrices` matrices of one shape lie on top of each other in the weight of some experts. With `slots`
-    there is room for so many of them, and these lie there at first. A vector is wanted as float32 numbers,
+    there is room for as many of them, and these lie there at first. A vector is wanted as float32 numbers,
     `offset` added to each.
     """
 
@@ -244,7 +244,7 @@ class Backend(ABC):
     native_seconds = 0.0  # inside calls that leave Python
     asynchronous = False  # its runners' `submit` returns before the work is done
     started = True  # False: `start` must be called before weights are brought in
-    spent: Spent | None = None  # where runners book what each kind of work takes, while somebody looks
+    spent: Spent | None = None  # where runners book what each kind of work takes, while that is measured
     crossed = 0  # bytes of weights that came over a link so far, where they do for each pass
     # It lends states, may bring rows later, and has those home that it reads and others have.
     keeps_states = False
@@ -258,7 +258,7 @@ class Backend(ABC):
         """Load the libraries that compute. What takes a second or 100 MiB waits until a plan needs it."""
 
     def grant(self, nbytes: int | None) -> OwnMemory | None:
-        """Take so many bytes of the device's own memory at most; None: what is free, less a part that is left
+        """Take `nbytes` of the device's own memory at most; None: what is free, less a part that is left
         to others. Called before anything is brought in, if at all; BudgetError where it cannot work with so
         much. The result is None where the device has no memory to itself."""
         return None

@@ -80,7 +80,7 @@ def default_name() -> str:
 
 
 def take_away(name: str, yes: bool, as_json: bool) -> None:
-    """Remove a model, if somebody says yes to that."""
+    """Remove a model, after a yes."""
     what = removal(name)
     if not yes:
         if not sys.stdin.isatty():

@@ -88,7 +88,7 @@ def requests_logged(everything: bool) -> Iterator[RequestLog]:
 
 
 class LoggedRemarks(logging.Handler):
-    """Remarks written by the thread of the request log: if nobody reads standard error, writing to it waits
+    """Remarks written by the thread of the request log: if standard error is not read, writing to it waits
     for ever, and so would every request if the event loop did that."""
 
     def __init__(self, log: RequestLog) -> None:
@@ -302,7 +302,7 @@ def _for(settings: Settings, model: str | None, ram: int | None) -> Settings:
 
 
 async def loaded(client: ChatClient, stop: asyncio.Event, remark: bool = False) -> None:
-    """Wait with a bar until the model is loaded, or until somebody asks to stop. Where there is no bar, as in
+    """Wait with a bar until the model is loaded, or until it is asked to stop. Where there is no bar, as in
     a log, a `remark` says what takes so long."""
     ready = asyncio.ensure_future(client.info())
     asked = asyncio.ensure_future(stop.wait())

@@ -271,7 +271,7 @@ def plan_json(plans: PlanSet) -> dict[str, Any]:
 
 
 def cores_of(plans: PlanSet) -> Mapping[int, CoreSet]:
-    """Where so many threads run, unless the system puts them anywhere or there is one for each CPU."""
+    """Where this many threads run, unless the system puts them anywhere or there is one for each CPU."""
     used = {plan.threads: chosen().of(plan.threads) for plan in plans.plans.values()}
     return {n: cores for n, cores in used.items() if cores.cpus != this_machine().cpus}
 

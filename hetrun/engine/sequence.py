@@ -63,7 +63,7 @@ class Running:
     first: float = 0.0  # when the first token came
     last: float = 0.0
     drafted: int = 0  # tokens of the answer that were guessed and tried
-    accepted: int = 0  # of these, so many were right
+    accepted: int = 0  # how many of these were right
     end: TokenLogprob | None = None  # the token with which the model ended, where such are wanted
     pooled: Pooled | None = None  # an embedding: not a token is wanted, but what this becomes
     checkpoint_every: int = 0  # tokens after which the model keeps what it knows; 0: it need not
@@ -203,6 +203,6 @@ class Running:
         )
 
 
-Chosen = list[tuple[Running, int]]  # what goes into a step: requests, and so many tokens of each
+Chosen = list[tuple[Running, int]]  # what goes into a step: requests, and how many tokens of each
 Draft = Sequence[int]  # guesses that were tried
 Drafts = Mapping[int, Draft]  # by request

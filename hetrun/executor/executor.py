@@ -68,7 +68,7 @@ class Executor:
         after what lies in the slots of devices, which only one may do."""
         self.kept = KEPT
         self.plans = plans
-        self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like of late
+        self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like recently
         # Who is told of each pass, and decides whether anything is learnt from it.
         self.hear: Callable[[Ran], None] = Ran.learn
         # What tokens are looked up as in passes that devices run, where the host's backend cannot do it by
@@ -105,7 +105,7 @@ class Executor:
         self._small: OrderedDict[Shape, Compiled] = OrderedDict()
         self._large: OrderedDict[Shape, Compiled] = OrderedDict()
         self._plan: Plan | None = None  # whose threads are set
-        # The one that runs now, for whoever wonders why nothing comes; may be read at any time.
+        # The one that runs now, for those who wonder why nothing comes; may be read at any time.
         self.segment = ""
         self.failed = ""  # the backend whose segment failed in the last step
         self._away = 0.0  # seconds spent in other steps while a pass stood still
@@ -130,7 +130,7 @@ class Executor:
         self._plan = None
 
     def forget_threads(self) -> None:
-        """Somebody else has set the backends' threads: they are set again before the next pass."""
+        """The backends' threads were set elsewhere: they are set again before the next pass."""
         self._plan = None
 
     def rest(self) -> None:
@@ -150,7 +150,7 @@ class Executor:
     def run(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens, or their hidden states; the array is good until the next step."""
         rows = self._run(step, between, 0)
-        assert not isinstance(rows, Greatest)  # nobody asked for that
+        assert not isinstance(rows, Greatest)  # that was not asked for
         return rows
 
     def _run(self, step: Step, between: Between | None, k: int) -> Rows:
@@ -190,7 +190,7 @@ class Executor:
                 trips.append(trip := prepare(pieces, before, slots, self._kv, self._graph))
                 mine = plan if len(trip.work.tokens) == most_tokens else None
                 rows = self._run_pass(trip, step.hidden, between, mine)
-                assert not isinstance(rows, Greatest)  # nobody asked for that
+                assert not isinstance(rows, Greatest)  # that was not asked for
                 out[at : at + len(rows)] = rows
                 at += len(rows)
             self._keep(trips)
@@ -412,7 +412,7 @@ class Executor:
         try:
             for segments in plan.stages:
                 compiled.stages.append(stage := [])
-                # Whoever works by itself begins first; the others keep this thread until they are done.
+                # What works by itself begins first; the others keep this thread until they are done.
                 for s in sorted(segments, key=lambda s: not self._backends[s.backend].asynchronous):
                     record = self._stats.record(Key(s.name, s.backend, plan.bucket, plan.threads))
                     measured = self._measured(s, plan.threads, shape)

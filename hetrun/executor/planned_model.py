@@ -269,7 +269,7 @@ class PlannedModel:
         return rows
 
     def _on_device(self, prompts: LongPrompts, tokens: int) -> bool:
-        """Have the faster of two ways for so many tokens in force; whether it is the device's."""
+        """Have the faster of two ways for this many tokens in force; whether it is the device's."""
         if (plans := prompts.chosen(tokens, self.plans)) is not self.plans:
             other = prompts.by_host if plans is prompts.with_device else prompts.with_device
             self._executor.adopt(plans, other.plans.values())
@@ -396,7 +396,7 @@ class PlannedModel:
             self._experts.close()
 
     def expect(self, tokens: int, between: Between | None = None) -> None:
-        """So many tokens of prompts wait: what is worth preparing for them is prepared now."""
+        """This many tokens of prompts wait: what is worth preparing for them is prepared now."""
         if self.pilot:
             self.pilot.expect(tokens, between)
         if self.long_prompts:
@@ -409,7 +409,7 @@ class PlannedModel:
         self._budget.tend()
 
     def set_ram(self, nbytes: int) -> None:
-        """Take at most so many bytes from now on."""
+        """Take at most this many bytes from now on."""
         limit = granted(nbytes)
         self._budget.set_limit(limit)
         plans = self._within(limit) if self._within else replace(self.plans, memory=self.bill())
@@ -454,7 +454,7 @@ class PlannedModel:
 
     @property
     def in_use(self) -> Mapping[str, int]:
-        """What took how much of late, without promises; from any thread."""
+        """What took how much recently, without promises; from any thread."""
         return self.books.seen
 
     def streaming(self) -> Streaming | None:
@@ -474,7 +474,7 @@ class PlannedModel:
         return next((found for each in self._executor.experts if (found := each.report)), None)
 
     def rest(self) -> None:
-        """Nothing has come for a while: memory that nobody needs goes to the system, and the books see it."""
+        """Nothing has come for a while: memory that is not needed goes to the system, and the books tell."""
         self._executor.rest()
         self._kv.trim()
         if self.predictor:
@@ -483,7 +483,7 @@ class PlannedModel:
         self._budget.look()
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
-        """Seconds of a step of so many tokens of each sequence, each behind so many others; None: unknown."""
+        """Seconds of a step, by tokens of each sequence and how many come before them; None: unknown."""
         if disk := self._disk or self._experts:
             tokens = sum(n for n, _ in chunks)
             if self.long_prompts and tokens >= FEWEST and self.plans is self.long_prompts.with_device:
@@ -542,7 +542,7 @@ class PlannedModel:
         return self._backends
 
     def forget_threads(self) -> None:
-        """Somebody else has set the backends' threads: they are set again before the next pass."""
+        """The backends' threads were set elsewhere: they are set again before the next pass."""
         self._executor.forget_threads()
 
     def cancel(self) -> None:

@@ -21,7 +21,7 @@ Slots = tuple[Ints, ...]  # KV rows of some tokens, in each group of layers
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next tokens of one sequence, and for which of them somebody wants the result."""
+    """The next tokens of one sequence, and of which of them the result is wanted."""
 
     seq: int
     tokens: Ints
@@ -51,7 +51,7 @@ class Step:
     """What the model does next: tokens of several sequences, each as long as it likes."""
 
     chunks: tuple[Chunk, ...]
-    drafted: int = 0  # of their tokens, so many are guesses
+    drafted: int = 0  # how many of their tokens are guesses
     hidden: bool = False  # wanted are hidden states behind the last norm, and no logits are computed
 
     @property
@@ -131,7 +131,7 @@ def _fit(chunk: Chunk, a: int, tokens: int, wanted: int) -> int:
 def prepare(
     pieces: Sequence[Piece], before: Mapping[int, int], slots: Mapping[int, Slots], kv: KvCache, graph: Graph
 ) -> Trip:
-    """A pass of some pieces, of sequences that had so many tokens before the step; `slots`: the rows that
+    """A pass of some pieces, of sequences with their tokens `before` the step; `slots`: the rows that
     their chunks were given, if at once."""
     parts, tokens, rows, wanted = [], [], [], []
     # One number for each piece: numpy adds them up for all pieces at once.

@@ -1,7 +1,7 @@
 """A model's forward step as data: weights, values, ops. No device is in it.
 
 Every value is a float32 matrix with one row per token. There are two kinds of rows: `tokens`, one for each
-token of the step, and `wanted`, one for each token whose result somebody wants. The op `select` goes from
+token of the step, and `wanted`, one for each token whose result is wanted. The op `select` goes from
 the first to the second, so that a prompt's last layer works on one row instead of hundreds.
 """
 
@@ -127,7 +127,7 @@ class Weight:
         return replace(self, name=f"{self.name}[{a}:{b}]", shape=(b - a, self.shape[1]), parts=tuple(parts))
 
     def blocks(self, numbers: Sequence[int], rows: int, what: str) -> Weight:
-        """Of its blocks of so many rows those with these numbers, in this order; `what` they are, for its
+        """Of its blocks of this many rows those with these numbers, in this order; `what` they are, for its
         name."""
         runs: list[list[int]] = []
         for n in numbers:

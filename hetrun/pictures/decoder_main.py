@@ -116,7 +116,7 @@ def give_up(pipe: int, code: int) -> NoReturn:
     os._exit(code)
 
 
-# What Pillow says, in words for whoever sent the picture.
+# What Pillow says, in words for the person who sent the picture.
 MEANINGS = {
     "runcated": "its end is missing",
     "data stream": "its data is damaged",

@@ -29,7 +29,7 @@ MEASURED = "nothing else that was measured is faster"
 
 
 def bucket_of(tokens: int) -> str:
-    """The bucket of a pass of so many tokens: the best backend for one token is not the best for 512."""
+    """The bucket of a pass of this many tokens: the best backend for one token is not the best for 512."""
     for bucket, end in zip(BUCKETS, _ENDS, strict=False):
         if tokens <= end:
             return bucket
@@ -117,7 +117,7 @@ class PlanSet:
         return min(self.ubatch, most_on_host(plan, self.host_ubatch) or self.ubatch)
 
     def plan(self, tokens: int) -> Plan:
-        """The plan for a pass of so many tokens."""
+        """The plan for a pass of this many tokens."""
         return self.plans[bucket_of(tokens)]
 
     def most_alike(self, backends: Mapping[str, Backend]) -> int:

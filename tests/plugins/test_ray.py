@@ -353,7 +353,7 @@ def test_addresses_that_are_no_good_are_one_sentence(
     here = f"ray:{cluster().address}"
     for where, why in (
         (f"{here} ray:other:6379", "--workers has two addresses with ray"),
-        ("ray:127.0.0.1:1", r"nobody listens there \(.*\); `ray start --head` begins a cluster"),
+        ("ray:127.0.0.1:1", r"nothing listens there \(.*\); `ray start --head` begins a cluster"),
         ("ray://host:10001", "give ray:auto on a machine of the cluster"),
         ("rai:auto", "must be like .* or begin with ray:"),
     ):

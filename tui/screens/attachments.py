@@ -198,7 +198,7 @@ class Attachments(Sights):
             return []
 
     def check_pictures(self, end: int | None, more: int = 0) -> None:
-        """A UserError if the turns up to this one, and so many more pictures, cannot be sent."""
+        """A UserError if the turns up to this one, and this many more pictures, cannot be sent."""
         path = self.talk.tree.path_to(end)
         if more or any(turn.pictures for turn in path):
             check_readable(self.info, has_begun=not more)

@@ -42,7 +42,7 @@ from hetrun.tui.widgets.welcome import Welcome
 
 LOOK_S = 1.0  # between two looks at the machine while it answers: each draws its pane again
 RATED = 4  # tokens of a prompt; fewer cost as much as one does
-IDLE_LOOKS = 3  # so many times as long while it does not
+IDLE_LOOKS = 3  # this many times as long while it does not
 SIDEBAR_FROM, MACHINE_FROM = 128, 100  # columns from which a pane is shown without being asked for
 
 

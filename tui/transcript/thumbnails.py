@@ -56,7 +56,7 @@ Paint = Callable[[Thumbnail, Place], Sequence[Strip]]
 
 def reduced(picture: Picture) -> Thumbnail:
     """A picture with as many pixels as are shown."""
-    from PIL import Image  # takes 50 ms; nobody waits for them on a thread
+    from PIL import Image  # takes 50 ms; nothing waits for them on a thread
 
     image = Image.frombytes("RGB", (picture.width, picture.height), picture.rgb)
     image.thumbnail(PIXELS, reducing_gap=2.0)
@@ -64,7 +64,7 @@ def reduced(picture: Picture) -> Thumbnail:
 
 
 def place_for(width: int, height: int, columns: int) -> Place:
-    """Cells for a picture of so many pixels, which is never made larger; a cell is twice as high as wide."""
+    """Cells for a picture of this size, which is never made larger; a cell is twice as high as wide."""
     scale = min(1.0, min(columns, COLUMNS) / width, 2 * ROWS / height)
     return Place(max(round(width * scale), 1), max(round(height * scale / 2), 1))
 
@@ -173,7 +173,7 @@ class Card:
         return self.small is not None or bool(self.trouble)
 
     def lines(self, columns: int) -> list[Strip]:
-        """In at most so many columns. What is to come has its place already, so that nothing moves then."""
+        """In at most this many columns. What is to come has its place already, so that nothing moves then."""
         words = plain_lines(" · ".join(filter(None, (self.words, self.trouble))), columns, "dim")
         if columns < LEAST_WIDTH or self.trouble:
             return words

@@ -210,7 +210,7 @@ class PictureStore:
         return sum(rows.nbytes for rows in self._rows.values())
 
     def reused(self, n: int) -> None:
-        """So many pictures, or parts of some, need not be encoded for a request."""
+        """`n` pictures, or parts of some, need not be encoded for a request."""
         encoded, cached, seconds = self.counted
         self.counted = Counted(encoded, cached + n, seconds)
 

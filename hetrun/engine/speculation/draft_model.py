@@ -30,7 +30,7 @@ class DraftModel:
     """The model, its sequences, and what it takes to have it guess."""
 
     def __init__(self, model: Model, n_vocab: int) -> None:
-        """It guesses tokens of a vocabulary of so many, the same as its own, which may have more rows."""
+        """It guesses tokens of a vocabulary of this size, the same as its own, which may have more rows."""
         self._model, self._n_vocab = model, n_vocab
         self._held: dict[int, list[int]] = {}  # the tokens of each sequence
         self.rate = FIRST_RATE  # how many guesses were right, if all before them were

@@ -28,7 +28,7 @@ FORGIVING = 1 / 256
 IDLE = 16  # looks
 LOOK_S = 5e-5  # that a look takes for each sequence, about, between two steps that have emptied the caches
 WORTH = 0.004  # of the time of a step: so much may looks take that find nothing
-MOST_RESTS = 8  # one of so many steps is looked at in any case
+MOST_RESTS = 8  # one of this many steps is looked at in any case
 MOST_CLOSE = 64  # tokens of a step where rows need not have the very bits that they have alone
 
 
@@ -44,7 +44,7 @@ class Promise:
         return min(1.0, self._kept / self._made)
 
     def made(self, tokens: float) -> None:
-        """The next step is to give so many more than without drafts."""
+        """How many more the next step is to give than without drafts."""
         if tokens:
             self._made = LASTING * self._made + tokens
             self._kept *= LASTING
@@ -52,7 +52,7 @@ class Promise:
             self._kept += FORGIVING * (self._made - self._kept)
 
     def kept(self, tokens: int) -> None:
-        """It gave so many."""
+        """How many it gave."""
         self._kept += tokens
 
 
@@ -117,7 +117,7 @@ class Speculating:
             self._proposer(r).saw(first, own)
 
     def took(self, tokens: int) -> None:
-        """So many guesses of the last step were right."""
+        """How many guesses of the last step were right."""
         self._promise.kept(tokens)
 
     def ended(self, r: Running) -> None:

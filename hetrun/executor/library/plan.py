@@ -27,7 +27,7 @@ from hetrun.system.units import counted
 
 EVERYTHING = "everything"
 SEQUENCES = (4, 2, 1)  # side by side; their memory is taken when the model is loaded, so they are few
-CONTEXT = 8192  # the longest where nobody asked for more, for the same reason
+CONTEXT = 8192  # the longest where no more was asked for, for the same reason
 LEAST_CONTEXT = 1024  # below this, fewer sequences are better than shorter ones
 KV_SHARE = 0.5  # of the memory that is free
 MOST_LAYERS, MOST_WIDTH = 1 << 14, 1 << 24
@@ -79,11 +79,11 @@ class Needs:
     per_run: int  # work buffers
 
     def reserved(self, context: int, sequences: int) -> int:
-        """Keys, values and states of so many sequences, and one more state for a moment's copy."""
+        """Keys, values and states of a number of sequences, and one more state for a moment's copy."""
         return sequences * context * self.per_token + (sequences + 1) * self.per_sequence
 
     def fitting(self, room: int, sequences: int) -> int:
-        """Tokens that each of so many sequences can have in so many bytes."""
+        """Tokens that each of a number of sequences can have in some bytes."""
         left = (room - self.reserved(0, sequences)) // sequences
         return left // self.per_token if self.per_token else MOST_CONTEXT * (left >= 0)
 

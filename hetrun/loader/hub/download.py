@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoSibling
 
-Progress = Callable[[int, int, str], object]  # bytes that are done, of so many, and what is being done
+Progress = Callable[[int, int, str], object]  # bytes that are done, of how many, and what is being done
 
 Tell = Callable[[int, str], object]  # the same of one file
 
@@ -43,7 +43,7 @@ SPARE = 64 << 20  # bytes of the disk that are left free
 
 
 def offline() -> bool:
-    """Whether somebody has said that nothing may be asked of the hub."""
+    """Whether it was said that nothing may be asked of the hub."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
@@ -149,7 +149,7 @@ def _fetch(api: HfApi, wanted: Wanted, commit: str, file: File, tell: Tell) -> N
     if not file.sha256 or not LARGE <= file.size <= MOST or blob.exists():
         return
     with _alone(_partial(wanted, file)) as partial:
-        if partial is None or blob.exists():  # somebody else has brought it meanwhile
+        if partial is None or blob.exists():  # another process has brought it meanwhile
             return
         _read(api, wanted, commit, file, partial, tell)
         tell(file.size, f"checking {file.name}")
@@ -193,7 +193,7 @@ def _read(api: HfApi, wanted: Wanted, commit: str, file: File, partial: Path, te
 
 
 def _more(url: str, headers: Mapping[str, str], into: io.FileIO, begun: int) -> Iterator[int]:
-    """Read on behind so many bytes; the size of the file each time it grows."""
+    """Read on after this many bytes; the size of the file each time it grows."""
     from huggingface_hub.utils import get_session, hf_raise_for_status
 
     asked = {**headers, "Range": f"bytes={begun}-"} if begun else dict(headers)
@@ -220,7 +220,7 @@ def _is_of_connections(error: Exception) -> bool:
 
 @contextmanager
 def _alone(partial: Path) -> Iterator[Path | None]:
-    """The file that is read into, which nobody else has; None: there was somebody, who is done with it."""
+    """The file that is read into, which no other process has; None: another had it, and is done with it."""
     partial.parent.mkdir(parents=True, exist_ok=True)
     with partial.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

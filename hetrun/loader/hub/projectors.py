@@ -1,4 +1,4 @@
-"""The vision tower of a model: beside it, where Ollama keeps it, or where somebody says.
+"""The vision tower of a model: beside it, where Ollama keeps it, or where --mmproj says.
 
 Files that other programs put beside models are called mmproj-something.gguf. Several may lie there, of
 several models: their headers say which one fits, and of those that fit the name and the type decide.

@@ -1,4 +1,4 @@
-"""Which files of a repository make the model that somebody wants."""
+"""Which files of a repository make the model that is wanted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 NO_MODEL = re.compile(r"(^|[-._/])(mmproj|imatrix)", re.I)
 PROJECTOR = re.compile(r"(^|[-._/])mmproj(?=$|[-._/])(-model(?=[-._]))?", re.I)
 TOWERS = ("F16", "FP16", "BF16", "Q8_0", "F32")  # types of vision towers, the best first
-# Of a folder with safetensors: what our reader, or somebody after us, looks at.
+# Of a folder with safetensors: what our reader, or another program later, looks at.
 BESIDE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 ALSO = re.compile(
     r"(special_tokens_map|added_tokens|vocab)\.json|merges\.txt|tokenizer\.model|chat_template\.(jinja|json)"

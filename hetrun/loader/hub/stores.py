@@ -65,7 +65,7 @@ def demo() -> Iterator[Stored]:
 
 
 def own_folder() -> Path:
-    """Where models lie that belong to nobody else."""
+    """Where models lie that belong to no other program."""
     return dirs().data / "models"
 
 
@@ -77,7 +77,7 @@ def own() -> Iterator[Stored]:
 
 
 def hub() -> Iterator[Stored]:
-    """What is complete of each repository's newest revision that somebody asked for."""
+    """What is complete of each repository's newest revision that was asked for."""
     for repo in _entries(cache_folder()):
         kind, *words = repo.name.split("--")
         if kind == "models" and len(words) == 2:

@@ -70,8 +70,8 @@ class Prefixes:
     """Sequences that have finished, and the prompts of those that run."""
 
     def __init__(self, model: Sequences, most: int = CACHED, most_tokens: int | None = None) -> None:
-        """At most so many entries; with 0 beginnings are shared only with what runs. Together they hold at
-        most so many tokens, but for the last used, which may be longer; None: as many as find room."""
+        """At most `most` entries; with 0 beginnings are shared only with what runs. Together they hold at
+        most `most_tokens` tokens, but for the last used, which may be longer; None: as many as find room."""
         self._model = model
         self._most, self._most_tokens = most, most_tokens
         self._tree = TokenTree()  # entries with all that they hold, running ones with their prompts
@@ -131,7 +131,7 @@ class Prefixes:
         return max((n for n, _, _ in self._reaches(np.asarray(tokens, np.int32))), default=0)
 
     def progress(self, seq: int, computed: int) -> None:
-        """So many tokens of a sequence are computed now."""
+        """This many tokens of a sequence are computed now."""
         if seq in self._running:
             self._running[seq] = computed
 

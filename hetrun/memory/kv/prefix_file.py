@@ -9,12 +9,12 @@
 
 Entries come in the order of their last use, the last used first; all numbers are little-endian.
 
-A file is written beside its place, brought to the disk, and then takes the place of the old one: whoever
+A file is written beside its place, brought to the disk, and then takes the place of the old one: what
 kills the process, or the machine, leaves the old file or the new one. Reading believes nothing: every size
 follows from the header, the index and the model's own rows, and must add up to the file's before any row is
 read; a file that is damaged, or is another model's, gives nothing. The digests find damage (they are
 BLAKE2b's: CRC32 would be twice as fast, but 50 ms for the rows of 2000 tokens of a small model are not worth
-a doubt). They are no signature: whoever may write the file may write any rows into it, so it is its owner's
+a doubt). They are no signature: who may write the file may write any rows into it, so it is its owner's
 alone.
 """
 
@@ -167,7 +167,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of another when everything in it lies on the disk.
 
     Until then it has a name of its own, always the same: what a killed process left there is written over.
-    A lock says whether somebody else is still at it.
+    A lock says whether another process is still at it.
     """
     _check_ours(path)
     beside = path.with_name(f".{path.name}.new")
@@ -199,7 +199,7 @@ def _lock(fd: int, path: Path) -> None:
 
 
 def _check_ours(path: Path) -> None:
-    """What is not a prompt cache keeps its place: somebody has given the wrong name."""
+    """What is not a prompt cache keeps its place: the wrong name was given."""
     try:
         status = os.stat(path)
     except FileNotFoundError:

@@ -47,7 +47,7 @@ async def meant(said: Mapping[str, object], service: Service) -> Service:
     if isinstance(shelf, Shelf):
         if name is not None and (model := await shelf.look_for(name)):
             return replace(service, client=model)
-        # Nobody named this model when the server was started, so it is not meant by every name.
+        # This model was not named when the server was started, so it is not meant by every name.
         if name is not None and shelf.only and not answers_to(await shelf.only.info(), name):
             raise not_found(name, list(shelf.models))
         service = replace(service, client=shelf.only or _usual(name, shelf))

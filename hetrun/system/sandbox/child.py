@@ -57,7 +57,7 @@ class Child:
         return self._popen.poll() is None
 
     def kill(self) -> None:
-        """End it from any thread; whoever waits for an answer hears that it is gone."""
+        """End it from any thread; who waits for an answer hears that it is gone."""
         self._popen.kill()
 
     def wait_until_ready(self) -> None:
@@ -79,14 +79,14 @@ class Child:
         self._socket.sendall(data)
 
     def receive(self, most: int, end: float) -> object:
-        """The next message, of at most so many bytes."""
+        """The next message, of at most `most` bytes."""
         size = length(self.read(HEAD.size, end))
         if size > most:
             raise ValueError(f"{size} bytes")
         return json.loads(self.read(size, end))
 
     def read(self, size: int, end: float) -> bytes:
-        """So many bytes; EOFError if it ends before."""
+        """`size` bytes; EOFError if it ends before."""
         parts = []
         while size:
             self._socket.settimeout(_left(end))

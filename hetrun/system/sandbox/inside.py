@@ -28,7 +28,7 @@ def give_up_rights() -> int:
 
 @contextmanager
 def bounded_time(seconds: float, out: type[BaseException]) -> Iterator[None]:
-    """So many seconds of computing: `out` is raised, and if Python does not hear it, the system ends us.
+    """A limit on seconds of computing: `out` is raised, and if Python does not hear it, the system ends us.
 
     `out` should be a BaseException, which no `except Exception` stops.
     """
@@ -52,7 +52,7 @@ def bound_memory(soft: int, hard: int) -> None:
 
 
 def read(pipe: int, size: int) -> bytes:
-    """So many bytes from the parent; the end if it is gone."""
+    """`size` bytes from the parent; the end if it is gone."""
     parts = []
     while size:
         part = os.read(pipe, min(size, PART))

@@ -27,7 +27,7 @@ TOO_LARGE = f"it takes more than {MEMORY // MIB} MiB of memory"
 
 
 def seconds(size: int) -> float:
-    """Seconds of computing for so many bytes of messages."""
+    """Seconds of computing for messages of this many bytes."""
     return CPU_S + CPU_S_PER_MIB * size / MIB
 
 

@@ -137,7 +137,7 @@ class TemplateWorker:
                 if isinstance(error, Gone):
                     raise self._failed(number, str(error)) from None
                 raise
-            except BaseException:  # such as Ctrl-C: an answer may still come, and nobody would expect it
+            except BaseException:  # such as Ctrl-C: an answer may still come, and would not be expected
                 self._end()
                 raise
             return self._text(number, answer, most)

@@ -24,7 +24,7 @@ class Process(Child):
             self.send(framed(sources), self.began + START_S)
 
     def ask(self, request: bytes, most: int) -> object:
-        """The answer to a request, of at most so many bytes. It may be anything: a stranger speaks."""
+        """The answer to a request, of at most this many bytes. It may be anything: a stranger speaks."""
         self.wait_until_ready()
         end = monotonic() + limits.WALL_PER_CPU * limits.seconds(len(request))
         try:

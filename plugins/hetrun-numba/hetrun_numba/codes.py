@@ -39,7 +39,7 @@ def _spread(builder: ir.IRBuilder, number: ir.Value, kind: ir.Type) -> ir.Value:
 
 
 def _bits(builder: ir.IRBuilder, address: ir.Value, shift: ir.Value, bits: int) -> ir.Value:
-    """So many bits of each byte, from bit `shift` on."""
+    """Some bits of each byte, from bit `shift` on."""
     wide = builder.zext(_vector(builder, address, BYTES), WORDS)
     by = _spread(builder, builder.trunc(shift, WORD), WORDS)
     return builder.and_(builder.lshr(wide, by), _all((1 << bits) - 1))

@@ -53,5 +53,5 @@ def compiled(signature: str, *, parallel: bool = False, reorder: bool = False) -
 
 
 def inlined(function: F) -> F:
-    """A part of kernels, compiled with whoever calls it."""
+    """A part of kernels, compiled with its callers."""
     return cast(F, numba.njit(fastmath=FAST, boundscheck=False)(function))

@@ -82,7 +82,7 @@ class NumbaBackend(InterpretingBackend):
             for use in wanted
         )
 
-    # The base promises its own kind of buffer; nobody but `compile` here looks into them.
+    # The base promises its own kind of buffer; only `compile` here looks into them.
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
         if wanted.use != "product":
             return super().upload(wanted, read)

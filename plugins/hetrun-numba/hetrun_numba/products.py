@@ -177,7 +177,7 @@ def _floats(x: Floats, full: int, rest: int, panels: Floats, out: Floats) -> Non
 def product(x: Floats, weight: Panels | FloatPanels, bias: Floats | None) -> Floats:
     """x @ weight.T + bias."""
     n, width = len(x), up_to(weight.rows, COLUMNS)
-    if not n:  # nobody wants a result of this pass
+    if not n:  # no result of this pass is wanted
         return np.empty((0, weight.rows), np.float32)
     full, left = divmod(n, TALLEST)
     rest = next((h for h in HEIGHTS if h >= left), 0) if left else 0

@@ -48,13 +48,13 @@ async def places(where: str, wanted: Wanted) -> AsyncIterator[Sequence[Place]]:
 
 
 async def _reached(where: str) -> None:
-    """Whether somebody listens there: Ray would try for minutes."""
+    """Whether something listens there: Ray would try for minutes."""
     if where == "auto":
         return
     try:
         _, writer = await address(f"http://{where}", "--workers").connected()
     except OSError as error:
         raise BackendUnavailable(
-            f"--workers ray:{where}: nobody listens there ({error}); `ray start --head` begins a cluster"
+            f"--workers ray:{where}: nothing listens there ({error}); `ray start --head` begins a cluster"
         ) from None
     writer.close()

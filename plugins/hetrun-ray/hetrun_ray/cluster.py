@@ -40,7 +40,7 @@ SLOW_S = 20.0  # an actor that has not begun by then
 PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # behind an engine that could not be started
 TOGETHER = 1024  # calls of an actor at a time
 END_S = 10.0
-# A request is not what an actor dies of, which only passes it on; but one that so many died over may be.
+# A request is not what an actor dies of, which only passes it on; but one that several died over may be.
 MOST_LOST = 8
 
 
@@ -280,7 +280,7 @@ class Cluster:
     async def close(self) -> None:
         """End all engines, and their actors."""
         actors = list(self._actors.values())
-        self._actors.clear()  # whoever keeps them must not kill them first
+        self._actors.clear()  # what keeps them must not kill them first
         for task in self._tasks:
             task.cancel()
         ends = [asyncio.create_task(actor.end()) for actor in actors if actor.runs]

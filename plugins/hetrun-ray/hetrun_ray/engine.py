@@ -32,7 +32,7 @@ LOOK_S = 0.1
 END_S = 5.0
 MOST_SAID = 4096  # bytes of the engine's log that are read
 PREFIX = "hetrun-ray-"  # of folders
-STALE_S = 60.0  # nobody is about to lock a folder that is older
+STALE_S = 60.0  # no process is about to lock a folder that is older
 WRONG_INPUT = 2  # hetrun's exit code when what it was given is no good
 
 
@@ -116,7 +116,7 @@ def _private_folder() -> tuple[str, int]:
 def _sweep() -> None:
     """Remove what the killed left: where a node dies, Ray kills the engine before it can tidy up."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it is somebody else's, or in use
+        with suppress(OSError):  # it is another user's, or in use
             if time.time() - folder.stat().st_mtime < STALE_S:
                 continue
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

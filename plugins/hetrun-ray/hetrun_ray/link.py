@@ -38,7 +38,7 @@ JOIN_S = 60.0  # how long it may take to find the cluster, where Ray would try f
 END_S = 30.0  # how long the driver may take to end all engines
 LOOK_S = 0.05
 LAST_WORDS = 300  # characters of the driver's log that are quoted
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}  # nobody was asked whether others may be told
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}  # the user was not asked whether others may be told
 
 
 class RayNode(Place):
@@ -53,11 +53,11 @@ class RayNode(Place):
         self._seats = asyncio.Semaphore(1)
 
     def start(self, name: str, lanes: int) -> None:
-        """Its engine answers, so many requests at a time."""
+        """Its engine answers, this many requests at a time."""
         self.name = f"ray node {name}"
         self.lanes, self.started, self.failure = lanes, True, ""
         # A batch has begun with as many lanes as the first node has. What is more than this one has waits
-        # here, where it is nobody's loss when the engine dies.
+        # here, where nothing is lost when the engine dies.
         self._seats = asyncio.Semaphore(lanes)
 
     async def answer(self, ask: Ask) -> Reply:

@@ -1,4 +1,4 @@
-"""The engine's process: `hetrun serve` on a private socket, for as long as whoever started it lives."""
+"""The engine's process: `hetrun serve` on a private socket, for as long as its parent lives."""
 
 from __future__ import annotations
 
