@@ -15,7 +15,7 @@ from typing import Literal, TypeVar, cast
 import numpy as np
 
 from hetrun.api.ranking import Ranked, checked_documents, ranked, ranking_requests
-from hetrun.backend import Floats
+from hetrun.backend import Floats, registry
 from hetrun.client.completion import (
     Completion,
     Prompt,
@@ -111,7 +111,7 @@ class LocalModel:
             undo.callback(templates.close)
             if chatting:
                 templates.warm()  # its process starts while the model loads
-            vision = find_vision(source, settings.mmproj)
+            vision = vision_of(source, settings)
             options = seeing(as_options(settings, eager), vision)
             # A process of its own, from the first picture on.
             self._decoder = decoder = undo.enter_context(PictureDecoder())
@@ -469,7 +469,22 @@ def as_options(settings: Settings, eager: bool | None = False) -> Options:
 
 def options_for(source: ModelSource, settings: Settings, eager: bool | None = False) -> Options:
     """The same, with what the model reads pictures with."""
-    return seeing(as_options(settings, eager), find_vision(source, settings.mmproj))
+    return seeing(as_options(settings, eager), vision_of(source, settings))
+
+
+def vision_of(source: ModelSource, settings: Settings) -> Vision | NoVision:
+    """What a model reads pictures with. Not what would take attention from a device that was asked for by
+    name: texts are what most people ask about."""
+    found, known = find_vision(source, settings.mmproj), registry.backends()
+    if isinstance(found, NoVision) or not found.whole or settings.mmproj:
+        return found
+    devices = [name for name in settings.backends or () if name in known and known[name].own_memory]
+    if not devices:
+        return found
+    return NoVision(
+        f"rows of its pictures see each other, which {devices[0]} cannot compute, so attention would run on "
+        f"the CPU, also of texts; --mmproj {found.path} reads pictures all the same"
+    )
 
 
 def seeing(options: Options, vision: Vision | NoVision) -> Options:
