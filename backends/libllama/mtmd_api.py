@@ -91,14 +91,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 def library() -> ctypes.CDLL:
     """libmtmd, loaded once, its log kept off stderr."""
     libllama_api.library()  # what it needs, of a version that we know
-    path = ggml_api.find_folder() / "libmtmd.so"
-    try:
-        lib = ctypes.CDLL(str(path))
-        for name, (result, *arguments) in PROTOTYPES.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as e:
-        raise BackendUnavailable(f"{path} does not load ({e}): reinstall with {ggml_api.INSTALL}") from e
+    lib = ggml_api.loaded("libmtmd.so", PROTOTYPES)
     _check_layout(lib)
     lib.mtmd_log_set(ggml_api.libc_address("abs"), None)
     return lib

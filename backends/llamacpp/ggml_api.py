@@ -228,6 +228,19 @@ def _declare(target: object, dll: ctypes.CDLL, table: Mapping[str, tuple[object,
         setattr(target, name, function)
 
 
+def loaded(name: str, prototypes: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL:
+    """Another library of the same folder, with the functions that are called."""
+    path = find_folder() / name
+    try:
+        lib = ctypes.CDLL(str(path))
+        for function, (result, *arguments) in prototypes.items():
+            found = getattr(lib, function)
+            found.restype, found.argtypes = result, arguments
+    except (OSError, AttributeError) as e:
+        raise BackendUnavailable(f"{path} does not load ({e}): reinstall with {INSTALL}") from e
+    return lib
+
+
 def _check_layout(lib: Library) -> None:
     """The structures are read and patched in place, so their layout must be the one above."""
     expected = OBJECT_BYTES + ctypes.sizeof(Tensor)

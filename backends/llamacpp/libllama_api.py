@@ -145,14 +145,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 def library() -> ctypes.CDLL:
     """libllama, loaded once, its log kept off stderr."""
     ggml_api.library()  # ggml first, and its version is checked
-    path = ggml_api.find_folder() / "libllama.so"
-    try:
-        lib = ctypes.CDLL(str(path))
-        for name, (result, *arguments) in PROTOTYPES.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as e:
-        raise BackendUnavailable(f"{path} does not load ({e}): reinstall with {ggml_api.INSTALL}") from e
+    lib = ggml_api.loaded("libllama.so", PROTOTYPES)
     _check_layout(lib)
     lib.llama_log_set(ggml_api.libc_address("abs"), None)
     return lib

@@ -170,7 +170,7 @@ def test_rows_that_end_lines(pairs: Mapping[str, Seeing]) -> None:
         mend_line_ends(damaged, made[columns])
         np.testing.assert_array_equal(damaged, made)
     other = made.copy()
-    other[3] = np.nan  # which is no end of a line: it is left, for whoever looks at the results
+    other[3] = np.nan  # which is no end of a line: it is left, and found where results are looked at
     mend_line_ends(other, made[columns])
     assert np.isnan(other[3]).all()
 

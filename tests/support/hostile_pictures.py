@@ -57,7 +57,7 @@ def webp(width: int, height: int) -> bytes:
 
 
 def gif(width: int, height: int, frames: int, data: bytes = b"\2\x4c\1\0") -> bytes:
-    """A GIF with so many frames of one pixel."""
+    """A GIF with this many frames of one pixel."""
     frame = b"\x2c" + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + data
     return (
         b"GIF89a"
@@ -212,7 +212,7 @@ MAKERS = (truncated, truncated, flipped, flipped, flipped, bombs, strange, splic
 
 
 def hostile(count: int, seed: int = 40) -> Iterator[bytes]:
-    """So many of them."""
+    """This many of them."""
     random_ = random.Random(seed)
     for i in range(count):
         yield MAKERS[i % len(MAKERS)](random_)
