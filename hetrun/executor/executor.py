@@ -359,7 +359,11 @@ class Executor:
                 failed, self.failed = failed or e, timed.backend
         self.segment = ""
         if failed:
-            raise failed
+            try:
+                raise failed
+            finally:
+                # An error knows this frame, and with it the model: its memory would wait for the collector.
+                del failed, begun
 
     def _compiled(self, plan: Plan, shape: PassShape) -> tuple[Shape, Compiled]:
         cache, most = (self._small, self.kept[0]) if shape.tokens <= SMALL else (self._large, self.kept[1])

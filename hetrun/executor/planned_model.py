@@ -567,6 +567,7 @@ class PlannedModel:
         self._close_backends()
         if self.long_prompts:
             self.long_prompts.close()
+        self._kv.close()
 
     def _close_backends(self) -> None:
         for name, backend in self._backends.items():

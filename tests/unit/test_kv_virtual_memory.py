@@ -157,6 +157,14 @@ def test_a_limit_is_lowered_as_far_as_what_is_in_use() -> None:
     assert kv.fits([(c, 1 << 20)])
 
 
+def test_a_cache_that_is_closed_holds_no_memory_though_it_is_known() -> None:
+    kv = cache(context=4 * BLOCK)
+    write(kv, kv.extend(kv.alloc(), 4 * BLOCK), [1] * 4 * BLOCK)
+    assert kv.held_bytes == 4 * UNIT
+    kv.close()
+    assert kv.held_bytes == 0
+
+
 def test_memory_that_was_only_looked_at_is_held_too() -> None:
     """The figure is the system's: reading a row that was never written takes a page."""
     kv = cache()

@@ -436,6 +436,12 @@ class KvCache:
             part.trim()
         self._promised = min(self._promised, self._in_steps(self._most_held()))
 
+    def close(self) -> None:
+        """Give the system all memory back, whatever still knows this cache. Sequences are lost."""
+        self._memory.close()
+        if self.states:
+            self.states.close()
+
     def export(self, seq: int, n: int) -> Iterator[memoryview]:
         """The bytes of what the token at position n sees, which must be keepable: table after table, good
         until the sequence changes."""

@@ -303,6 +303,10 @@ class States:
             self._memory.drop(slot * self.bytes, self.bytes)
             self._touched[slot] = False
 
+    def close(self) -> None:
+        """Give the system all memory back."""
+        self._memory.close()
+
     def _droppable(self, held: _Held, over: bool = False) -> list[_State]:
         """Checkpoints that can be given up: until its last step is over none that it began with, or has yet
         to write."""

@@ -72,6 +72,10 @@ class Memory:
         elif hasattr(mmap, "MADV_DONTNEED"):
             self._mapping.madvise(mmap.MADV_DONTNEED, pages, end - pages)
 
+    def close(self) -> None:
+        """Give all pages back now; the addresses stay until the last array over them goes."""
+        self.drop(0, len(self._mapping))
+
 
 def whole_pages(size: int) -> int:
     """Bytes of the whole pages that `size` bytes lie in."""
