@@ -307,7 +307,7 @@ class Pip:
         return [requirement for requirement in requirements if not self.has_wheels([requirement])]
 
     def rebuild(self) -> None:
-        """Compile ggml now: what pip keeps was compiled by somebody who did not know of AMX_FLAGS."""
+        """Compile ggml now: what pip keeps was compiled by someone who did not know of AMX_FLAGS."""
         # Otherwise the next environment would get it again. pip knows wheels by their file's name; where this
         # fails (it does where there is no cache) nothing of a cache is used below.
         wheel = GGML.replace("-", "_")

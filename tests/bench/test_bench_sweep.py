@@ -127,7 +127,7 @@ class World:
         self.copied = 0.0  # tokens per second of a peer that copies its weights
         monkeypatch.setattr(interleave, "PAUSE_S", 0.0)
         monkeypatch.setattr(sweep, "confined", self._confined)
-        monkeypatch.setattr(sweep, "why_not", lambda: None if self.groups else "nobody may")
+        monkeypatch.setattr(sweep, "why_not", lambda: None if self.groups else "no one may")
         monkeypatch.setattr(sweep, "check_peer", lambda name, path: None)
         monkeypatch.setattr(sweep, "Peer", lambda path, threads, mapped, text: FakePeer(self, mapped))
         monkeypatch.setattr(sweep, "available_memory", lambda: self.memory)
@@ -337,13 +337,13 @@ def test_a_killed_peer_is_a_result(path: Path, world: World) -> None:
 def test_without_groups_a_peer_is_refused_and_ours_runs(path: Path, world: World) -> None:
     world.groups = False
     with pytest.raises(
-        UserError, match="--vs in a sweep needs the peer to have the budget and no more: nobody"
+        UserError, match="--vs in a sweep needs the peer to have the budget and no more: no one"
     ):
         run(path, vs="llama.cpp")
     found = run(path)
     assert world.limits == []
     assert found.points[0].group_peak is None
-    assert "group's: unknown, nobody may" in to_table(found, 80)
+    assert "group's: unknown, no one may" in to_table(found, 80)
 
 
 # --- how it is told

@@ -332,14 +332,14 @@ def test_signals_without_a_name() -> None:
 
 def test_a_childs_answer() -> None:
     code = "from hetrun.system import subprocesses; subprocesses.answer(lambda path: path.upper())"
-    assert subprocesses.ask(code, "model", 60.0, "nobody") == "MODEL"
+    assert subprocesses.ask(code, "model", 60.0, "no one") == "MODEL"
     code = (
         "from hetrun import errors; from hetrun.system import subprocesses\n"
         "def fail(path): raise errors.BackendUnavailable('not here')\n"
         "subprocesses.answer(fail)"
     )
     with pytest.raises(BackendUnavailable, match="not here"):
-        subprocesses.ask(code, "model", 60.0, "nobody")
+        subprocesses.ask(code, "model", 60.0, "no one")
 
 
 def test_a_vocabulary_that_would_end_the_process_does_not(

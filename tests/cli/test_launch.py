@@ -327,7 +327,7 @@ def test_the_list_says_what_is_installed(install: Install, run: Run) -> None:
     ("arguments", "said"),
     [
         (["claud"], "there is no agent claud; did you mean claude?"),
-        (["nobody"], "there is no agent nobody; there are claude, codex, opencode, aider, cline, goose, llm"),
+        (["absent"], "there is no agent absent; there are claude, codex, opencode, aider, cline, goose, llm"),
         (["aider"], "Aider is not installed: pip install aider-chat"),
         (["llm", "--url", "localhost:1", "-c", "5"], "--ctx is for a server that is started here"),
         (["llm", "--url", "unix:x.sock", "--print"], "cannot be reached"),

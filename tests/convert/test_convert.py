@@ -172,12 +172,12 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
 
     def pieces() -> Iterator[tuple[int, Bytes]]:
-        path.write_text("somebody else's")
+        path.write_text("someone else's")
         yield 0, np.zeros(8, np.uint8)
 
     with pytest.raises(OptionError, match="exists already"):
         write_model(path, {}, [Tensor("v", (2,), F32)], pieces())
-    assert path.read_text() == "somebody else's"
+    assert path.read_text() == "someone else's"
     assert os.listdir(tmp_path) == ["x.gguf"]
 
 

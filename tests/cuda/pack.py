@@ -243,7 +243,7 @@ def pack(out: Path, level: str, python: str, folder: Path) -> int:
     """Everything; returns its size."""
     if missing := not_built():
         raise PackError(
-            f"{', '.join(missing)} are not compiled, and nobody may be able to there: pip install -e ."
+            f"{', '.join(missing)} are not compiled, and no one may be able to there: pip install -e ."
         )
     folder.mkdir(parents=True, exist_ok=True)
     wheels = [build_ggml(level, folder), *fetch(python, folder)]

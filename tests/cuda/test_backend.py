@@ -291,7 +291,7 @@ def test_the_work_of_a_shape_is_written_down_once_if_its_values_fit_where_others
     a, b = mine.kv.alloc(), right.kv.alloc()
     for n in (16, 7, 12, 1, 16):
         close(mine.logits(a, tokens(n, n)), right.logits(b, tokens(n, n)))
-    assert written == [16, 16, 7, 12, 1], "of the first nobody knew how much it takes"
+    assert written == [16, 16, 7, 12, 1], "of the first no one knew how much it takes"
     mine.close()
     right.close()
 

@@ -194,7 +194,7 @@ def test_work_on_memory_that_was_given_back_is_found() -> None:
     desk = Desk()
     desk.fill(0, desk.one)
     desk.driver.free(desk.memory)
-    with pytest.raises(AssertionError, match="somebody wrote to memory given back"):
+    with pytest.raises(AssertionError, match="someone wrote to memory given back"):
         desk.driver.close()
 
 
@@ -314,7 +314,7 @@ def test_waiting_while_a_graph_is_captured_is_an_error() -> None:
         desk.driver.record(event, desk.one)
     with pytest.raises(AssertionError, match="events are no part of a graph"):
         desk.driver.wait(desk.one, event)
-    with pytest.raises(AssertionError, match="nobody waits"):
+    with pytest.raises(AssertionError, match="no one waits"):
         desk.driver.synchronize(event)
 
 

@@ -187,7 +187,7 @@ def test_rows_of_keys_and_values_have_room_on_the_device(path: Path) -> None:
         with decided(path, few) as found:
             assert found.plans.devices["cuda"]["weights"] > 0
         with decided(path, many) as found:
-            assert "weights" not in found.plans.devices["cuda"], "no room for so many rows"
+            assert "weights" not in found.plans.devices["cuda"], "no room for that many rows"
 
 
 def test_a_device_that_is_lost_leaves_its_layers_to_the_disk(path: Path) -> None:

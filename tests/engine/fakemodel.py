@@ -199,7 +199,7 @@ class FakeModel:
     def block(self, step: Step) -> None:
         """Wait inside the step until it is cancelled."""
         self.inside.set()
-        assert self.cancelled.wait(30), "nobody cancelled the step"
+        assert self.cancelled.wait(30), "no one cancelled the step"
         raise Cancelled("stopped")
 
     @property

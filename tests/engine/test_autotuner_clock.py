@@ -142,7 +142,7 @@ def test_only_what_failed_in_this_step_is_left(
     """A device in whose segment the step before was cancelled is not to blame now."""
 
     def cancelled(at: float, name: str, segment: Segment) -> float:
-        raise Cancelled("somebody wants no more")
+        raise Cancelled("someone wants no more")
 
     def no_room(seq: int, n: int) -> object:
         raise BudgetError("keys and values: no room")
@@ -209,7 +209,7 @@ def test_what_was_measured_in_a_crowd_is_measured_again_without_it(
         clock.speed = lambda at, name, segment: 1.0 if name == "one" else 2.0
         clock.now += 6
         loaded.model.tend(idle=False)
-        assert users(loaded) == {"two"}, "somebody waits"
+        assert users(loaded) == {"two"}, "someone waits"
         loaded.model.tend(idle=True)
         for _ in range(100):
             answer(loaded)

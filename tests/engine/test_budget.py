@@ -77,7 +77,7 @@ def test_what_can_never_be_costs_no_cached_prompt() -> None:
             ask(engine, letter * 20).wait()
         with pytest.raises(BudgetError):
             change(engine, 39)
-        assert cached(engine) == [], "nobody knew how much it would take"
+        assert cached(engine) == [], "no one knew how much it would take"
         ask(engine, "x" * 20).wait()
         model.from_disk = FROM_DISK
         with pytest.raises(BudgetError):

@@ -93,7 +93,7 @@ def test_threads_follow_what_others_take(
         with timed(force._executor) as passes:
             back = run_until(loaded, lambda: force.quiet and threads(model) == {CORES})
         if not back:
-            assert others_compute() or not all_threads_pay(passes), "cores are free, and nobody uses them"
+            assert others_compute() or not all_threads_pay(passes), "cores are free, and no one uses them"
             pytest.skip("other programs keep this machine busy")
         reasons = [c.reason for c in pilot.changes if c.became == "in force"]
         assert any(f"instead of {CORES}" in why for why in reasons)

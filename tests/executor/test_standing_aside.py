@@ -120,7 +120,7 @@ def test_a_failure_in_between_leaves_everything_as_it_was(made: Rig) -> None:
         nonlocal calls
         calls += 1
         if calls == 4:
-            raise KeyError("somebody's own fault")
+            raise KeyError("someone's own fault")
 
     with pytest.raises(KeyError):
         made.step((long, TOKENS[:40], [39]), between=between)

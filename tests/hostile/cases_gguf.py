@@ -73,7 +73,7 @@ def settings() -> Iterator[Case]:
     architectures: tuple[tuple[str, Node, str], ...] = (
         ("none", None, "metadata key 'general.architecture' is missing"),
         ("empty", "", "metadata key '.block_count' is missing"),
-        ("of nobody", "nothing", "metadata key 'nothing.block_count' is missing"),
+        ("of no one", "nothing", "metadata key 'nothing.block_count' is missing"),
         ("with a NUL", "llama\0", "metadata key 'llama\\x00.block_count' is missing"),
         ("a path", "../../etc", "metadata key '../../etc.block_count' is missing"),
         ("a number", 3, "metadata key 'general.architecture' must be a string, it is 3"),

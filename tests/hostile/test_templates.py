@@ -1,4 +1,4 @@
-"""Templates that mean harm: each ends in an error within two seconds, and whoever asked goes on.
+"""Templates that mean harm: each ends in an error within two seconds, and the one who asked goes on.
 
 Here they may take as long as they like where something else than time is to end them; test-all measures it.
 """

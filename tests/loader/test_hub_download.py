@@ -78,7 +78,7 @@ def test_cut_off_five_times_it_goes_on_where_it_was(hub: Hub, tmp_path: Path) ->
 
 @pytest.mark.parametrize("times", [2, pytest.param(5, marks=exhaustive)])
 def test_killed_again_and_again_it_goes_on_where_it_was(hub: Hub, tmp_path: Path, times: int) -> None:
-    """Each connection is given so many bytes and then breaks off, until somebody kills the command."""
+    """Each connection is given some bytes and then breaks off, until the test kills the command."""
     for size in (2 * MIB, 3 * MIB, 5 * MIB, 1 * MIB, 4 * MIB)[:times]:
         hub.cuts = [size, *[0] * 100]
         process = subprocess.Popen([sys.executable, "-m", "hetrun", "pull", "a/big"], env=os.environ)
@@ -125,7 +125,7 @@ def test_two_at_once_read_it_once(hub: Hub) -> None:
 
 
 def test_where_nothing_came_nothing_is_said_to_be_kept(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:  # nobody listens there
+    with socket.socket() as taken:  # no one listens there
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
         said = sentence("pull", "a/big")

@@ -60,9 +60,9 @@ def names() -> list[str]:
 def test_ollama_models_by_the_names_that_ollama_shows(home: Path, tiny: bytes) -> None:
     store = Ollama(home)
     store.add("registry.ollama.ai/library/llama3.2/1b", tiny)
-    store.add("registry.ollama.ai/somebody/own/latest", tiny + b"\0")
+    store.add("registry.ollama.ai/someone/own/latest", tiny + b"\0")
     store.add("hf.co/a/b-GGUF/Q4_0", tiny)
-    assert names() == ["ollama:hf.co/a/b-GGUF:Q4_0", "ollama:llama3.2:1b", "ollama:somebody/own:latest"]
+    assert names() == ["ollama:hf.co/a/b-GGUF:Q4_0", "ollama:llama3.2:1b", "ollama:someone/own:latest"]
     one = stored()[1]
     assert (one.size, one.kind, one.store) == (len(tiny), "Q4_0", "Ollama")
     assert find("ollama:llama3.2:1b") == find("llama3.2:1b") == one.path

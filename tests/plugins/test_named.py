@@ -174,7 +174,7 @@ def test_a_store_that_fails(register: Register, store: object, said: str) -> Non
 
 def test_a_reader_opens_files_of_its_suffix(register: Register, model: Path, tmp_path: Path) -> None:
     other = tmp_path / "tiny.weights"
-    other.write_bytes(b"a format of somebody's own")
+    other.write_bytes(b"a format of someone's own")
 
     def read(path: Path) -> ModelSource:
         assert path == other

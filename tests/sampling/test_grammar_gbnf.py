@@ -315,7 +315,7 @@ def test_tokens_may_be_named(vocabulary: Vocabulary) -> None:
         ('root ::= "a"{3,2}', "line 1, column 13: the end of a repetition must not be less than its start"),
         ('root ::= "a"{1000000}', "more than 100000"),
         ('root ::= "a"{x}', "line 1, column 14: expected a number here"),
-        ("root ::= <nobody>", "line 1, column 10: the model has no token <nobody>"),
+        ("root ::= <absent>", "line 1, column 10: the model has no token <absent>"),
         ("root = x\nroot ::= y", "line 1, column 6: expected ::= here"),
         ("root ::= " + "(" * 1000, "groups are nested deeper than 50 levels"),
         ("root ::= root", "no text can satisfy it"),

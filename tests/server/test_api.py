@@ -297,7 +297,7 @@ async def test_unknown_fields_are_ignored_unless_strict(
     [
         ({"model": "gpt-4"}, 404),
         ({"model": "fake.gguf"}, 200),
-        ({"model": "Fake by Nobody v2"}, 200),
+        ({"model": "Fake by Nemo v2"}, 200),
         ({"temperature": 3}, 400),
         ({"stop": ["a", "b", "c", "d", "e"]}, 400),
         ({"user": "me", "store": False, "metadata": {}}, 200),

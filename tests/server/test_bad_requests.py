@@ -213,7 +213,7 @@ async def test_a_body_of_any_size(http: httpx.AsyncClient, monkeypatch: pytest.M
     monkeypatch.setattr(body, "MAX_BYTES", 100)
     response = await http.post(TEXT, json={"prompt": "a" * 100})
     refused(response, None, "request_too_large", 413)
-    assert "x-should-retry" not in response.headers  # a client asks nobody again for it anyway
+    assert "x-should-retry" not in response.headers  # a client asks no one again for it anyway
 
 
 async def test_half_a_body(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

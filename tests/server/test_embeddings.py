@@ -102,7 +102,7 @@ async def test_a_vector_of_zeros_stays_one(http: httpx.AsyncClient, engine: Fake
 
 async def test_the_official_client(sdk: openai.AsyncOpenAI) -> None:
     """It asks for base64 by itself, and gives floats."""
-    answer = await sdk.embeddings.create(model="fake", input=["say a", "say bb"], user="somebody")
+    answer = await sdk.embeddings.create(model="fake", input=["say a", "say bb"], user="someone")
     assert [one.embedding for one in answer.data] == [
         pytest.approx(expected(text), abs=1e-7) for text in ("say a", "say bb")
     ]

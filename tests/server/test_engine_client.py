@@ -315,5 +315,5 @@ async def test_what_the_engine_remarks_is_told_by_its_front(
 
 def remarking_engine(**options: object) -> FakeEngine:
     logging.getLogger("hetrun.planner").warning("the disk is %d%% full", 100)
-    logging.getLogger("hetrun.planner").info("nobody asked for this")
+    logging.getLogger("hetrun.planner").info("no one asked for this")
     return FakeEngine()

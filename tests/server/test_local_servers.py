@@ -189,8 +189,8 @@ def test_a_server_is_stopped_by_model_address_or_pid(
         ]
         assert run("stop") == 2
         assert "3 servers match: give an address, a pid or --all" in capsys.readouterr().err
-        assert run("stop", "nobody") == 2
-        assert "no server of yours is called nobody. Running: a on" in capsys.readouterr().err
+        assert run("stop", "absent") == 2
+        assert "no server of yours is called absent. Running: a on" in capsys.readouterr().err
         assert run("stop", "b") == 0
         assert "stopped b on http://127.0.0.1:8081" in capsys.readouterr().err
         assert found[1].stopped.wait(10)

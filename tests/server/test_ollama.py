@@ -110,7 +110,7 @@ class Shelves:
 
 def started(found: Found, ram: int | None) -> ChatClient:
     fake = FakeEngine()
-    fake.info = replace(INFO, path=str(found.path), name=f"{found.name} by Nobody")
+    fake.info = replace(INFO, path=str(found.path), name=f"{found.name} by Nemo")
     return LocalClient(fake)
 
 

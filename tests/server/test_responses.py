@@ -551,7 +551,7 @@ async def test_a_failure_in_the_middle_ends_the_response(http: httpx.AsyncClient
     answer = failed["response"]
     assert answer["status"] == "failed"
     assert answer["error"] == {"code": "server_error", "message": "the fake backend failed"}
-    # It is no answer that somebody could go on from.
+    # It is no answer that someone could go on from.
     assert (await http.get(f"{RESPONSES}/{answer['id']}")).status_code == 404
 
 

@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 def engine(found: Found, ram: int | None) -> ChatClient:
     fake = FakeEngine()
-    fake.info = replace(INFO, path=str(found.path), name=f"{found.name} by Nobody")
+    fake.info = replace(INFO, path=str(found.path), name=f"{found.name} by Nemo")
     return LocalClient(fake)
 
 
@@ -52,7 +52,7 @@ async def test_they_are_loaded_when_they_are_asked_for(http: httpx.AsyncClient) 
         assert answer.json()["model"] == name.removesuffix(".gguf")
     assert await statuses(http) == {"large": "loaded", "small": "loaded"}
     one = (await http.get("/v1/models/large")).json()
-    assert one["meta"]["name"] == "large by Nobody"
+    assert one["meta"]["name"] == "large by Nemo"
     assert (await http.get("/health")).json() == {"status": "ok"}
 
 

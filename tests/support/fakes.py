@@ -85,7 +85,7 @@ from hetrun.option_types import parse_size
 from hetrun.planner.plan import PlanSet
 
 INFO = ModelInfo(
-    name="Fake by Nobody v2",
+    name="Fake by Nemo v2",
     path="/models/fake.gguf",
     architecture="llama",
     n_vocab=256,
@@ -365,7 +365,7 @@ class FakeEngine:
 
 
 def deadlock(libc: ctypes.CDLL, seconds: float | None) -> None:
-    """Wait in a native call for a lock that nobody gives back, or after some seconds only."""
+    """Wait in a native call for a lock that no one gives back, or after some seconds only."""
     lock = ctypes.create_string_buffer(64)  # all zeroes is a lock that is free
     libc.pthread_mutex_lock(lock)
     if seconds is not None:

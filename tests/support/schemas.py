@@ -119,7 +119,7 @@ FEATURES: dict[str, Schema] = {
     "ipv6": {"type": "string", "format": "ipv6"},
     "uuid": {"type": "string", "format": "uuid"},
     "annotations": obj({"a": {"title": "A", "description": "the a", "examples": [1], "default": 2, **COUNT}}),
-    "keywords of nobody": {"type": "integer", "x-order": 3, "maximum": 9},
+    "keywords of no one": {"type": "integer", "x-order": 3, "maximum": 9},
 }
 
 # --- realistic ones

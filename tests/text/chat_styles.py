@@ -435,7 +435,7 @@ You are a helpful assistant.<|im_end|>
 {%- for m in messages if m.role != 'system' %}
 {{ loop.index }}/{{ loop.length }} {{ loop.cycle('a', 'b') }} {{ (loop.previtem | default({})).role | default('first') }} {{ m.content | default('') | replace('\\n', ' ') | truncate(12, true) | indent(2) }}
 {% else %}
-nobody
+no one
 {% endfor %}
 {{ pad_token | default('no pad') }} {{ unk_token | default('no unk') }} {{ mood | default('calm', true) }} {{ '%s-%05.2f' | format('x', 3.14159) }} {{ 'a=%d' % 3 }} {{ "{:>5}|{0!r}".format('é') if false else "{:>5}|".format('é') }}
 """,

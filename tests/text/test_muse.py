@@ -44,7 +44,7 @@ ANSWERS: dict[str, tuple[str, list[Piece]]] = {
     "a call": (f"{THINK}Hm.{NEXT}{CALL}", [Thought("Hm."), *WEATHER]),
     "text before calls": (f"{SAY}Let me look.{NEXT}{CALL}{NEXT}{NOW}",
         [Text("Let me look."), *WEATHER, Begin(1, "now"), Arguments(1, "{}")]),
-    "to nobody": ("<|message|>Yes", [Text("Yes")]),
+    "to no one": ("<|message|>Yes", [Text("Yes")]),
     "no header": ("Yes", [Text("Yes")]),
     "two thoughts": (f"{THINK}One{NEXT}{THINK}Two{NEXT}{SAY}Yes", [Thought(f"One{GAP}Two"), Text("Yes")]),
     "cut off in a header": (f"{THINK}Hm{NEXT} to=us", [Thought("Hm")]),

@@ -36,7 +36,7 @@ PROMPTS = (
     "I have three days in Lisbon in late October, I like old trams, tiles and quiet places with a view. "
     "Which two neighbourhoods would you look for a room in, and why those?",
     "That sounds good. Take the first of them: what would a slow morning there look like, with breakfast, "
-    "one museum and a walk that is not too steep for somebody with a bad knee?",
+    "one museum and a walk that is not too steep for someone with a bad knee?",
     "My sister joins me on the second day and she does not eat fish. Name some dishes of the country that "
     "she could order anywhere, with a sentence on each of them.",
     "How do I get from the airport into town with a large suitcase after eleven in the evening? I would "
@@ -45,7 +45,7 @@ PROMPTS = (
     "we can leave the luggage on the last day until the train goes.",
     "It may rain. What are good plans for a wet afternoon that do not take us to a shopping centre, and "
     "which of them should be booked before we come?",
-    "Explain to me in simple words why so many houses there have tiles on their fronts, where the habit "
+    "Explain to me in simple words why a lot of houses there have tiles on their fronts, where the habit "
     "came from, and whether it is more than decoration.",
     "Let us say that we spend about ninety euros a day for both of us, without the room. Is that enough, "
     "and what would you leave out first if it turned out not to be?",

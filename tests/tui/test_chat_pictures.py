@@ -1,4 +1,4 @@
-"""Pictures in the chat, as somebody sends them who has never done so before."""
+"""Pictures in the chat, as someone sends them who has never done so before."""
 
 from __future__ import annotations
 

@@ -399,7 +399,7 @@ async def _fill(chat: Driver, **values: str) -> None:
 
 async def test_a_file_that_cannot_be_used_is_a_notice(engine: FakeEngine, tmp_path: Path) -> None:
     place = tmp_path / "conversations.db"
-    place.write_bytes(b"this is no database, and somebody may still want it" * 100)
+    place.write_bytes(b"this is no database, and someone may still want it" * 100)
     async with chatting(engine, place=place) as chat:
         await chat.until(lambda: any("Conversations will not be saved" in notice for notice in chat.said))
         await chat.exchange("say hello")

@@ -170,7 +170,7 @@ def _with(**changes: object) -> object:
         {"messages": [3]},
         {"messages": [{"role": "tool", "content": "x"}]},
         {"messages": [{"role": "user", "content": 3}]},
-        {"messages": [{"role": "nobody", "content": "x"}]},
+        {"messages": [{"role": "stranger", "content": "x"}]},
         {"format": "hetrun conversation 2", "turns": []},
         {"format": FORMAT, "turns": 3},
         {"format": FORMAT, "turns": [3]},

@@ -265,18 +265,18 @@ def test_the_kernel_kills_who_wants_more() -> None:
 
 
 def told(code: str) -> Process:
-    return Process("somebody", "from hetrun.tools.bench.process import obey; " + code)
+    return Process("someone", "from hetrun.tools.bench.process import obey; " + code)
 
 
 def test_what_it_answers_comes_back_and_so_do_errors() -> None:
-    answers = "obey({pipe}, 'somebody', lambda order: [order * 2])"
+    answers = "obey({pipe}, 'someone', lambda order: [order * 2])"
     process = told(answers)
     try:
         assert process.ask(4, int) == 8
         assert process.ask("a", str) == "aa"
-        with pytest.raises(Exception, match="somebody answered 8"):
+        with pytest.raises(Exception, match="someone answered 8"):
             process.ask(4, str)
-        with pytest.raises(Exception, match="the process of somebody: TypeError"):
+        with pytest.raises(Exception, match="the process of someone: TypeError"):
             process.ask({}, int)
         assert process.ask(1, int) == 2
     finally:
@@ -284,9 +284,9 @@ def test_what_it_answers_comes_back_and_so_do_errors() -> None:
 
 
 def test_its_death_is_an_error_that_says_how() -> None:
-    process = told("import os; obey({pipe}, 'somebody', lambda order: os.kill(os.getpid(), order))")
+    process = told("import os; obey({pipe}, 'someone', lambda order: os.kill(os.getpid(), order))")
     try:
-        with pytest.raises(Died, match="the process of somebody was killed") as found:
+        with pytest.raises(Died, match="the process of someone was killed") as found:
             process.ask(9, int)
         assert found.value.code == -signal.SIGKILL
         with pytest.raises(Died):

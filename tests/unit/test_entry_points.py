@@ -17,7 +17,7 @@ def test_what_is_registered_is_found_and_loaded_on_use(register: Register) -> No
     made = register("samplers", "mine", "the thing")
     assert entry_points.find("samplers", "mine") == made
     assert entry_points.named("samplers", "mine") == "the thing"
-    assert entry_points.named("samplers", "nobody's") is None
+    assert entry_points.named("samplers", "no one's") is None
     assert entry_points.points("samplers")["mine"].whose == "stranger 0.1"
 
 

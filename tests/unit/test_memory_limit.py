@@ -82,7 +82,7 @@ CASES = {
         version_2("pod/one/", 2 * GIB, GIB // 4) | version_2("pod/", 2 * GIB, GIB),
         "/",
     ),
-    "files that nobody misses are no use of memory": (2, "/", version_2("", 2 * GIB, 2 * GIB, GIB), "/"),
+    "files that no one misses are no use of memory": (2, "/", version_2("", 2 * GIB, 2 * GIB, GIB), "/"),
     "the same, version 1": (1, "/a", version_1("a/", 2 * GIB, 2 * GIB, GIB), "/"),
     "slowed before it is killed": (2, "/", version_2("", 8 * GIB, GIB, high=str(2 * GIB)), "/"),
 }

@@ -721,11 +721,11 @@ def test_who_gets_no_memory_stands_where_it_stood(monkeypatch: pytest.MonkeyPatc
     step(kv, a, 10)
 
     def no(nbytes: int) -> None:
-        raise BudgetError("somebody needs it")
+        raise BudgetError("someone needs it")
 
     kv.before_growth = no
     used = kv.used_bytes
-    with pytest.raises(BudgetError, match="somebody needs it"):
+    with pytest.raises(BudgetError, match="someone needs it"):
         extend(kv, a, 20, [Mark(15)])
     assert (kv.length(a), kept(kv, a), kv.used_bytes) == (10, [10], used)
     kv.before_growth = None
@@ -878,10 +878,10 @@ def test_who_gets_no_memory_can_still_take_back_a_step(monkeypatch: pytest.Monke
     step(kv, a, 10)
 
     def no(nbytes: int) -> None:
-        raise BudgetError("somebody needs it")
+        raise BudgetError("someone needs it")
 
     kv.before_growth = no
-    with pytest.raises(BudgetError, match="somebody needs it"):
+    with pytest.raises(BudgetError, match="someone needs it"):
         kv.extend(a, 30)
     assert kept(kv, a) == [10, 20]
 

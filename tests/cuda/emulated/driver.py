@@ -204,7 +204,7 @@ class EmulatedDriver:
 
     def synchronize(self, event: Event) -> None:
         self._called()
-        assert not self._capturing, "nobody waits while a graph is recorded"
+        assert not self._capturing, "no one waits while a graph is recorded"
         while not self._moments[event].passed:
             self._some()
         # Maybe more is done than was asked for.
@@ -336,7 +336,7 @@ class EmulatedDriver:
             self._some()
         assert not self._device.arrays, "not all memory was given back"
         assert not self._graphs, "not all graphs were forgotten"
-        assert all((array == 0xFF).all() for array in self._left), "somebody wrote to memory given back"
+        assert all((array == 0xFF).all() for array in self._left), "someone wrote to memory given back"
 
 
 def _aligned(nbytes: int) -> NDArray[np.uint8]:
