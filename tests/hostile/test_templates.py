@@ -347,8 +347,8 @@ def test_asked_long_after_it_was_started(monkeypatch: pytest.MonkeyPatch) -> Non
     """What it said then is still there to be read."""
     with TemplateWorker(ChatTemplate(CHATML, "x")) as worker:
         worker.warm()
-        assert worker._process
-        assert select.select([worker._process._socket], [], [], 30)[0]
+        assert worker._kept.child
+        assert select.select([worker._kept.child._socket], [], [], 30)[0]
         monkeypatch.setattr(child, "START_S", 0.0)
         assert worker.render(HI)
 
