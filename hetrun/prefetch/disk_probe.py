@@ -25,6 +25,7 @@ from hetrun.config import dirs
 from hetrun.errors import ModelFileError
 from hetrun.planner.costmodel import Forecast
 from hetrun.prefetch.open_files import go_direct
+from hetrun.system.ema import smoothed
 from hetrun.system.files import open_regular
 from hetrun.system.native_library import load_library
 from hetrun.system.units import counted
@@ -301,5 +302,5 @@ class DiskRate:
         found = seconds / nbytes
         if waited < WAITED * seconds and found >= self._s_per_byte:
             return
-        self._s_per_byte += nbytes / (nbytes + HORIZON) * (found - self._s_per_byte)
+        self._s_per_byte = smoothed(self._s_per_byte, found, nbytes / (nbytes + HORIZON))
         self.rate = 1 / self._s_per_byte
