@@ -8,8 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.sampling.grammar.token_mask import Grammars
 from hetrun.text.chat.gemma4_turns import ready, suited
