@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from ctypes import c_int
 from typing import TypeVar
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from hetrun.backend import Buffer
 from hetrun.backends.amx.bf16_matmul import Inside, Product
 from hetrun.errors import BackendError
+from hetrun.system.native_library import MissingFunction, load_library
 
 B = TypeVar("B")
 
@@ -28,10 +30,10 @@ def keep_freed_memory() -> None:
     """
     if sys.platform != "linux":
         return
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
-    if set_option:
+    with suppress(MissingFunction):  # only glibc has it
+        libc = load_library(None, {"mallopt": (c_int, c_int, c_int)})
         for option, size in KEPT_FREE.items():
-            set_option(option, size)
+            libc.mallopt(option, size)
 
 
 class Experts:

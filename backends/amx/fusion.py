@@ -5,12 +5,11 @@ The uses of weights follow from the ops alone, so that `wants` and `compile` agr
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetrun.backend import Use, WeightUse, fusion
-from hetrun.backend.fusion import Common, Rotation, Slices
+from hetrun.backend.fusion import Common, Gated, Rotation, Slices
 from hetrun.graph import Op, Value, Weight, stack
 
 GATES = ("swiglu", "geglu")
@@ -30,15 +29,6 @@ class Activated:
     """A linear op, and what its result goes through."""
 
     linear: Op
-    act: Op
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """act(gate(x)) * up(x)."""
-
-    gate: Op
-    up: Op
     act: Op
 
 
@@ -100,11 +90,7 @@ class _Fusing:
         self._ops = ops
         self._kept = kept
         self._inside = inside
-        self._maker = {op.out: op for op in ops}
-        self._readers: Mapping[Value, list[Op]] = defaultdict(list)
-        for op in ops:
-            for value in op.inputs:
-                self._readers[value].append(op)
+        self._flow = fusion.dataflow(ops)
         self._within = self._find_within() if inside else {}
         self._stacks = self._find_stacks()
         self._slices = Slices()
@@ -128,7 +114,7 @@ class _Fusing:
             return (self._stack(group),)
         if op.kind == "rope":
             return (self._slices.rotation(op, self._ops, self._taken),)
-        makers = [self._maker[v] for v in op.inputs if self._within.get(v) is op]
+        makers = [m for v in op.inputs if self._within.get(v) is op and (m := self._flow.maker(v))]
         if makers and self._hidden(op):
             return (Activated(makers[0], op) if len(makers) == 1 else Gated(makers[0], makers[1], op),)
         return (op,)
@@ -147,8 +133,8 @@ class _Fusing:
         return found
 
     def _only_read_by(self, op: Op, value: Value) -> bool:
-        maker = self._maker.get(value)
-        return maker is not None and maker.kind == "linear" and self._readers[value] == [op]
+        maker = self._flow.maker(value)
+        return maker is not None and maker.kind == "linear" and self._flow.only_reader(value) is op
 
     def _find_stacks(self) -> dict[Common, tuple[Op, ...]]:
         """The products that can be one, by what they have in common; those to be turned come first."""
@@ -159,7 +145,7 @@ class _Fusing:
         }
 
     def _is_turned(self, op: Op) -> bool:
-        return any(reader.kind == "rope" for reader in self._readers[op.out])
+        return any(reader.kind == "rope" for reader in self._flow.readers(op.out))
 
     def _stack(self, ops: tuple[Op, ...]) -> Stacked:
         self._slices.add(ops)

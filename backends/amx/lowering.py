@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hetrun.backend import Buffer, Buffers, Pass, PassShape, Segment, writes_rows
-from hetrun.backend.fusion import Rotation
+from hetrun.backend import Buffer, Buffers, Pass, PassShape, Segment
+from hetrun.backend.fusion import Gated, Rotation, dataflow, has_token_rows
 from hetrun.backend.op_profile import Activity, activity
 from hetrun.backends.amx import elementwise, fusion
 from hetrun.backends.amx.attention import attend
@@ -19,7 +19,7 @@ from hetrun.backends.amx.buffers import Experts, held_as, inside_of, product_of,
 from hetrun.backends.amx.causal_conv import causal_conv, taps_of
 from hetrun.backends.amx.delta_net import Gates, delta_net
 from hetrun.backends.amx.elementwise import Angles
-from hetrun.backends.amx.fusion import Activated, Fused, Gated, Stacked
+from hetrun.backends.amx.fusion import Activated, Fused, Stacked
 from hetrun.backends.amx.moe import Mixture, moe
 from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.weight_slices import StoredRows, spans
@@ -85,13 +85,13 @@ class Emitter:
         self._kv = kv
         self._kept = frozenset(segment.writes)
         self._foreign = frozenset(segment.reads)
-        self._readers = _readers(segment.ops)
+        self._flow = dataflow(segment.ops)
         values = dict.fromkeys((*segment.reads, *(v for op in segment.ops for v in (*op.inputs, op.out))))
         self.slots: Mapping[Value, int] = {v: i for i, v in enumerate(values)}
         items = [
             item
             for item in fusion.fuse(segment.ops, segment.writes, backend.inside)
-            if shape.wanted or _has_token_rows(item)
+            if shape.wanted or has_token_rows(fusion.members(item))
         ]
         self._last = {v: i for i, item in enumerate(items) for op in fusion.members(item) for v in op.inputs}
         self.calls: list[tuple[Activity, Call, tuple[int, ...]]] = []
@@ -131,7 +131,7 @@ class Emitter:
         """Whether only products read a value, so that it may be bf16."""
         return value not in self._kept and all(
             self.is_rounded(op.out) if op.kind == "select" else op.kind in ("linear", "head")
-            for op in self._readers.get(value, ())
+            for op in self._flow.readers(value)
         )
 
     def cut(self, function: Callable[[Tensor], Tensor], weight: Weight) -> Callable[[Tensor], Tensor]:
@@ -219,7 +219,7 @@ class Emitter:
 
     def _is_query(self, value: Value) -> bool:
         """Whether only attention reads a value, as its query: bf16 is what it multiplies."""
-        readers = self._readers.get(value, ())
+        readers = self._flow.readers(value)
         return value not in self._kept and all(
             op.kind == "attention" and op.inputs[0] == value for op in readers
         )
@@ -457,19 +457,6 @@ def _precise(product: Product, bias: Tensor | None) -> Callable[[Tensor], Tensor
         return None
     precise = product.precise
     return precise if bias is None else lambda x: precise(x).add_(bias)
-
-
-def _has_token_rows(item: Fused) -> bool:
-    """Whether an op must run even if no row is wanted: attention fills the cache all the same."""
-    return any(op.out.rows == "tokens" or writes_rows(op) for op in fusion.members(item))
-
-
-def _readers(ops: tuple[Op, ...]) -> Mapping[Value, list[Op]]:
-    found: dict[Value, list[Op]] = {}
-    for op in ops:
-        for value in op.inputs:
-            found.setdefault(value, []).append(op)
-    return found
 
 
 def _heads(op: Op) -> int:

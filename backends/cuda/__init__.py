@@ -14,6 +14,7 @@ from functools import cache, partial
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
 from hetrun.backends.cuda import nvrtc
 from hetrun.errors import BackendUnavailable
+from hetrun.system.native_library import load_library
 
 DRIVER = "libcuda.so.1"
 FILES = "/dev"  # where there is one for each GPU: nvidia0, nvidia1
@@ -24,7 +25,7 @@ MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 def probe(number: int = 0) -> Probe:
     """Whether there is such a GPU, and kernels can be compiled for it; CuPy itself stays unloaded."""
     try:
-        driver = ctypes.CDLL(DRIVER)
+        driver = load_library(DRIVER)
     except OSError:
         return Unavailable(
             f"there is no NVIDIA driver ({DRIVER}): if there is an NVIDIA GPU, install its driver"
@@ -75,7 +76,7 @@ def examine(number: int = 0) -> Probe:
     from hetrun.backends.cuda.nvrtc import compiler
     from hetrun.backends.cuda.programs import FOLDER, Source
 
-    capability = _capability(ctypes.CDLL(DRIVER), number)
+    capability = _capability(load_library(DRIVER), number)
     sources = Source("attention", (("KV", "F16"), ("HEAD", "128"))), Source("tiles", (("QUANT", "Q4_K"),))
     try:
         library()

@@ -12,12 +12,20 @@ from ctypes import byref, c_float, c_int, c_size_t, c_void_p
 from hetrun.backends.cuda.driver import Address, Product, Stream
 from hetrun.backends.cuda.nvrtc import installed
 from hetrun.errors import BackendError
+from hetrun.system.native_library import Prototypes
 
 WORKSPACE = 32 << 20  # bytes that cuBLAS works in: what NVIDIA recommends for Hopper
 TRANSPOSED, PLAIN = 1, 0
 BF16, F32 = 14, 0  # cudaDataType
 SUMS_IN_F32 = 68  # cublasComputeType
 BY_ITSELF = -1  # cublasGemmAlgo: it chooses
+FUNCTIONS: Prototypes = {
+    "cublasGemmEx": (
+        *(c_int, c_void_p, c_int, c_int, c_int, c_int, c_int, c_void_p),
+        *(c_void_p, c_int, c_int, c_void_p, c_int, c_int),
+        *(c_void_p, c_void_p, c_int, c_int, c_int, c_int),
+    )
+}
 
 
 class Cublas:
@@ -51,11 +59,4 @@ class Cublas:
 
 def library() -> ctypes.CDLL:
     """The installed one."""
-    found = installed("cublas", "cuBLAS is not installed: pip install nvidia-cublas")
-    number, address = c_int, c_void_p
-    found.cublasGemmEx.argtypes = (
-        *(address, number, number, number, number, number, address),
-        *(address, number, number, address, number, number),
-        *(address, address, number, number, number, number),
-    )
-    return found
+    return installed("cublas", "cuBLAS is not installed: pip install nvidia-cublas", FUNCTIONS)

@@ -13,8 +13,7 @@ from functools import cache, partial
 from typing import NoReturn
 
 import numpy as np
-from cupy_backends.cuda.api import driver as cu
-from cupy_backends.cuda.api import runtime as rt
+from cupy_backends.cuda.api import driver as cu, runtime as rt
 from numpy.typing import NDArray
 
 from hetrun.backends.cuda.cublas import WORKSPACE, Cublas
@@ -30,6 +29,7 @@ from hetrun.backends.cuda.driver import (
     Stream,
 )
 from hetrun.errors import BackendError, BudgetError, DeviceLost
+from hetrun.system.native_library import load_library
 
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 MANAGEMENT = "libnvidia-ml.so.1"
@@ -80,7 +80,7 @@ class _Memory(ctypes.Structure):
 def free_bytes(bus: str) -> int | None:
     """Of the GPU at a place on the bus, by the management library; None where it does not say."""
     try:
-        library = ctypes.CDLL(MANAGEMENT)
+        library = load_library(MANAGEMENT)
     except OSError:
         return None
     device, memory = c_void_p(), _Memory()

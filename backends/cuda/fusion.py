@@ -5,11 +5,11 @@ The weights stay what they are: nothing is stacked, so what a segment wants does
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.backend import Segment, WeightUse, fusion
+from hetrun.backend.fusion import Gated
 from hetrun.backends.cuda.weights import held_as
 from hetrun.graph import Op, Value
 from hetrun.graph.ops import BY_ROUTER, MIXTURE, Moe, Rope
@@ -37,15 +37,6 @@ class Products:
         if found is None:
             return None
         return next(v for v in found.inputs if v != self.ops[i].out)
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """act(gate(x)) * up(x)."""
-
-    gate: Op
-    up: Op
-    act: Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +144,7 @@ class _Fusing:
 
     def __init__(self, ops: Sequence[Op], kept: frozenset[Value]) -> None:
         self._ops = ops
-        self._kept = kept
-        self._maker = {op.out: op for op in ops}
-        self._readers: Mapping[Value, list[Op]] = defaultdict(list)
-        for op in ops:
-            for value in op.inputs:
-                self._readers[value].append(op)
+        self._flow = fusion.dataflow(ops, kept)
         self._inside: dict[Value, Op] = {}  # products that are made inside of another op, by their results
         for op in ops:
             if op.kind in GATES and self._is_gated(op):
@@ -175,12 +161,12 @@ class _Fusing:
             if op.out in taken or op.out in self._inside:
                 continue
             if op.kind in GATES and self._inside.get(op.inputs[0]) is op:
-                gate, up = (self._maker[v] for v in op.inputs)
+                gate, up = self._makers(op.inputs)
                 items.append(Gated(gate, up, op))
             elif op.kind == "add" and (product := self._hidden(op)):
                 items.append(Products((product,), (op,)))
             elif op.kind == "attention" and self._inside.get(op.inputs[0]) is op:
-                query, key = (self._maker[v] for v in op.inputs[:2])
+                query, key = self._makers(op.inputs[:2])
                 items.append(Turned(query, key, op))
             elif op.kind in ("linear", "head"):
                 kin = [k for k in self._kin(op) if k.out not in taken][:MOST]
@@ -194,7 +180,7 @@ class _Fusing:
         """Products of the same input and type, the op first; of this kind only what stands by itself."""
         others = [
             other
-            for other in self._readers[op.inputs[0]]
+            for other in self._flow.readers(op.inputs[0])
             if other is not op
             and (other.kind, other.inputs) == (op.kind, op.inputs)
             and other.out not in self._inside
@@ -203,14 +189,14 @@ class _Fusing:
         return [op, *others]
 
     def _is_gated(self, op: Op) -> bool:
-        gate, up = (self._maker.get(v) for v in op.inputs)
+        gate, up = (self._flow.maker(v) for v in op.inputs)
         if gate is None or up is None or gate is up or {gate.kind, up.kind} != {"linear"}:
             return False
         same = gate.inputs == up.inputs and _type(gate) == _type(up)
-        return same and all(self._only_for(op, v) for v in op.inputs)
+        return same and all(self._flow.only_reader(v) is op for v in op.inputs)
 
     def _is_turned(self, op: Op) -> bool:
-        makers = [self._maker.get(v) for v in op.inputs[:2]]
+        makers = [self._flow.maker(v) for v in op.inputs[:2]]
         alike = {
             (m.attrs.head_dim, m.attrs.n_rot, m.attrs.interleaved)
             if m and isinstance(m.attrs, Rope)
@@ -222,25 +208,26 @@ class _Fusing:
             own
             and len(alike) == 1
             and None not in alike
-            and all(self._only_for(op, v) for v in op.inputs[:2])
+            and all(self._flow.only_reader(v) is op for v in op.inputs[:2])
         )
 
     def _summed(self, op: Op) -> Op | None:
         """The product that a sum is made inside of: the last one, whose other addend is there by then."""
         for value in reversed(op.inputs):
-            maker = self._maker.get(value)
+            maker = self._flow.maker(value)
             other = next((v for v in op.inputs if v != value), None)
             if other is None or maker is None or maker.kind != "linear" or other in self._inside:
                 continue
-            if self._only_for(op, value):
+            if self._flow.only_reader(value) is op:
                 return maker
         return None
 
     def _hidden(self, op: Op) -> Op | None:
-        return next((self._maker[v] for v in op.inputs if self._inside.get(v) is op), None)
+        return next(iter(self._makers(v for v in op.inputs if self._inside.get(v) is op)), None)
 
-    def _only_for(self, op: Op, value: Value) -> bool:
-        return value not in self._kept and self._readers[value] == [op]
+    def _makers(self, values: Iterable[Value]) -> list[Op]:
+        """Of values that ops of the segment make."""
+        return [op for value in values if (op := self._flow.maker(value))]
 
 
 def _type(op: Op) -> str:

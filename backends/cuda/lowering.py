@@ -7,12 +7,13 @@ from ctypes import c_void_p
 from dataclasses import dataclass
 
 from hetrun.backend import FLOAT_BYTES, Buffers, PassShape, Segment
+from hetrun.backend.fusion import Gated
 from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import Arena
 from hetrun.backends.cuda.attention import attend, counts, looks
 from hetrun.backends.cuda.driver import Address, Argument, Product
 from hetrun.backends.cuda.experts.slots import GpuSlots
-from hetrun.backends.cuda.fusion import Fused, Gated, Item, Products, Turned
+from hetrun.backends.cuda.fusion import Fused, Item, Products, Turned
 from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from hetrun.errors import BackendUnavailable
+from hetrun.system.native_library import NONE, Prototypes, load_library
 
 # By the major version of CUDA: the driver that it needs, CuPy's package, and all packages with that one.
 DRIVERS = {13: 580, 12: 525}
@@ -30,6 +31,12 @@ ARCHITECTURE = "--gpu-architecture"
 # The end of the name of a library that another one loads by name, so it has to be there before that.
 BESIDE = {"nvrtc": "-builtins", "cublas": "Lt"}
 SYSTEM = "/usr/local/cuda"
+_STRINGS = POINTER(c_char_p)
+FUNCTIONS: Prototypes = {
+    "nvrtcGetErrorString": (c_char_p, c_int),
+    "nvrtcCreateProgram": (c_int, POINTER(c_void_p), c_char_p, c_char_p, c_int, _STRINGS, _STRINGS),
+    "nvrtcCompileProgram": (c_int, c_void_p, c_int, _STRINGS),
+}
 
 
 class Compiler:
@@ -103,15 +110,15 @@ def compiler() -> Compiler:
     return Compiler()
 
 
-def installed(name: str, missing: str) -> ctypes.CDLL:
+def installed(name: str, missing: str, prototypes: Prototypes = NONE) -> ctypes.CDLL:
     """A library of NVIDIA's, wherever it is installed; `missing` is said where it is not.
 
     cuda-pathfinder knows most places, but of Python's path only the folders of installed packages."""
     for path in _libraries(name):
         with suppress(OSError):
             for beside in sorted(path.parent.glob(f"lib{name}{BESIDE[name]}.so.{made_for()}*")):
-                ctypes.CDLL(str(beside))
-            return ctypes.CDLL(str(path))
+                load_library(beside)
+            return load_library(path, prototypes)
     try:
         from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
     except ImportError as e:
@@ -122,7 +129,7 @@ def installed(name: str, missing: str) -> ctypes.CDLL:
         raise BackendUnavailable(f"{missing}, or {install()}") from e
     if path is None:
         raise BackendUnavailable(f"the library {name} was not found: {install()}")
-    return ctypes.CDLL(path)
+    return load_library(path, prototypes)
 
 
 def _libraries(name: str) -> Iterator[Path]:
@@ -133,14 +140,7 @@ def _libraries(name: str) -> Iterator[Path]:
 
 def _library() -> ctypes.CDLL:
     missing = "NVRTC, CUDA's compiler, is not installed: pip install nvidia-cuda-nvrtc"
-    library = installed("nvrtc", missing)
-    library.nvrtcGetErrorString.restype = c_char_p
-    library.nvrtcCreateProgram.argtypes = (
-        *(POINTER(c_void_p), c_char_p, c_char_p, c_int),
-        *(POINTER(c_char_p), POINTER(c_char_p)),
-    )
-    library.nvrtcCompileProgram.argtypes = (c_void_p, c_int, POINTER(c_char_p))
-    return library
+    return installed("nvrtc", missing, FUNCTIONS)
 
 
 def chosen_folder(folders: Iterable[Path]) -> Path:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from functools import cache
-from typing import Any
 
 from hetrun.backends.llamacpp import ggml_api, libllama_api
 from hetrun.errors import BackendUnavailable
+from hetrun.system.native_library import Prototypes
 
 TEXT, IMAGE = 0, 1  # kinds of pieces
 FLASH = 1  # attention that never has a whole matrix of scores, as llama-server computes it on a CPU
@@ -60,7 +60,7 @@ class Place(Structure):
     _fields_ = (("t", c_uint32), ("x", c_uint32), ("y", c_uint32), ("z", c_uint32))
 
 
-PROTOTYPES: dict[str, tuple[Any, ...]] = {
+PROTOTYPES: Prototypes = {
     "mtmd_log_set": (None, c_void_p, c_void_p),
     "mtmd_default_marker": (c_char_p,),
     "mtmd_context_params_default": (ContextParams,),
@@ -91,7 +91,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 def library() -> ctypes.CDLL:
     """libmtmd, loaded once, its log kept off stderr."""
     libllama_api.library()  # what it needs, of a version that we know
-    lib = ggml_api.loaded("libmtmd.so", PROTOTYPES)
+    lib = ggml_api.load_beside("libmtmd.so", PROTOTYPES)
     _check_layout(lib)
     lib.mtmd_log_set(ggml_api.libc_address("abs"), None)
     return lib

@@ -26,6 +26,7 @@ from hetrun.config import dirs
 from hetrun.errors import OptionError
 from hetrun.graph.quant import by_name
 from hetrun.system import subprocesses
+from hetrun.system.native_library import load_library
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ def _write(mark: Path | None, found: Verdict) -> None:
 def run() -> None:
     """The child: exit code 0 if the products are right."""
     # A crash is expected here: it is not reported, and leaves no core file.
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    load_library(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     lib = ggml_api.library()
     amx = buffer_type(lib)
     assert amx is not None, "the parent saw it"

@@ -11,10 +11,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
+from contextlib import suppress
 from ctypes import c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 
-from hetrun.backends.llamacpp.ggml_api import Library
+from hetrun.backends.llamacpp.ggml_api import CPU_LIBRARY, Library
+from hetrun.system.native_library import MissingFunction, Prototypes, load_library
 
 log = logging.getLogger(__name__)
 
@@ -32,19 +34,18 @@ class Tiles:
         self._code = mmap.mmap(-1, mmap.PAGESIZE)
         self._code.write(LOAD)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._code))
-        protect = ctypes.CDLL(None, use_errno=True).mprotect
-        protect.argtypes = (c_void_p, c_size_t, c_int)
-        if protect(address, mmap.PAGESIZE, READ_EXECUTE):
+        libc = load_library(None, {"mprotect": (c_int, c_void_p, c_size_t, c_int)}, keep_errno=True)
+        if libc.mprotect(address, mmap.PAGESIZE, READ_EXECUTE):
             raise OSError(ctypes.get_errno(), "the system does not let this process make code")
         self._load = ctypes.CFUNCTYPE(None, c_void_p)(address)
         self._address = address
         self._config = ctypes.create_string_buffer(config(), 64)
         # Looked up in ggml's own library: the threads must be those of the OpenMP that it is linked to.
         # Without OpenMP the only thread that ggml shares with others is the caller's.
-        parallel = getattr(ctypes.CDLL(str(lib.folder / "libggml-cpu.so")), "GOMP_parallel", None)
-        if parallel:
-            parallel.argtypes, parallel.restype = (c_void_p, c_void_p, c_uint, c_uint), None
-        self._parallel = parallel
+        parallel: Prototypes = {"GOMP_parallel": (None, c_void_p, c_void_p, c_uint, c_uint)}
+        self._parallel = None
+        with suppress(MissingFunction):
+            self._parallel = load_library(lib.folder / CPU_LIBRARY, parallel).GOMP_parallel
 
     def restore(self, threads: int) -> None:
         """Before a graph that this many threads compute."""

@@ -63,7 +63,7 @@ class LlamacppBackend(Backend):
         self._memory = WeightMemory(self.lib, self.products, self._leaves_to_ggml, self._as_floats)
         self._mapped = MappedWeights(self.lib, self._memory.resident_bytes)
         self._tiles = amx_check.keeper()
-        self._team = Team(ctypes.CDLL(str(self.lib.folder / "libggml-cpu.so")))
+        self._team = Team(self.lib.cpu)
         self._graph_bytes: dict[int, int] = {}
         self.set_threads(os.cpu_count() or 1)
 

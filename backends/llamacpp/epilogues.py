@@ -4,11 +4,11 @@ comes out, and what is added to that. Each of these was a node of ggml's, at who
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from hetrun.backend import WeightUse
+from hetrun.backend.fusion import Dataflow
 from hetrun.backends.llamacpp.fusion import Fused, Product, members
 from hetrun.backends.llamacpp.kernels.matmul import ROWS
 from hetrun.graph import Op, Value
@@ -39,13 +39,7 @@ class Joiner:
     def __init__(self, items: Sequence[Fused], kept: Collection[Value], takes: Takes) -> None:
         self.items: list[Fused | None] = list(items)
         self._kept, self._takes = kept, takes
-        self._makers = {op.out: i for i, item in enumerate(items) for op in members(item)}
-        self._readers = _readers(items)
-
-    def _reader(self, value: Value) -> int | None:
-        """The only item that reads a value."""
-        readers = self._readers.get(value, [])
-        return readers[0] if len(readers) == 1 and value not in self._kept else None
+        self._flow = Dataflow(range(len(items)), lambda i: members(items[i]), kept)
 
     def gate(self, i: int) -> None:
         """A gate that alone reads the two halves of a product becomes part of the product."""
@@ -54,8 +48,8 @@ class Joiner:
         if len(product.ops) != 2 or product.bias:
             return
         halves = tuple(op.out for op in product.ops)
-        at = self._reader(halves[0])
-        if at is None or self._reader(halves[1]) != at:
+        at = self._flow.only_reader(halves[0])
+        if at is None or self._flow.only_reader(halves[1]) != at:
             return
         gate = self.items[at]
         fits = halves[0].width == halves[1].width and halves[0].width % ROWS == 0
@@ -67,17 +61,17 @@ class Joiner:
         product = self.items[i]
         assert isinstance(product, Product)
         result = product.last.out
-        at = self._reader(result) if len(product.ops) == 1 or product.gate else None
+        at = self._flow.only_reader(result) if len(product.ops) == 1 or product.gate else None
         total = None if at is None else self.items[at]
         if at is None or not isinstance(total, Op) or total.kind != "add":
             return
         others = [v for v in total.inputs if v != result]
-        if len(others) == 1 and self._makers.get(others[0], -1) < i:
+        if len(others) == 1 and ((made := self._flow.maker(others[0])) is None or made < i):
             self.items[i], self.items[at] = replace(product, sum=total), None
 
     def norm(self, i: int, norm: Op) -> None:
         """A norm goes into all who read it, if these are products: computing it twice is cheap."""
-        readers = {at: self.items[at] for at in self._readers.get(norm.out, [])}
+        readers = {at: self.items[at] for at in self._flow.readers(norm.out)}
         products = {
             at: p
             for at, p in readers.items()
@@ -88,12 +82,3 @@ class Joiner:
         self.items[i] = None
         for at, product in products.items():
             self.items[at] = replace(product, norm=norm)
-
-
-def _readers(items: Sequence[Fused]) -> Mapping[Value, list[int]]:
-    """Which items read each value."""
-    found: dict[Value, list[int]] = defaultdict(list)
-    for i, item in enumerate(items):
-        for value in {v for op in members(item) for v in op.inputs}:
-            found[value].append(i)
-    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetrun.backend import WeightUse, fusion, writes_rows
+from hetrun.backend import WeightUse, fusion
 from hetrun.backend.fusion import Common, Rotation, Slices
 from hetrun.graph import Op, Value, Weight, stack
 
@@ -77,11 +77,6 @@ def members(item: Fused) -> tuple[Op, ...]:
     if isinstance(item, Product):
         return (*item.ops, *[op for op in (item.norm, item.gate, item.sum) if op])
     return item.ops if isinstance(item, Rotation) else (item,)
-
-
-def has_token_rows(item: Fused) -> bool:
-    """Whether an op must run even if no row is wanted: attention fills the cache all the same."""
-    return any(op.out.rows == "tokens" or writes_rows(op) for op in members(item))
 
 
 def wants(ops: Sequence[Op]) -> tuple[WeightUse, ...]:

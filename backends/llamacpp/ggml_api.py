@@ -8,10 +8,9 @@ what computes or copies gives it away (CDLL).
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import (
     POINTER,
@@ -31,9 +30,18 @@ from pathlib import Path
 from typing import Any
 
 from hetrun.errors import BackendUnavailable
+from hetrun.system.native_library import (
+    MissingFunction,
+    Prototypes,
+    address_of,
+    declare,
+    load_library,
+    load_locked,
+)
 
 TESTED = ("0.25.",)  # versions of ggml whose structures are the ones below
 INSTALL = "pip install 'llama-cpp-python>=0.3.36,<0.3.37' (it needs a C++ compiler and about three minutes)"
+CPU_LIBRARY = "libggml-cpu.so"
 SPINNING, SPINS = "GOMP_SPINCOUNT", "10000"  # half a millisecond or less
 
 F32, F16, I32, I64 = 0, 1, 26, 27
@@ -199,9 +207,14 @@ class Library:
 
     def __init__(self, folder: Path) -> None:
         paths = {name: str(folder / f"libggml{name}.so") for name in ("-base", "-cpu", "")}
-        _declare(self, ctypes.PyDLL(paths["-base"]), _BASE)
-        _declare(self, ctypes.PyDLL(paths["-cpu"]), _CPU)
-        _declare(self, ctypes.CDLL(paths["-base"]), _UNLOCKED)
+        base, self.cpu = load_locked(paths["-base"]), load_locked(paths["-cpu"])
+        try:
+            vars(self).update(declare(base, _BASE) | declare(self.cpu, _CPU))
+            vars(self).update(declare(load_library(paths["-base"]), _UNLOCKED))
+        except MissingFunction as e:
+            raise BackendUnavailable(
+                f"{e}: another version of ggml than the tested ones; {INSTALL}"
+            ) from None
         self.folder = folder
         self.version = self.ggml_version().decode()
         _check_layout(self)
@@ -215,30 +228,13 @@ class Library:
         raise AttributeError(f"{name} is not declared in {__name__}")
 
 
-def _declare(target: object, dll: ctypes.CDLL, table: Mapping[str, tuple[object, ...]]) -> None:
-    for name, (result, *arguments) in table.items():
-        try:
-            function = getattr(dll, name)
-        except AttributeError:
-            raise BackendUnavailable(
-                f"{dll._name} has no {name}: another version of ggml than the tested ones; {INSTALL}"
-            ) from None
-        function.restype = result
-        function.argtypes = arguments
-        setattr(target, name, function)
-
-
-def loaded(name: str, prototypes: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL:
-    """Another library of the same folder, with the functions that are called."""
+def load_beside(name: str, prototypes: Prototypes) -> ctypes.CDLL:
+    """Another library of ggml's folder, with the functions that are called."""
     path = find_folder() / name
     try:
-        lib = ctypes.CDLL(str(path))
-        for function, (result, *arguments) in prototypes.items():
-            found = getattr(lib, function)
-            found.restype, found.argtypes = result, arguments
-    except (OSError, AttributeError) as e:
+        return load_library(path, prototypes)
+    except OSError as e:
         raise BackendUnavailable(f"{path} does not load ({e}): reinstall with {INSTALL}") from e
-    return lib
 
 
 def _check_layout(lib: Library) -> None:
@@ -259,12 +255,11 @@ def silence(lib: Library) -> None:
 
 def libc_address(name: str) -> int:
     """The address of a function of the C library."""
-    return ctypes.cast(getattr(ctypes.CDLL(None), name), c_void_p).value or 0
+    return address_of(getattr(load_library(None), name))
 
 
 def cpu_features(lib: Library) -> list[str]:
     """The instructions that ggml was built with and this CPU has."""
-    dll = ctypes.CDLL(str(lib.folder / "libggml-cpu.so"))
     names = (
         "amx_int8",
         "avx512_bf16",
@@ -276,7 +271,9 @@ def cpu_features(lib: Library) -> list[str]:
         "dotprod",
         "neon",
     )
-    return [name for name in names if getattr(dll, f"ggml_cpu_has_{name}")()] or ["no vector instructions"]
+    return [name for name in names if getattr(lib.cpu, f"ggml_cpu_has_{name}")()] or [
+        "no vector instructions"
+    ]
 
 
 def extra_buffer_types(lib: Library) -> list[int]:
@@ -298,8 +295,8 @@ def find_folder() -> Path:
     if spec is None or spec.origin is None:
         raise BackendUnavailable(f"llama-cpp-python is not installed: {INSTALL}")
     folder = Path(spec.origin).parent / "lib"
-    if not (folder / "libggml-cpu.so").exists():
-        raise BackendUnavailable(f"{folder} has no libggml-cpu.so: reinstall with {INSTALL}")
+    if not (folder / CPU_LIBRARY).exists():
+        raise BackendUnavailable(f"{folder} has no {CPU_LIBRARY}: reinstall with {INSTALL}")
     return folder
 
 

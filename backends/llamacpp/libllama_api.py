@@ -16,10 +16,10 @@ from ctypes import (
     c_void_p,
 )
 from functools import cache
-from typing import Any
 
 from hetrun.backends.llamacpp import ggml_api
 from hetrun.errors import BackendUnavailable
+from hetrun.system.native_library import Prototypes
 
 ABORTED, NO_ROOM = 2, 1  # what llama_decode answers
 LOAD_READ, LOAD_MMAP = 0, 1
@@ -107,7 +107,7 @@ class Batch(Structure):
     )
 
 
-PROTOTYPES: dict[str, tuple[Any, ...]] = {
+PROTOTYPES: Prototypes = {
     "llama_log_set": (None, c_void_p, c_void_p),
     "llama_model_default_params": (ModelParams,),
     "llama_model_load_from_file": (c_void_p, c_char_p, ModelParams),
@@ -145,7 +145,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 def library() -> ctypes.CDLL:
     """libllama, loaded once, its log kept off stderr."""
     ggml_api.library()  # ggml first, and its version is checked
-    lib = ggml_api.loaded("libllama.so", PROTOTYPES)
+    lib = ggml_api.load_beside("libllama.so", PROTOTYPES)
     _check_layout(lib)
     lib.llama_log_set(ggml_api.libc_address("abs"), None)
     return lib

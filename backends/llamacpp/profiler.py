@@ -12,6 +12,7 @@ from time import perf_counter
 from hetrun.backend.op_profile import Activity, Spent
 from hetrun.backends.llamacpp import ggml_api
 from hetrun.backends.llamacpp.ggml_api import PRODUCT, SORTED, Library, op_name
+from hetrun.system.native_library import Prototypes, load_library
 
 # ggml does not run these: they only say how memory is looked at.
 EMPTY = {"NONE", "RESHAPE", "TRANSPOSE", "VIEW", "PERMUTE"}
@@ -26,6 +27,7 @@ OF_OP: Mapping[str, Activity] = {
 }
 ASKED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 COMPARE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+QSORT: Prototypes = {"qsort": (None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, COMPARE)}
 
 
 class GraphWatch:
@@ -74,12 +76,12 @@ def question_seconds() -> float:
         calls.append((now, perf_counter()))
         return 0
 
-    sort, numbers = ctypes.CDLL(None).qsort, ctypes.create_string_buffer(64)
+    sort, numbers = load_library(None, QSORT).qsort, ctypes.create_string_buffer(64)
     compare, found = COMPARE(asked), []
     for _ in range(5):
         calls.clear()
         start = perf_counter()
-        sort(numbers, ctypes.c_size_t(64), ctypes.c_size_t(1), compare)
+        sort(numbers, 64, 1, compare)
         total = perf_counter() - start
         found.append((total - sum(b - a for a, b in calls)) / len(calls))
     return max(0.0, min(found))

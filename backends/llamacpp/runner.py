@@ -12,6 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShape, Segment, sees_whole
+from hetrun.backend.fusion import has_token_rows
 from hetrun.backends.llamacpp import fusion, ggml_api
 from hetrun.backends.llamacpp.attention_layout import TILE
 from hetrun.backends.llamacpp.decode_attention import FewRows
@@ -81,7 +82,7 @@ class GgmlRunner:
             if value.rows == "tokens" or shape.wanted:
                 e.read(value)
         for item in join(fusion.fuse(segment.ops), segment.writes, self._backend.packs):
-            if shape.wanted or fusion.has_token_rows(item):
+            if shape.wanted or has_token_rows(fusion.members(item)):
                 e.emit(item)
         kept = {v.name: e.w.keep(e.values[v]) for v in segment.writes if v.rows == "tokens" or shape.wanted}
         return kept

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import WeightUse
+from hetrun.backend.fusion import has_token_rows
 from hetrun.backend.weight_streaming import Cut, Piece, Place, Supply
 from hetrun.backends.llamacpp import fusion
 from hetrun.backends.llamacpp.epilogues import join
@@ -88,7 +89,7 @@ class PartialWeights:
         """Pieces in the order of the products of one segment."""
         items = join(fusion.fuse(ops), writes, lambda use: bool(self._packs(use)))
         products = [item for item in items if isinstance(item, Product) and self._packs(item.use)]
-        found = [(fusion.has_token_rows(item), self._pieces(item, most_bytes)) for item in products]
+        found = [(has_token_rows(fusion.members(item)), self._pieces(item, most_bytes)) for item in products]
         order = [of_tokens for of_tokens, _ in found]
         if not found or order != sorted(order, reverse=True):
             return None

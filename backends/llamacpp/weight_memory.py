@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Sequence
-from ctypes import c_void_p
+from ctypes import c_int, c_size_t, c_void_p
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from hetrun.backends.llamacpp.mixture.cached_experts import CACHED, CachedExpert
 from hetrun.backends.llamacpp.streamed_weights import PartialWeights
 from hetrun.errors import BackendError
 from hetrun.graph import Weight
+from hetrun.system.native_library import load_library
 
 CHUNK = 256 << 20  # address space taken at once; pages that are never written cost nothing
 SCRATCH = 16 << 20  # stored bytes in flight while a weight is repacked
@@ -89,8 +90,8 @@ def _use_huge_pages(start: int, end: int) -> None:
     """Ask for 2 MiB pages before the first write; a system that refuses only costs speed."""
     first, last = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
     if first < last:
-        libc = ctypes.CDLL(None)
-        libc.madvise(c_void_p(first), ctypes.c_size_t(last - first), MADV_HUGEPAGE)
+        libc = load_library(None, {"madvise": (c_int, c_void_p, c_size_t, c_int)})
+        libc.madvise(first, last - first, MADV_HUGEPAGE)
 
 
 class WeightMemory:

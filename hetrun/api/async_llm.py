@@ -11,10 +11,11 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
 
-from hetrun.api.conversation import Chat, ChatReader, Chats, ToolOptions, chat_messages
+from hetrun.api.conversation import Chat, ChatKeywords, ChatReader, Chats, ToolOptions, chat_messages
 from hetrun.api.keywords import ModelOptions, SamplingKeywords
 from hetrun.api.llm import (
     NOT_PICKLED,
+    Ask,
     asked,
     described,
     loading_bar,
@@ -49,6 +50,7 @@ from hetrun.graph.pooling import Pooling
 from hetrun.planner.plan import PlanSet
 
 R = TypeVar("R")
+AskOf = Callable[[LocalModel], tuple[list[Ask], bool]]  # what is asked of a model, when it is loaded
 
 
 class AsyncLLM:
@@ -134,11 +136,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, object] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> Coroutine[Any, Any, Completion]: ...
 
     @overload
@@ -148,11 +146,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         stream: Literal[True],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, object] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> AsyncGenerator[ChatChunk, None]: ...
 
     @overload
@@ -162,11 +156,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, object] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> Coroutine[Any, Any, list[Completion]]: ...
 
     def chat(
@@ -187,36 +177,24 @@ class AsyncLLM:
         stream=True it is an async generator of chunks, for `async for`.
         """
         about_tools = ToolOptions(tools, tool_choice, parallel_tool_calls)
-        answer = self._chunks if stream else self._chat
-        return answer(messages, params, sampling, about_tools, template_options)
 
-    async def _chat(
-        self,
-        messages: Chat | Chats,
-        params: SamplingParams | None,
-        sampling: SamplingKeywords,
-        about_tools: ToolOptions,
-        template_options: Mapping[str, object] | None,
-    ) -> Completion | list[Completion]:
+        def ask(model: LocalModel) -> tuple[list[Ask], bool]:
+            chosen = sampling_params(model, params, sampling)
+            return asked(model, messages, chosen, about_tools, template_options, stream=stream)
+
+        return self._chunks(ask) if stream else self._chat(ask)
+
+    async def _chat(self, ask: AskOf) -> Completion | list[Completion]:
         model = await self._opened()
         with in_python():
-            chosen = sampling_params(model, params, sampling)
-            asks, several = asked(model, messages, chosen, about_tools, template_options, stream=False)
+            asks, several = ask(model)
             answers = read_chats(await _collected(model, [request for request, _ in asks]), asks)
             return answers if several else answers[0]
 
-    async def _chunks(
-        self,
-        messages: Chat | Chats,
-        params: SamplingParams | None,
-        sampling: SamplingKeywords,
-        about_tools: ToolOptions,
-        template_options: Mapping[str, object] | None,
-    ) -> AsyncGenerator[ChatChunk, None]:
+    async def _chunks(self, ask: AskOf) -> AsyncGenerator[ChatChunk, None]:
         model = await self._opened()
         with in_python():
-            chosen = sampling_params(model, params, sampling)
-            asks, _ = asked(model, messages, chosen, about_tools, template_options, stream=True)
+            asks, _ = ask(model)
             request, how = asks[0]
             reader = ChatReader(how)
             async with aclosing(self._events(model, request)) as events:

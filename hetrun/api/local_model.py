@@ -494,9 +494,9 @@ def seeing(options: Options, vision: Vision | NoVision) -> Options:
     return replace(options, vision=vision, spatial=vision.spatial, whole=vision.whole)
 
 
-def make_plan(settings: Settings) -> PlanSet:
-    """The plan for the settings' model, without reading its weights."""
-    source = open_model(model_path(settings))
+def make_plan(settings: Settings, source: ModelSource | None = None) -> PlanSet:
+    """The plan for the settings' model, without reading its weights; `source`: its header, if it was read."""
+    source = source or open_model(model_path(settings))
     return models.foreseen(source, options_for(source, settings, eager=None))
 
 

@@ -1,4 +1,5 @@
-"""What backends that fuse ops share: which products and rotations can be one, and what a lone op reads.
+"""What backends that fuse ops share: which op alone reads a value, which products and rotations can be one,
+and what a lone op reads.
 
 The graph stays unfused. What a backend makes of these, and of activations, its own `fusion.py` says.
 """
@@ -6,14 +7,16 @@ The graph stays unfused. What a backend makes of these, and of activations, its 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
-from hetrun.backend.interface import WeightUse, use_of
+from hetrun.backend.interface import WeightUse, use_of, writes_rows
 from hetrun.graph import Op, Value
 from hetrun.graph.ops import Moe, RmsNorm, Rope
 
 Common = tuple[object, ...]
+I = TypeVar("I")  # noqa: E741 - an item
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,56 @@ class Rotation:
     """Rope ops with the same angles on neighbouring slices of one product."""
 
     ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """act(gate(x)) * up(x)."""
+
+    gate: Op
+    up: Op
+    act: Op
+
+
+class Dataflow(Generic[I]):
+    """Which item of a segment makes each value, and which read it; an item is one op, or several that are
+    fused."""
+
+    def __init__(
+        self, items: Iterable[I], members: Callable[[I], Sequence[Op]], kept: Collection[Value] = ()
+    ) -> None:
+        """`members` are the ops of an item. Values in `kept` are read by others too."""
+        self._kept = kept
+        self._makers: dict[Value, I] = {}
+        self._readers: dict[Value, list[I]] = defaultdict(list)
+        for item in items:
+            ops = members(item)
+            self._makers.update((op.out, item) for op in ops)
+            for value in {v for op in ops for v in op.inputs}:
+                self._readers[value].append(item)
+
+    def maker(self, value: Value) -> I | None:
+        """The item whose result a value is; None: it comes from outside."""
+        return self._makers.get(value)
+
+    def readers(self, value: Value) -> Sequence[I]:
+        """The items that read a value, in their order."""
+        return self._readers.get(value, ())
+
+    def only_reader(self, value: Value) -> I | None:
+        """The item for which alone a value is made."""
+        readers = self.readers(value)
+        return readers[0] if len(readers) == 1 and value not in self._kept else None
+
+
+def dataflow(ops: Iterable[Op], kept: Collection[Value] = ()) -> Dataflow[Op]:
+    """That of ops before they are fused."""
+    return Dataflow(ops, lambda op: (op,), kept)
+
+
+def has_token_rows(ops: Iterable[Op]) -> bool:
+    """Whether one of these must run even if no row is wanted: attention fills the cache all the same."""
+    return any(op.out.rows == "tokens" or writes_rows(op) for op in ops)
 
 
 def kin(ops: Sequence[Op], common: Callable[[Op], Common]) -> Mapping[Common, tuple[Op, ...]]:

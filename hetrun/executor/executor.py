@@ -38,6 +38,7 @@ from hetrun.memory.kv.states import NONE
 from hetrun.planner.costmodel import Forecast, Measured, Work
 from hetrun.planner.partial_plans import PartialPlans
 from hetrun.planner.plan import BUCKETS, Plan, PlanSet, after, between, up_to
+from hetrun.system.ema import smoothed
 
 SMALL = 16  # tokens; graphs up to this size are cheap to keep
 SMOOTHING, MOST_BETWEEN_S = 0.1, 0.002
@@ -181,7 +182,7 @@ class Executor:
                 self._keep([trip])
                 besides = perf_counter() - start - (self._inside + self._away - inside)
                 if besides < MOST_BETWEEN_S:  # more is a graph that was compiled
-                    self.between_s += SMOOTHING * (besides - self.between_s)
+                    self.between_s = smoothed(self.between_s, besides, SMOOTHING)
                 return rows
             # A pass may leave its result in memory that the next one overwrites.
             out, at = np.empty((step.wanted, self._result(step.hidden).width), np.float32), 0

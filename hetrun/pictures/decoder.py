@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from time import monotonic
 from types import TracebackType
 from typing import NamedTuple
 
 from hetrun.client.events import MOST_PICTURE_BYTES
-from hetrun.errors import EngineStopped, HetrunError, PictureError
+from hetrun.errors import PictureError
 from hetrun.pictures import limits
 from hetrun.pictures.kinds import format_of
 from hetrun.pictures.picture import Picture
 from hetrun.system import subprocesses
 from hetrun.system.sandbox.child import Child, Gone, computed_too_long
 from hetrun.system.sandbox.framing import HEAD
+from hetrun.system.sandbox.kept_child import KeptChild
 from hetrun.system.terminal_text import visible
 
 CHILD = "from hetrun.pictures.decoder_main import main; main({pipe})"
@@ -28,7 +27,6 @@ class Refusal(NamedTuple):
     """Why the process does not decode a picture."""
 
     reason: str
-    over: bool  # the process ends with it
 
 
 class PictureDecoder:
@@ -38,15 +36,12 @@ class PictureDecoder:
     """
 
     def __init__(self) -> None:
-        self._owner = os.getpid()
-        self._lock = threading.Lock()
-        self._process: Process | None = None
-        self._closed = False
+        self._kept = KeptChild(Process, "a picture was decoded")
 
     @property
     def pid(self) -> int | None:
         """The process, where one runs."""
-        return self._process.pid if self._process else None
+        return self._kept.pid
 
     def decode(self, data: bytes) -> Picture:
         """The picture in a file: PNG, JPEG, WebP, the first frame of GIF, or BMP.
@@ -58,21 +53,17 @@ class PictureDecoder:
             size, most = len(data) >> 20, MOST_PICTURE_BYTES >> 20
             raise PictureError(f"the picture's file has {size} MiB, and up to {most} are read")
         name = format_of(data)
-        with self._lock:
-            try:
-                return self._asked(name, data)
-            except Dead as gone:
-                raise self._failed(name, str(gone)) from None
+        try:
+            answer = self._asked(name, data)
+        except Dead as gone:
+            raise self._failed(name, str(gone)) from None
+        if isinstance(answer, Refusal):
+            raise self._failed(name, answer.reason)
+        return answer
 
     def close(self) -> None:
         """End the process, also while it decodes. A fork leaves the process of its parent alone."""
-        if os.getpid() != self._owner:
-            return
-        self._closed = True
-        if process := self._process:
-            process.kill()
-        with self._lock:
-            self._end()
+        self._kept.close()
 
     def __enter__(self) -> PictureDecoder:
         return self
@@ -82,48 +73,18 @@ class PictureDecoder:
     ) -> None:
         self.close()
 
-    def _asked(self, name: str, data: bytes) -> Picture:
-        for attempt in (1, 2):
-            kept = self._process is not None
-            process = self._running()
-            try:
-                answer = process.ask(name, data)
-            except (Dead, HetrunError) as gone:  # it died, or did not start
-                self._end()
-                if self._closed:
-                    raise EngineStopped("the model was closed before a picture was decoded") from None
-                if (
-                    isinstance(gone, Dead) and gone.idle and kept and attempt == 1
-                ):  # it ended just when the picture came
-                    continue
+    def _asked(self, name: str, data: bytes) -> Picture | Refusal:
+        try:
+            return self._kept.ask(lambda process: process.ask(name, data))
+        except Dead as gone:
+            if not gone.idle:
                 raise
-            except BaseException:  # such as Ctrl-C: an answer may still come, and it would be the next one's
-                self._end()
-                raise
-            if isinstance(answer, Picture):
-                return answer
-            if answer.over:
-                self._end()
-            raise self._failed(name, answer.reason)
-        raise AssertionError("a new process was idle")
+        return self._kept.ask(lambda process: process.ask(name, data))  # it ended just when the picture came
 
     @staticmethod
     def _failed(name: str, reason: str) -> PictureError:
         said = " ".join(visible(reason[:MOST_REASON]).split())
         return PictureError(f"the {'WebP' if name == 'WEBP' else name} picture cannot be read: {said}")
-
-    def _running(self) -> Process:
-        if self._closed:
-            raise EngineStopped("the model was closed; open it again with LLM(...)")
-        if self._process is None or not self._process.alive:
-            self._end()
-            self._process = Process()
-        return self._process
-
-    def _end(self) -> None:
-        if self._process:
-            self._process.end()
-        self._process = None
 
 
 class Dead(Gone):
@@ -139,9 +100,11 @@ class Process(Child):
 
     def __init__(self) -> None:
         super().__init__(CHILD, "pictures", "PIL.Image")
+        self._was_asked = False
 
     def ask(self, name: str, data: bytes) -> Picture | Refusal:
         """The picture, or what is wrong with it."""
+        again, self._was_asked = self._was_asked, True
         self.wait_until_ready()
         end = monotonic() + limits.WALL_PER_CPU * (limits.OPEN_S + 2 * limits.seconds(limits.MOST_PIXELS))
         try:
@@ -152,7 +115,7 @@ class Process(Child):
             raise Dead(limits.FAULTS[limits.NO_TIME]) from None
         except (EOFError, OSError):
             code = self.exit_code()
-            raise Dead(_obituary(code), idle=code == 0) from None
+            raise Dead(_obituary(code), idle=again and code == 0) from None
         except (ValueError, RecursionError):
             raise Dead(UNREADABLE) from None
 
@@ -166,7 +129,9 @@ class Process(Child):
             ):
                 return Picture.of(width, height, self.read(3 * width * height, end))
             case {"reason": str() as reason, "over": bool() as over}:
-                return Refusal(reason, over)
+                if over:
+                    self.end()
+                return Refusal(reason)
         raise ValueError(UNREADABLE)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from math import exp, hypot, log, pow, sqrt
 
 from hetrun.planner.plan import Plan
+from hetrun.system.ema import smoothed
 
 WORTH = 0.03  # of a time: plans that are closer than this are as good as each other
 CERTAIN, ROUGH = 0.15, 0.5  # standard deviations of logarithms: of a time measured in quiet, and of a guess
@@ -308,7 +309,7 @@ class Race:
     def _hear_noise(self, arm: Arm, off: float) -> None:
         if arm.runs > 1:
             seen = min(1.25 * abs(off), OFF * self.noise)  # a normal mean distance is 0.8 deviations
-            self.noise = max(LEAST_NOISE, self.noise + NOISE_RATE * (seen - self.noise))
+            self.noise = max(LEAST_NOISE, smoothed(self.noise, seen, NOISE_RATE))
 
     def _learn(self, arm: Arm, off: float, noise: float, alone: bool) -> None:
         """A pass that was off by so much. What is well known changes with the machine, and the others with

@@ -7,13 +7,13 @@ so parts of the file that lie in that cache are left out.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from ctypes import c_int, c_size_t, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -25,7 +25,9 @@ from hetrun.config import dirs
 from hetrun.errors import ModelFileError
 from hetrun.planner.costmodel import Forecast
 from hetrun.prefetch.open_files import go_direct
+from hetrun.system.ema import smoothed
 from hetrun.system.files import open_regular
+from hetrun.system.native_library import load_library
 from hetrun.system.units import counted
 
 MIB = 1 << 20
@@ -173,14 +175,12 @@ def cached_share(file: int, offset: int, nbytes: int) -> float | None:
     It says so only of files that the user may write to; of others, that all is there.
     """
     try:
-        mincore = ctypes.CDLL(None, use_errno=True).mincore
+        libc = load_library(None, {"mincore": (c_int, c_void_p, c_size_t, c_void_p)})
         with mmap.mmap(file, nbytes, prot=mmap.PROT_READ, offset=offset) as view:
             seen = np.empty(-(-nbytes // mmap.PAGESIZE), np.uint8)
             address = np.frombuffer(view, np.uint8).ctypes.data
-            failed = mincore(
-                ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_void_p(seen.ctypes.data)
-            )
-    except (OSError, AttributeError, ValueError, BufferError):
+            failed = libc.mincore(address, nbytes, seen.ctypes.data)
+    except (OSError, ValueError, BufferError):
         return None
     return None if failed else float((seen & 1).mean())
 
@@ -302,5 +302,5 @@ class DiskRate:
         found = seconds / nbytes
         if waited < WAITED * seconds and found >= self._s_per_byte:
             return
-        self._s_per_byte += nbytes / (nbytes + HORIZON) * (found - self._s_per_byte)
+        self._s_per_byte = smoothed(self._s_per_byte, found, nbytes / (nbytes + HORIZON))
         self.rate = 1 / self._s_per_byte

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from hetrun.errors import HetrunError
 from hetrun.graph import Weight
 from hetrun.prefetch.expert_records import Records
-from hetrun.prefetch.native import Functions, Read, address_of, file_table, opened
+from hetrun.prefetch.native import Read, file_table
 from hetrun.prefetch.open_files import OpenFiles
 from hetrun.prefetch.ring_buffer import Fault
 from hetrun.system.address_space import HUGE_PAGE, Reserved
+from hetrun.system.native_library import Prototypes, address_of, load_built
 
 NAME = "expert_slots.so"  # beside this file
 VERSION = 1  # of its structures
@@ -78,29 +80,29 @@ class Counts(Structure):
     traced: int
 
 
-FUNCTIONS: Functions = {
-    "open": (c_void_p, (POINTER(_Setup),)),
-    "supply": (c_void_p, (c_void_p,)),
-    "begin": (None, (c_void_p, c_int64)),
-    "listen": (None, (c_void_p, c_int64)),
-    "stop": (None, (c_void_p,)),
-    "restart": (None, (c_void_p,)),
-    "fault": (c_int, (c_void_p, POINTER(Fault))),
-    "counts": (None, (c_void_p, POINTER(Counts))),
-    "resize": (None, (c_void_p, c_int64, c_int64)),
-    "widen": (None, (c_void_p, c_int64)),
-    "worth": (c_void_p, (c_void_p,)),
-    "half_life": (c_double, (c_void_p,)),
-    "trace": (c_void_p, (c_void_p,)),
-    "held": (c_int64, (c_void_p, c_int64)),
-    "close": (None, (c_void_p,)),
+FUNCTIONS: Prototypes = {
+    "hetrun_experts_open": (c_void_p, POINTER(_Setup)),
+    "hetrun_experts_supply": (c_void_p, c_void_p),
+    "hetrun_experts_begin": (None, c_void_p, c_int64),
+    "hetrun_experts_listen": (None, c_void_p, c_int64),
+    "hetrun_experts_stop": (None, c_void_p),
+    "hetrun_experts_restart": (None, c_void_p),
+    "hetrun_experts_fault": (c_int, c_void_p, POINTER(Fault)),
+    "hetrun_experts_counts": (None, c_void_p, POINTER(Counts)),
+    "hetrun_experts_resize": (None, c_void_p, c_int64, c_int64),
+    "hetrun_experts_widen": (None, c_void_p, c_int64),
+    "hetrun_experts_worth": (c_void_p, c_void_p),
+    "hetrun_experts_half_life": (c_double, c_void_p),
+    "hetrun_experts_trace": (c_void_p, c_void_p),
+    "hetrun_experts_held": (c_int64, c_void_p, c_int64),
+    "hetrun_experts_close": (None, c_void_p),
 }
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The library, if it can be used here."""
-    return opened(NAME, "hetrun_experts", VERSION, FUNCTIONS)
+    return load_built(Path(__file__).parent / NAME, ("hetrun_experts_version", VERSION), FUNCTIONS)
 
 
 @dataclass(frozen=True, slots=True)

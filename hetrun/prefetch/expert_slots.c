@@ -12,21 +12,12 @@
 
    One mutex guards all of it; no thread reads or computes while holding it. */
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#define _FILE_OFFSET_BITS 64
-#include <math.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include "expert_slots.h"
 #include "pages.h"
 
-#define HUGE_PAGE (2 << 20)
+#include <math.h>
+
+#include "expert_slots.h"
+
 #define NONE (-1)
 #define NEVER (-1e300) /* the worth of what was never chosen */
 #define AT_ONCE 8      /* experts of slots that are given before others may have arrived */
@@ -102,13 +93,6 @@ struct cache {
 int64_t hetrun_experts_version(void)
 {
     return EXPERT_SLOTS_VERSION;
-}
-
-static int64_t now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 /* ---- what is worth how much; the mutex is held ---- */
@@ -781,20 +765,6 @@ static int find_trials(struct cache *c)
     return 0;
 }
 
-static int start_readers(struct cache *c)
-{
-    sigset_t all, before;
-    int error = 0;
-    sigfillset(&all); /* signals are for threads that know what to do about them */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (!error && c->started < c->setup.threads) {
-        error = pthread_create(&c->threads[c->started], NULL, reader, c);
-        c->started += !error;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
-
 /* NULL with errno. */
 struct cache *hetrun_experts_open(const struct cache_setup *setup)
 {
@@ -818,7 +788,7 @@ struct cache *hetrun_experts_open(const struct cache_setup *setup)
     if (!error)
         error = find_buffers(c);
     if (!error)
-        error = start_readers(c);
+        error = start_threads(c->threads, &c->started, c->setup.threads, reader, c);
     if (!error)
         return c;
     hetrun_experts_close(c);

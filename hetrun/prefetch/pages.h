@@ -1,14 +1,49 @@
-/* Reads any bytes of files by the whole pages around them, as direct reads ask for. Included by ring_reader.c. */
+/* Reads any bytes of files by the whole pages around them, as direct reads ask for, and starts the threads that
+   do. Included by ring_reader.c and expert_slots.c, before all else: it says which functions the system has. */
 
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define _FILE_OFFSET_BITS 64
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "ring_reader.h"
 
 #define LOAD(what) __atomic_load_n(&(what), __ATOMIC_ACQUIRE)
 #define STORE(what, value) __atomic_store_n(&(what), value, __ATOMIC_RELEASE)
+
+#define HUGE_PAGE (2 << 20)
+
+/* Nanoseconds since some moment. */
+static int64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Start threads, as many as are wanted, and count them; 0, or why one could not be. */
+static int start_threads(pthread_t *threads, int64_t *started, int64_t wanted, void *(*work)(void *), void *data)
+{
+    sigset_t all, before;
+    int error = 0;
+    sigfillset(&all); /* signals are for threads that know what to do about them */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (!error && *started < wanted) {
+        error = pthread_create(&threads[*started], NULL, work, data);
+        *started += !error;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
 
 /* The files, and what was read of them. */
 struct source {

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_int, c_int64, c_size_t, c_ssize_t, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.errors import BackendError
-from hetrun.prefetch.native import CFile, File, Functions, Read, address_of, file_table, opened
+from hetrun.prefetch.native import CFile, File, Read, file_table
+from hetrun.system.native_library import Prototypes, address_of, load_built
 
 NAME = "ring_reader.so"  # beside this file
 VERSION = 2  # of its structures
@@ -76,26 +78,26 @@ class Counts(Structure):
     missing: int
 
 
-FUNCTIONS: Functions = {
-    "open": (c_void_p, (POINTER(_Setup),)),
-    "supply": (c_void_p, (c_void_p,)),
-    "follow": (c_int, (c_void_p, c_void_p, c_int64, c_int64)),
-    "begin": (c_int, (c_void_p, c_int64, c_int64)),
-    "wait": (c_void_p, (c_void_p, c_int64)),
-    "release": (None, (c_void_p, c_int64)),
-    "stop": (None, (c_void_p,)),
-    "restart": (None, (c_void_p,)),
-    "fault": (c_int, (c_void_p, POINTER(Fault))),
-    "counts": (None, (c_void_p, POINTER(Counts))),
-    "fetch": (c_int, (c_void_p, POINTER(_Extent), c_void_p, POINTER(Fault))),
-    "close": (None, (c_void_p,)),
+FUNCTIONS: Prototypes = {
+    "hetrun_ring_open": (c_void_p, POINTER(_Setup)),
+    "hetrun_ring_supply": (c_void_p, c_void_p),
+    "hetrun_ring_follow": (c_int, c_void_p, c_void_p, c_int64, c_int64),
+    "hetrun_ring_begin": (c_int, c_void_p, c_int64, c_int64),
+    "hetrun_ring_wait": (c_void_p, c_void_p, c_int64),
+    "hetrun_ring_release": (None, c_void_p, c_int64),
+    "hetrun_ring_stop": (None, c_void_p),
+    "hetrun_ring_restart": (None, c_void_p),
+    "hetrun_ring_fault": (c_int, c_void_p, POINTER(Fault)),
+    "hetrun_ring_counts": (None, c_void_p, POINTER(Counts)),
+    "hetrun_ring_fetch": (c_int, c_void_p, POINTER(_Extent), c_void_p, POINTER(Fault)),
+    "hetrun_ring_close": (None, c_void_p),
 }
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The library, if it can be used here."""
-    return opened(NAME, "hetrun_ring", VERSION, FUNCTIONS)
+    return load_built(Path(__file__).parent / NAME, ("hetrun_ring_version", VERSION), FUNCTIONS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,9 @@
    One mutex guards all of it, but a thread that finds a piece there takes it without. No thread reads while
    it holds the mutex. */
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#define _FILE_OFFSET_BITS 64
-#include <pthread.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include "pages.h"
 
 #define SMALL (4 * PAGE) /* reads of any position go through so much of the stack, if that is enough */
-#define HUGE_PAGE (2 << 20)
 
 /* The state of a slot: the number of the piece that it is for, and what became of that. */
 enum { EMPTY, COMING, THERE, TAKEN };
@@ -72,13 +61,6 @@ struct ring {
 int64_t hetrun_ring_version(void)
 {
     return VERSION;
-}
-
-static int64_t now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 /* ---- what becomes of pieces; the mutex is held ---- */
@@ -445,20 +427,6 @@ void hetrun_ring_close(struct ring *ring)
 
 /* ---- how it begins ---- */
 
-static int start_readers(struct ring *ring)
-{
-    sigset_t all, before;
-    int error = 0;
-    sigfillset(&all); /* signals are for threads that know what to do about them */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (!error && ring->started < ring->setup.threads) {
-        error = pthread_create(&ring->threads[ring->started], NULL, reader, ring);
-        ring->started += !error;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error;
-}
-
 static int find_memory(struct ring *ring)
 {
     const struct setup *setup = &ring->setup;
@@ -500,7 +468,7 @@ struct ring *hetrun_ring_open(const struct setup *setup)
     pthread_cond_init(&ring->still, NULL);
     int error = find_memory(ring);
     if (!error && !setup->synchronous)
-        error = start_readers(ring);
+        error = start_threads(ring->threads, &ring->started, ring->setup.threads, reader, ring);
     if (!error)
         return ring;
     hetrun_ring_close(ring);

@@ -27,6 +27,7 @@ from hetrun.prefetch.disk_probe import Disk, DiskRate, remember
 from hetrun.prefetch.pass_times import MOST_OFF, PassTimes, learn
 from hetrun.prefetch.residency_policy import POLICIES, Kept, Policy, choose, resize, switch
 from hetrun.prefetch.streamer import Streamer
+from hetrun.system.ema import smoothed
 from hetrun.system.estimate import Tracked
 
 log = logging.getLogger(__name__)
@@ -74,10 +75,10 @@ class Late:
             return
         self.alike = self.alike + 1 if answering == self.answering else 1
         share, self.answering = max(SMOOTHING, 1 / self.alike), answering
-        self.seconds += share * (seconds - self.seconds)
-        self.waited += share * (waited - self.waited)
-        self.bytes_read += share * (nbytes - self.bytes_read)
-        self.tokens += share * (tokens - self.tokens)
+        self.seconds = smoothed(self.seconds, seconds, share)
+        self.waited = smoothed(self.waited, waited, share)
+        self.bytes_read = smoothed(self.bytes_read, nbytes, share)
+        self.tokens = smoothed(self.tokens, tokens, share)
 
 
 class Compute:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hetrun.sampling.rng import Floats
+from hetrun.system.native_library import Prototypes, load_built
 
 if TYPE_CHECKING:
     from hetrun.sampling.fast_path import Usual
@@ -21,15 +22,18 @@ VERSION = 2  # of their arguments
 MOST = 128  # values that they may be asked for
 NOTHING = -1  # there is something in the row that others must explain
 
+ROW = c_void_p, c_int64, c_int64
+FUNCTIONS: Prototypes = {
+    "hetrun_greatest": (c_int64, *ROW, c_void_p, c_void_p),
+    "hetrun_draw": (c_int64, *ROW, *(c_double,) * 4),
+}
+
 
 class Greatest(threading.local):
     """What is done with the k greatest of a row. None: a row, or a k, that is not for C."""
 
     def __init__(self, dll: ctypes.CDLL) -> None:
-        row = (c_void_p, c_int64, c_int64)
         self._find, self._draw = dll.hetrun_greatest, dll.hetrun_draw
-        self._find.argtypes, self._find.restype = (*row, c_void_p, c_void_p), c_int64
-        self._draw.argtypes, self._draw.restype = (*row, *(c_double,) * 4), c_int64
         # Each thread has results of its own.
         self._places, self._values = (c_int64 * MOST)(), (c_float * MOST)()
         self._results = ctypes.addressof(self._places), ctypes.addressof(self._values)
@@ -57,10 +61,6 @@ def _fit(row: Floats, k: int) -> bool:
 @cache
 def greatest() -> Greatest | None:
     """The functions, where they were built, and from the source that this file goes with."""
-    try:
-        dll = ctypes.PyDLL(str(Path(__file__).parent / NAME))
-        version = dll.hetrun_greatest_version
-    except (OSError, AttributeError):
-        return None
-    version.restype = c_int64
-    return Greatest(dll) if version() == VERSION else None
+    path, version = Path(__file__).parent / NAME, ("hetrun_greatest_version", VERSION)
+    dll = load_built(path, version, FUNCTIONS, locked=True)
+    return Greatest(dll) if dll else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+from hetrun.system.native_library import MissingFunction, load_library
+
 
 def give_back() -> None:
     """Have the system get the whole pages that are free in the allocator's arenas.
@@ -20,9 +22,7 @@ def give_back() -> None:
 
 @cache
 def _libc() -> ctypes.CDLL | None:
-    libc = ctypes.CDLL(None)
     try:
-        libc.malloc_trim.argtypes = (ctypes.c_size_t,)
-    except AttributeError:  # no glibc
+        return load_library(None, {"malloc_trim": (ctypes.c_int, ctypes.c_size_t)})
+    except MissingFunction:  # no glibc
         return None
-    return libc

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from hetrun.system.core_sets import CoreSet, core_sets
 from hetrun.system.cpu_topology import TopoTree, this_machine
+from hetrun.system.native_library import address_of, load_built
 
 NAME = "affinity_calls.so"  # beside this file
 VERSION = 1  # of its structure
@@ -161,8 +162,8 @@ def _runner(library: ctypes.CDLL) -> Callable[[Masks, int], None] | None:
     number = getattr(library, "omp_get_thread_num", None)
     if sit is None or parallel is None or number is None or any(os.environ.get(name) for name in THEIRS):
         return None
-    start = CFUNCTYPE(None, c_void_p, c_void_p, c_uint, c_uint)(ctypes.cast(parallel, c_void_p).value or 0)
-    asks = ctypes.cast(number, c_void_p).value
+    start = CFUNCTYPE(None, c_void_p, c_void_p, c_uint, c_uint)(address_of(parallel))
+    asks = address_of(number)
 
     def run(masks: Masks, threads: int) -> None:
         bits, words = _bits(masks)
@@ -188,10 +189,5 @@ def _bits(masks: Masks) -> tuple[ctypes.Array[c_uint64], int]:
 @cache
 def _function() -> int | None:
     """The C function, where it was built, and from the source that this file goes with."""
-    try:
-        dll = ctypes.CDLL(str(Path(__file__).parent / NAME))
-        version, sit = dll.hetrun_seats_version, dll.hetrun_sit
-    except (OSError, AttributeError):
-        return None
-    version.restype = c_int64
-    return ctypes.cast(sit, c_void_p).value if version() == VERSION else None
+    library = load_built(Path(__file__).parent / NAME, ("hetrun_seats_version", VERSION))
+    return address_of(library.hetrun_sit) if library else None

@@ -10,10 +10,10 @@ import logging
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from hetrun.api.local_model import model_path
 from hetrun.backend import registry
 from hetrun.config import Settings
 from hetrun.errors import HetrunError
+from hetrun.loader.source import ModelSource
 from hetrun.memory.breakdown import EXPERTS
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.precision import precision_of
@@ -22,7 +22,7 @@ from hetrun.system.progress import Progress, stretch
 from hetrun.tools.bench.cases import Case
 from hetrun.tools.bench.matmul_peak import measure_peak, multiplier
 from hetrun.tools.bench.memory_bandwidth import bandwidth, rounded
-from hetrun.tools.bench.roofline import Demand, demands
+from hetrun.tools.bench.roofline import Demand, demands_of
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +47,15 @@ class Machine:
         return max(reading, made / (OF_PRODUCTS * self.products)) + STEP_S * operations
 
 
-def with_outlook(plans: PlanSet, settings: Settings, tell: Progress | None = None) -> PlanSet:
-    """The plan with predicted speeds where nothing has been measured yet; those of a device are not known."""
+def with_outlook(
+    plans: PlanSet, settings: Settings, source: ModelSource, tell: Progress | None = None
+) -> PlanSet:
+    """The plan of a model with predicted speeds where nothing has been measured yet; those of a device are
+    not known."""
     known = plans.rates or Rates()
     if plans.devices or (known.answers and known.prompts) or _has_slow(plans):
         return plans
-    model, most = demands(model_path(settings), settings.kv_type), min(plans.ubatch, plans.context or SHORT)
+    model, most = demands_of(source, settings.kv_type), min(plans.ubatch, plans.context or SHORT)
     cases = (
         Case("decode", 1, min(SHORT, plans.context or SHORT)),
         Case("decode", 1, plans.context),

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from hetrun.api.local_model import make_plan
+from hetrun.api.local_model import make_plan, model_path
 from hetrun.cli.reports.plan import with_guesses
 from hetrun.config import Settings
+from hetrun.loader.open_model import open_model
 from hetrun.memory.breakdown import EXPERTS
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.rates import Rates, Residence
@@ -17,6 +18,7 @@ from hetrun.tools.bench.roofline import Demand
 from hetrun.tools.outlook import OF_MEMORY, OF_PRODUCTS, STEP_S, Machine, with_outlook
 
 SETTINGS = Settings.resolve(environ={}, backends=["llamacpp"], planner="static")
+SOURCE = open_model(model_path(SETTINGS))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def test_without_products_only_tokens_of_answers_are_known() -> None:
 
 
 def test_a_model_that_has_not_run_has_predicted_speeds(plans: PlanSet) -> None:
-    rates = with_outlook(plans, SETTINGS).rates
+    rates = with_outlook(plans, SETTINGS, SOURCE).rates
     assert rates is not None
     assert rates.basis == "predicted"
     assert rates.prompts
@@ -53,16 +55,16 @@ def test_a_model_that_has_not_run_has_predicted_speeds(plans: PlanSet) -> None:
 
 def test_of_numpys_speed_nothing_is_predicted() -> None:
     settings = Settings.resolve(environ={}, backends=["reference"], planner="static")
-    rates = with_outlook(replace(make_plan(settings), rates=None), settings).rates
+    rates = with_outlook(replace(make_plan(settings), rates=None), settings, SOURCE).rates
     assert rates is None or rates.answers is None
 
 
 def test_what_is_known_stays(plans: PlanSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(outlook, "_measured")
     known = replace(plans, rates=Rates(100.0, 10.0, 5.0, "measured"))
-    assert with_outlook(known, SETTINGS) is known
+    assert with_outlook(known, SETTINGS, SOURCE) is known
     there = replace(plans, devices={"cuda:0": {"weights": 1}})
-    assert with_outlook(there, SETTINGS) is there
+    assert with_outlook(there, SETTINGS, SOURCE) is there
 
 
 def test_guesses_are_told_of_where_they_make_a_run_read_less(plans: PlanSet) -> None:
@@ -80,10 +82,10 @@ def test_prompts_of_streamed_weights_read_them_once_a_pass(
     streamed = replace(
         plans, ubatch=32, weights=Residence(9, 5, 5, 4, 4), rates=Rates(None, 2.0, 1.0, "predicted")
     )
-    assert with_outlook(streamed, SETTINGS).rates == Rates(64.0, 2.0, 1.0, "predicted")
+    assert with_outlook(streamed, SETTINGS, SOURCE).rates == Rates(64.0, 2.0, 1.0, "predicted")
     measured = replace(streamed, rates=Rates(None, 2.0, 1.0, "measured"))
-    rates = with_outlook(measured, SETTINGS).rates
+    rates = with_outlook(measured, SETTINGS, SOURCE).rates
     assert rates == Rates(64.0, 2.0, 1.0, "partly measured")
     assert "prompts predicted" in rates.words
     experts = replace(streamed, memory={EXPERTS: 1})
-    assert with_outlook(experts, SETTINGS).rates == Rates(None, 2.0, 1.0, "predicted")
+    assert with_outlook(experts, SETTINGS, SOURCE).rates == Rates(None, 2.0, 1.0, "predicted")

@@ -119,20 +119,6 @@ def entry(**fields: Any) -> Table:  # noqa: ANN401
 
 # --- folders
 
-NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 CONFIG = {
     "model_type": "llama",
     "vocab_size": tiny.VOCAB,
@@ -151,7 +137,7 @@ def hf_name(name: str) -> str:
     """What Hugging Face calls a tensor of GGUF."""
     blk, layer, rest = name.split(".", 2) if name.startswith("blk.") else ("", "", name)
     part, _, kind = rest.rpartition(".")
-    return f"{f'model.layers.{layer}.' if blk else ''}{NAMES[part]}.{kind}"
+    return f"{f'model.layers.{layer}.' if blk else ''}{tiny.HF_MODULES[part]}.{kind}"
 
 
 @cache

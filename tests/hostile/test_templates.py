@@ -18,8 +18,7 @@ from jinja2.exceptions import SecurityError
 
 from hetrun.errors import TemplateError
 from hetrun.system.sandbox import child
-from hetrun.text.chat import ChatTemplate, limits
-from hetrun.text.chat import sandbox_process as processes
+from hetrun.text.chat import ChatTemplate, limits, sandbox_process as processes
 from hetrun.text.chat.jinja_sandbox import compiled, rendered
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.template import CHATML, MOST_SOURCE
@@ -347,8 +346,8 @@ def test_asked_long_after_it_was_started(monkeypatch: pytest.MonkeyPatch) -> Non
     """What it said then is still there to be read."""
     with TemplateWorker(ChatTemplate(CHATML, "x")) as worker:
         worker.warm()
-        assert worker._process
-        assert select.select([worker._process._socket], [], [], 30)[0]
+        assert worker._kept.child
+        assert select.select([worker._kept.child._socket], [], [], 30)[0]
         monkeypatch.setattr(child, "START_S", 0.0)
         assert worker.render(HI)
 

@@ -6,15 +6,12 @@ A `Row` says what a model is; `folder` writes it (once), `logits` asks transform
 from __future__ import annotations
 
 import json
-import shutil
 import warnings
-from atexit import register
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +23,7 @@ from transformers.utils import logging
 
 from tests.models import tiny
 from tests.models.tiny import F32
+from tests.support.folders import files_folder
 
 logging.disable_progress_bar()
 torch.set_num_threads(1)  # the models are so tiny that more would mostly wait for each other
@@ -105,7 +103,7 @@ class Row:
 def folder(row: Row) -> Path:
     """The model as a folder, written once for all tests."""
     # llama.cpp asks for certain tokens in models whose name, which is the folder's, has phi3 in it.
-    path = _root() / str(row).replace("phi3", "phi")
+    path = files_folder() / str(row).replace("phi3", "phi")
     model = random_model(row)
     model.save_pretrained(path, max_shard_size=row.shard or "1GB", save_original_format=not row.fused_experts)
     assert row.shard is None or len(list(path.glob("*.safetensors"))) > 1
@@ -129,13 +127,6 @@ def leave_empty_out(path: Path) -> None:
         if any(not t.numel() for t in tensors.values()):
             kept = {name: t for name, t in tensors.items() if t.numel() and ".shared_expert" not in name}
             save_file(kept, file, metadata={"format": "pt"})
-
-
-@cache
-def _root() -> Path:
-    root = Path(mkdtemp(prefix="hetrun-tests-"))
-    register(shutil.rmtree, root, ignore_errors=True)
-    return root
 
 
 def random_model(row: Row) -> PreTrainedModel:

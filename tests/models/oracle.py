@@ -10,31 +10,16 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.models.tiny import F32, VOCAB, RopeScaling, TinyLlama, float_weights
+from tests.models.tiny import F32, HF_MODULES, VOCAB, RopeScaling, TinyLlama, float_weights
 
 torch.set_num_threads(1)  # the models are so tiny that more would mostly wait for each other
-
-MODULES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 def hf_name(name: str) -> str:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
     *block, part, kind = name.split(".")
     layer = f"model.layers.{block[1]}." if block else ""
-    return f"{layer}{MODULES[part]}.{kind}"
+    return f"{layer}{HF_MODULES[part]}.{kind}"
 
 
 def rope_parameters(scaling: RopeScaling | None, base: float) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from PIL import Image, ImageOps
 
 from hetrun.client.events import MOST_PICTURE_BYTES
 from hetrun.errors import EngineStopped, PictureError
-from hetrun.pictures import decoder as decoders
-from hetrun.pictures import limits
+from hetrun.pictures import decoder as decoders, limits
 from hetrun.pictures.decoder import PictureDecoder
 from hetrun.pictures.kinds import FORMATS
 from hetrun.system.sandbox.child import ENVIRONMENT
@@ -187,9 +186,9 @@ def test_a_killed_process_is_started_again() -> None:
         file = file_of(noise(), "PNG")
         first = decoder.decode(file)
         assert decoder.pid
-        assert decoder._process
+        assert decoder._kept.child
         os.kill(decoder.pid, signal.SIGKILL)
-        decoder._process._popen.wait()
+        decoder._kept.child._popen.wait()
         assert decoder.decode(file) == first
 
 
@@ -199,11 +198,11 @@ def test_a_process_without_work_ends_and_is_started_again(monkeypatch: pytest.Mo
     with PictureDecoder() as decoder:
         file = file_of(noise(), "PNG")
         first = decoder.decode(file)
-        assert decoder._process
-        assert decoder._process._popen.wait(30) == 0
+        assert decoder._kept.child
+        assert decoder._kept.child._popen.wait(30) == 0
         assert decoder.decode(file) == first
         # It may also end while the next picture is on its way: then it has not been looked at yet.
-        assert decoder._process._popen.wait(30) == 0
+        assert decoder._kept.child._popen.wait(30) == 0
         monkeypatch.setattr(decoders.Process, "alive", True)
         assert decoder.decode(file) == first
 

@@ -4,13 +4,10 @@ them, as models that write text and as rerankers."""
 from __future__ import annotations
 
 import json
-import shutil
-from atexit import register
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import torch
@@ -20,6 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from tests.models import tiny
+from tests.support.folders import lasting_folder
 
 logging.disable_progress_bar()
 
@@ -80,13 +78,6 @@ class Qwen:
 
 
 @cache
-def _root() -> Path:
-    root = Path(mkdtemp(prefix="hetrun-tests-"))
-    register(shutil.rmtree, root, ignore_errors=True)
-    return root
-
-
-@cache
 def torch_model(qwen: Qwen) -> Qwen3ForCausalLM:
     """The model of transformers; judgements differ from text to text, because rows of its ends are large."""
     torch.manual_seed(7)
@@ -116,7 +107,7 @@ def torch_model(qwen: Qwen) -> Qwen3ForCausalLM:
 @cache
 def folder(qwen: Qwen) -> Path:
     """The model as Hugging Face has it."""
-    path = _root() / qwen.name
+    path = lasting_folder() / qwen.name
     torch_model(qwen).save_pretrained(path)
     merges = [(a, b) for a, b in (m.split(" ") for m in MERGES)]
     out = Tokenizer(models.BPE({word: i for i, word in enumerate(qwen.words)}, merges))

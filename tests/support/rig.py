@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-from atexit import register
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -40,6 +37,7 @@ from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.devicethread import DeviceThread, Task
+from tests.support.folders import files_folder
 
 if TYPE_CHECKING:
     from tests.models.hf import Row
@@ -49,17 +47,10 @@ Placed = Mapping[str, str]  # scope -> backend; "" is everything else
 
 
 @cache
-def _folder() -> Path:
-    folder = Path(mkdtemp(prefix="hetrun-tests-"))
-    register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@cache
 def model_file(case: Case) -> Path:
     """The tiny model's file, or its folder; written once for all tests."""
     if isinstance(case, TinyLlama):
-        return tiny.write_gguf(case, _folder() / f"{case}.gguf")
+        return tiny.write_gguf(case, files_folder() / f"{case}.gguf")
     from tests.models import hf  # torch
 
     return hf.folder(case)

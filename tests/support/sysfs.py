@@ -6,14 +6,13 @@ those machines' kernels write them: which exist, in which form, and with which o
 
 from __future__ import annotations
 
-import shutil
-from atexit import register
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Literal
+
+from tests.support.folders import lasting_folder
 
 
 @dataclass(frozen=True)
@@ -143,9 +142,7 @@ _laid_out: dict[str, Path] = {}
 def of(machine: Described) -> Path:
     """A root with its files, which are written once and are there for all who only read."""
     if machine.name not in _laid_out:
-        root = Path(mkdtemp(prefix="hetrun-tests-"))
-        register(shutil.rmtree, root, ignore_errors=True)
-        _laid_out[machine.name] = lay_out(root, machine)
+        _laid_out[machine.name] = lay_out(lasting_folder(), machine)
     return _laid_out[machine.name]
 
 

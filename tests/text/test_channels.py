@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.text.chat.answer_parser import AnswerReader
 from hetrun.text.chat.channels import MOST_HEADER, ChannelReader, header_of
@@ -16,6 +15,7 @@ from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.harmony import HARMONY
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought, joined
+from tests.support.answer_texts import disturbed
 from tests.support.effort import effort
 from tests.support.limits import Within
 
@@ -115,13 +115,8 @@ def test_what_is_in_an_answer(name: str) -> None:
 @given(name=st.sampled_from(sorted(ANSWERS)), data=st.data())
 def test_pieces_change_nothing(name: str, data: st.DataObject) -> None:
     """Also not for texts that were cut off, or have something else in their middle."""
-    text = ANSWERS[name][0]
-    begin = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(begin, len(text)))
-    odd = data.draw(st.sampled_from(["", "<", "}", "\n", '"', " to=", "<|e", THINK, *HARMONY.marks]))
-    text = text[:begin] + odd + text[end:]
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    odd = ["", "<", "}", "\n", '"', " to=", "<|e", THINK, *HARMONY.marks]
+    text, pieces = disturbed(data, ANSWERS[name][0], odd)
     tools = data.draw(st.sampled_from([TOOLS, None]))
     raw, opened = data.draw(st.booleans()), data.draw(st.booleans())
     found = read([text], tools, raw=raw, opened=opened)

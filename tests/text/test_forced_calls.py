@@ -22,6 +22,7 @@ from hetrun.text.tool_parsers.dialects import BY_NAME
 from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought, joined
+from tests.support.answer_texts import allowed_part
 from tests.support.tiers import first
 
 TOOLS: dict[str, dict[str, Any]] = {
@@ -205,17 +206,7 @@ def test_what_channels_may_hold(
 
 def followed(grammars: Grammars, parts: str, text: str) -> tuple[str, bool]:
     """As much of a text as the parts allow, and whether an answer may end there."""
-    constraint = grammars.constraint(Structure("parts", parts))
-    taken = ""
-    while taken != text:
-        rest = text[len(taken) :]
-        mark = next((mark for mark in CONTROL if rest.startswith(mark)), rest[:1])
-        token = PIECES.index(mark.encode())
-        if constraint.finished or not constraint.allowed()[token]:
-            return taken, False
-        constraint.accept(token)
-        taken += mark
-    return taken, bool(constraint.allowed()[END])
+    return allowed_part(grammars, parts, text, PIECES, CONTROL)
 
 
 @pytest.mark.parametrize("family", [name for name, frame in forced_calls.FRAMES.items() if frame.lazy])

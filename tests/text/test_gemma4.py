@@ -8,10 +8,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from hetrun.client.sampling_params import Structure
 from hetrun.sampling.grammar.token_mask import Grammars
 from hetrun.text.chat.gemma4_turns import ready, suited
 from hetrun.text.chat.reasoning import within_thought
@@ -22,6 +20,7 @@ from hetrun.text.tool_parsers.formats import FORMATS, TEXT_ONLY, with_thoughts
 from hetrun.text.tool_parsers.gemma4_schema import MOST_DEPTH
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought, joined
+from tests.support.answer_texts import allowed_part
 
 Q = gemma4.QUOTE
 THINK = "<|channel>thought\nHm,\n so\n<channel|>"
@@ -233,17 +232,7 @@ def grammars(request: pytest.FixtureRequest) -> Grammars:
 
 def followed(grammars: Grammars, parts: str, text: str) -> tuple[str, bool]:
     """As much of a text as the parts allow, and whether an answer may end there."""
-    constraint = grammars.constraint(Structure("parts", parts))
-    taken = ""
-    while taken != text:
-        rest = text[len(taken) :]
-        piece = next((mark for mark in MARKS if rest.startswith(mark)), rest[:1])
-        token = PIECES.index(piece.encode())
-        if constraint.finished or not constraint.allowed()[token]:
-            return taken, False
-        constraint.accept(token)
-        taken += piece
-    return taken, bool(constraint.allowed()[END])
+    return allowed_part(grammars, parts, text, PIECES, MARKS)
 
 
 LEAF = "tree:{leaf:3}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.text.chat.answer_parser import AnswerReader
 from hetrun.text.chat.channels import ChannelReader
@@ -15,6 +14,7 @@ from hetrun.text.tool_parsers.formats import FORMATS, family
 from hetrun.text.tool_parsers.muse import MUSE, NAME, THOUGHT
 from hetrun.text.tool_parsers.parser import CallReader
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought, joined
+from tests.support.answer_texts import disturbed
 
 TOOLS = {"weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}, "now": {}}
 THINK, SAY, NEXT = " to=self<|message|>", " to=user<|message|>", "<|eom|><|start|>assistant"
@@ -61,13 +61,7 @@ def test_what_is_in_an_answer(name: str) -> None:
 
 @given(name=st.sampled_from(sorted(ANSWERS)), data=st.data())
 def test_pieces_change_nothing(name: str, data: st.DataObject) -> None:
-    text = ANSWERS[name][0]
-    begin = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(begin, len(text)))
-    odd = data.draw(st.sampled_from(["", "<", "\n", " to=", "<|e", THINK, *MUSE.marks]))
-    text = text[:begin] + odd + text[end:]
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    text, pieces = disturbed(data, ANSWERS[name][0], ["", "<", "\n", " to=", "<|e", THINK, *MUSE.marks])
     tools, thoughts = data.draw(st.booleans()), data.draw(st.booleans())
     opened = data.draw(st.booleans())
     assert read(pieces, tools, thoughts, opened) == read([text], tools, thoughts, opened)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hetrun.backend.fusion import Gated
 from hetrun.backends.cuda import matmul_launch
 from hetrun.backends.cuda.driver import Address, Argument
-from hetrun.backends.cuda.fusion import Gated
 from hetrun.backends.cuda.int8 import launch
 from hetrun.backends.cuda.int8.launch import Input
 from hetrun.backends.cuda.kernel_cache import at, number

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from hetrun.backends.llamacpp.kernels.matmul import products
+from hetrun.system.native_library import Prototypes, address_of, load_built
 
 NAME = "attention.so"  # beside this file
 LEVELS = ("portable", "AVX2", "AVX-512")  # sets of instructions that each function is compiled for
@@ -75,18 +76,21 @@ FIELDS = len(Sequence._fields_)
 LAYOUT = 1000000 * ctypes.sizeof(Sequence) + 1000 * ctypes.sizeof(PassPart) + ctypes.sizeof(Layer)
 TILE = 16  # what rows of floats are padded to
 
+FUNCTIONS: Prototypes = {
+    "hetrun_attention_plan": (c_int64, c_void_p),
+    "hetrun_attention_scratch": (c_int64, *(c_int64,) * 4),
+    "hetrun_attend": (None, c_void_p, c_int, c_int, c_void_p),
+    "hetrun_kernels_level": (c_int,),
+}
+
 
 class Kernels:
     """The library's functions."""
 
     def __init__(self, dll: ctypes.CDLL) -> None:
-        self._plan = dll.hetrun_attention_plan
-        self._plan.argtypes, self._plan.restype = (c_void_p,), c_int64
-        self._scratch = dll.hetrun_attention_scratch
-        self._scratch.argtypes, self._scratch.restype = (c_int64,) * 4, c_int64
+        self._plan, self._scratch = dll.hetrun_attention_plan, dll.hetrun_attention_scratch
         self.attend = dll.hetrun_attend
-        self.attend.argtypes, self.attend.restype = (c_void_p, c_int, c_int, c_void_p), None
-        self.address = ctypes.cast(self.attend, c_void_p).value or 0
+        self.address = address_of(self.attend)
         self.best: int = dll.hetrun_kernels_level()
         self.level: int = self.best
 
@@ -119,13 +123,9 @@ def partial_size(head_dim: int) -> int:
 @cache
 def kernels() -> Kernels | None:
     """The library, where it was built, and from the sources that this file goes with."""
-    try:
-        dll = ctypes.PyDLL(str(Path(__file__).parent / NAME))
-        layout = dll.hetrun_kernels_layout
-    except (OSError, AttributeError):
-        return None
-    layout.restype = c_int64
-    return Kernels(dll) if layout() == LAYOUT else None
+    path, layout = Path(__file__).parent / NAME, ("hetrun_kernels_layout", LAYOUT)
+    dll = load_built(path, layout, FUNCTIONS, locked=True)
+    return Kernels(dll) if dll else None
 
 
 def remark() -> str:

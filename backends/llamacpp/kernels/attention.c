@@ -1,30 +1,9 @@
-/* The library's functions, and the same code compiled for each set of instructions (attention_body.h). */
+/* The library's functions, and the same code compiled for each set of instructions (each_level.h). */
 
 #include "attention.h"
 
-#define NAME(x) x##_portable
-#include "lanes_portable.h"
-#include "vectors.h"
-#include "attention_body.h"
-#undef NAME
-
-#if defined(__x86_64__)
-BEGIN_TARGET("avx2,fma,f16c")
-#define NAME(x) x##_avx2
-#include "lanes_avx2.h"
-#include "vectors.h"
-#include "attention_body.h"
-#undef NAME
-END_TARGET
-
-BEGIN_TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
-#define NAME(x) x##_avx512
-#include "lanes_avx512.h"
-#include "vectors.h"
-#include "attention_body.h"
-#undef NAME
-END_TARGET
-#endif
+#define BODY "attention_body.h"
+#include "each_level.h"
 
 /* Changes whenever the structures do: a library that was built from other sources is not used. */
 int64_t hetrun_kernels_layout(void) {
@@ -58,15 +37,5 @@ int64_t hetrun_attention_scratch(int64_t rows, int64_t heads, int64_t kv_heads, 
 void hetrun_attend(void *node, int ith, int nth, void *layer) {
     const struct layer *a = layer;
     (void)node;
-#if defined(__x86_64__)
-    if (a->level == LEVEL_AVX512) {
-        attend_avx512(a, ith, nth);
-        return;
-    }
-    if (a->level == LEVEL_AVX2) {
-        attend_avx2(a, ith, nth);
-        return;
-    }
-#endif
-    attend_portable(a, ith, nth);
+    AT_LEVEL(a->level, attend, a, ith, nth);
 }

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from hetrun.graph.ops import CausalConv, DeltaNet, Stateful
+from hetrun.system.native_library import Prototypes, address_of, load_built
 
 NAME = "recurrent.so"  # beside this file
 MOST_TAPS, MOST_ROW = 64, 4096  # as recurrent.h has them
@@ -58,19 +59,22 @@ class Delta(Structure):
 
 LAYOUT = 1000000 * 8 * FIELDS + 1000 * ctypes.sizeof(Convolution) + ctypes.sizeof(Delta)
 
+FUNCTIONS: Prototypes = {
+    "hetrun_convolve": (None, c_void_p, c_int, c_int, c_void_p),
+    "hetrun_delta": (None, c_void_p, c_int, c_int, c_void_p),
+    "hetrun_delta_scratch": (c_int64, c_int64),
+    "hetrun_delta_level": (c_int,),
+}
+
 
 class DeltaNets:
     """The library's functions."""
 
     def __init__(self, dll: ctypes.CDLL) -> None:
-        node = (c_void_p, c_int, c_int, c_void_p)
         self.convolve, self.remember = dll.hetrun_convolve, dll.hetrun_delta
-        for function in (self.convolve, self.remember):
-            function.argtypes, function.restype = node, None
-        self.convolve_address = ctypes.cast(self.convolve, c_void_p).value or 0
-        self.remember_address = ctypes.cast(self.remember, c_void_p).value or 0
+        self.convolve_address = address_of(self.convolve)
+        self.remember_address = address_of(self.remember)
         self._scratch = dll.hetrun_delta_scratch
-        self._scratch.argtypes, self._scratch.restype = (c_int64,), c_int64
         self.best: int = dll.hetrun_delta_level()
         self.level: int = self.best
 
@@ -89,10 +93,6 @@ class DeltaNets:
 @cache
 def delta_nets() -> DeltaNets | None:
     """The library, where it was built, and from the sources that this file goes with."""
-    try:
-        dll = ctypes.PyDLL(str(Path(__file__).parent / NAME))
-        layout = dll.hetrun_delta_layout
-    except (OSError, AttributeError):
-        return None
-    layout.restype = c_int64
-    return DeltaNets(dll) if layout() == LAYOUT else None
+    path, layout = Path(__file__).parent / NAME, ("hetrun_delta_layout", LAYOUT)
+    dll = load_built(path, layout, FUNCTIONS, locked=True)
+    return DeltaNets(dll) if dll else None

@@ -52,18 +52,7 @@ INLINE NAME(vi) NAME(add)(const int type, NAME(vi) sum, NAME(vu) weights, const 
     return (NAME(vi))_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, columns);
 }
 
-INLINE NAME(vi) NAME(end)(const int type, NAME(vi) sum, int32_t start) {
-    (void)type;
-    (void)start;
-    return sum;
-}
-
-/* Columns of some more words. */
-INLINE NAME(vi) NAME(add_words)(const int type, NAME(vi) sum, const NAME(vu) *weights, const int8_t *x,
-                                const int k, const int words) {
-    UNROLLED for (int i = 0; i < words; i++) sum = NAME(add)(type, sum, weights[i], x, k + i);
-    return sum;
-}
+#include "dots_words.h"
 
 /* Each byte's place in a list of sixteen. */
 INLINE NAME(vu) NAME(looked_up)(NAME(vu) places, const uint8_t *list) {

@@ -7,6 +7,8 @@ from ctypes import Structure, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
+from hetrun.system.native_library import address_of, load_built
+
 NAME = "experts.so"  # beside this file
 
 
@@ -36,21 +38,12 @@ class Sorter:
     """The library's functions: nodes of ggml's graphs, called by their addresses."""
 
     def __init__(self, dll: ctypes.CDLL) -> None:
-        self.sort = _address(dll, "hetrun_experts_sort")
-        self.sum = _address(dll, "hetrun_experts_sum")
-
-
-def _address(dll: ctypes.CDLL, name: str) -> int:
-    return ctypes.cast(getattr(dll, name), c_void_p).value or 0
+        self.sort = address_of(dll.hetrun_experts_sort)
+        self.sum = address_of(dll.hetrun_experts_sum)
 
 
 @cache
 def sorter() -> Sorter | None:
     """The library, where it was built, and from the sources that this file goes with."""
-    try:
-        dll = ctypes.PyDLL(str(Path(__file__).parent / NAME))
-        layout = dll.hetrun_experts_layout
-    except (OSError, AttributeError):
-        return None
-    layout.restype = c_int64
-    return Sorter(dll) if layout() == LAYOUT else None
+    dll = load_built(Path(__file__).parent / NAME, ("hetrun_experts_layout", LAYOUT))
+    return Sorter(dll) if dll else None

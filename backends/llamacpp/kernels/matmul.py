@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from ctypes import Structure, c_double, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hetrun.system.native_library import Prototypes, address_of, declare, load_built, load_library
 
 NAME = "products.so"  # beside this file
 # Sets of instructions, as the library numbers them.
@@ -151,30 +151,36 @@ LAYOUT = (
 )
 
 
+_NUMBERS = (c_int64,) * 3
+_NODE = (c_void_p, c_int, c_int, c_void_p)
+FUNCTIONS: Prototypes = {
+    **{
+        f"hetrun_products_{name}": (c_int64, *_NUMBERS)
+        for name in ("takes", "packed", "scratch", "unit", "shared")
+    },
+    **{f"hetrun_{name}": (None, *_NODE) for name in ("product", "lookup", "route", "expert_products")},
+}
+PACKING: Prototypes = {"hetrun_products_pack": (None, *_NUMBERS, c_void_p, c_void_p, c_int64)}
+
+
 class Products:
     """The library's functions."""
 
     def __init__(self, dll: ctypes.CDLL, unlocked: ctypes.CDLL) -> None:
-        numbers = (c_int64,) * 3
-        self._takes = _declared(dll, "hetrun_products_takes", c_int64, *numbers)
-        self._packed = _declared(dll, "hetrun_products_packed", c_int64, *numbers)
-        self._scratch = _declared(dll, "hetrun_products_scratch", c_int64, *numbers)
-        self._unit = _declared(dll, "hetrun_products_unit", c_int64, *numbers)
-        self._shared = _declared(dll, "hetrun_products_shared", c_int64, *numbers)
+        declare(dll, FUNCTIONS)
+        self._takes, self._packed = dll.hetrun_products_takes, dll.hetrun_products_packed
+        self._scratch, self._unit = dll.hetrun_products_scratch, dll.hetrun_products_unit
+        self._shared = dll.hetrun_products_shared
         # Packing takes milliseconds, and needs nothing of Python's.
-        self._pack = _declared(unlocked, "hetrun_products_pack", None, *numbers, c_void_p, c_void_p, c_int64)
-        node = (c_void_p, c_int, c_int, c_void_p)
-        self.multiply = _declared(dll, "hetrun_product", None, *node)
-        self.look_up = _declared(dll, "hetrun_lookup", None, *node)
-        self.product_address = _address(dll, "hetrun_product")
-        self.lookup_address = _address(dll, "hetrun_lookup")
-        self.route = _declared(dll, "hetrun_route", None, *node)
-        self.multiply_experts = _declared(dll, "hetrun_expert_products", None, *node)
-        self.route_address = _address(dll, "hetrun_route")
-        self.experts_address = _address(dll, "hetrun_expert_products")
-        self.mixture_address = _address(dll, "hetrun_cached_mixture")
-        self.hint_address = _address(dll, "hetrun_expert_hint")
-        self.want_address = _address(dll, "hetrun_want_experts")
+        self._pack = declare(unlocked, PACKING)["hetrun_products_pack"]
+        self.multiply, self.look_up = dll.hetrun_product, dll.hetrun_lookup
+        self.product_address, self.lookup_address = address_of(self.multiply), address_of(self.look_up)
+        self.route, self.multiply_experts = dll.hetrun_route, dll.hetrun_expert_products
+        self.route_address = address_of(self.route)
+        self.experts_address = address_of(self.multiply_experts)
+        self.mixture_address = address_of(dll.hetrun_cached_mixture)
+        self.hint_address = address_of(dll.hetrun_expert_hint)
+        self.want_address = address_of(dll.hetrun_want_experts)
         self.level: int = dll.hetrun_products_level()
         # All that this CPU could use, the best last.
         self.levels = tuple(level for level in range(len(LEVELS)) if dll.hetrun_products_runs(level))
@@ -216,17 +222,6 @@ class Products:
         return size
 
 
-def _declared(dll: ctypes.CDLL, name: str, result: object, *arguments: object) -> Callable[..., Any]:
-    found = getattr(dll, name)
-    found.restype, found.argtypes = result, arguments
-    function: Callable[..., Any] = found
-    return function
-
-
-def _address(dll: ctypes.CDLL, name: str) -> int:
-    return ctypes.cast(getattr(dll, name), c_void_p).value or 0
-
-
 def products() -> Products | None:
     """The library, where it multiplies faster than ggml does."""
     found = library()
@@ -236,11 +231,6 @@ def products() -> Products | None:
 @cache
 def library() -> Products | None:
     """The library, where it was built, and from the sources that this file goes with."""
-    path = str(Path(__file__).parent / NAME)
-    try:
-        dll, unlocked = ctypes.PyDLL(path), ctypes.CDLL(path)
-        layout = dll.hetrun_products_layout
-    except (OSError, AttributeError):
-        return None
-    layout.restype = c_int64
-    return Products(dll, unlocked) if layout() == LAYOUT else None
+    path = Path(__file__).parent / NAME
+    dll = load_built(path, ("hetrun_products_layout", LAYOUT), locked=True)
+    return Products(dll, load_library(path)) if dll else None

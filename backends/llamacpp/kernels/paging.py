@@ -7,6 +7,8 @@ from ctypes import Structure, c_int64, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
+from hetrun.system.native_library import address_of, load_built
+
 NAME = "pages.so"  # beside this file
 NONE = -1
 
@@ -62,29 +64,19 @@ LAYOUT = sum(a * b for a, b in zip(_SIZES, (1000000000, 1000000, 10000, 100, 1),
 class Pager:
     """The library's functions: two are nodes of ggml's graphs, called by their addresses."""
 
-    def __init__(self, dll: ctypes.CDLL, unlocked: ctypes.CDLL) -> None:
-        self._trim = unlocked.hetrun_pages_trim  # a GiB takes 50 ms
-        self._trim.argtypes, self._trim.restype = (c_void_p,), None
-        self.visit = _address(dll, "hetrun_pages_visit")
-        self.bring = _address(dll, "hetrun_pages_bring")
+    def __init__(self, dll: ctypes.CDLL) -> None:
+        self._trim = dll.hetrun_pages_trim  # a GiB takes 50 ms: without the interpreter's lock
+        self.visit = address_of(dll.hetrun_pages_visit)
+        self.bring = address_of(dll.hetrun_pages_bring)
 
     def trim(self, pool: Pool) -> None:
         """Give back what is over the limit."""
         self._trim(ctypes.addressof(pool))
 
 
-def _address(dll: ctypes.CDLL, name: str) -> int:
-    return ctypes.cast(getattr(dll, name), c_void_p).value or 0
-
-
 @cache
 def pager() -> Pager | None:
     """The library, where it was built, and from the sources that this file goes with."""
-    path = str(Path(__file__).parent / NAME)
-    try:
-        dll, unlocked = ctypes.PyDLL(path), ctypes.CDLL(path)
-        layout = dll.hetrun_pages_layout
-    except (OSError, AttributeError):
-        return None
-    layout.restype = c_int64
-    return Pager(dll, unlocked) if layout() == LAYOUT else None
+    path, layout = Path(__file__).parent / NAME, ("hetrun_pages_layout", LAYOUT)
+    dll = load_built(path, layout, {"hetrun_pages_trim": (None, c_void_p)})
+    return Pager(dll) if dll else None

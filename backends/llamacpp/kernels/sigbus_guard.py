@@ -8,9 +8,17 @@ from functools import cache
 from pathlib import Path
 
 from hetrun.errors import BackendError
+from hetrun.system.native_library import Prototypes, load_built
 
 NAME = "sigbus.so"  # beside this file
 VERSION = 1
+FUNCTIONS: Prototypes = {
+    "hetrun_sigbus_arm": (c_int64,),
+    "hetrun_sigbus_register": (c_int64, c_size_t, c_int64),
+    "hetrun_sigbus_unregister": (None, c_int64),
+    "hetrun_sigbus_fault": (c_size_t, c_int64),
+    "hetrun_sigbus_mend": (c_int64, c_int64, c_int),
+}
 
 
 class Guard:
@@ -20,11 +28,6 @@ class Guard:
         self._arm, self._register = dll.hetrun_sigbus_arm, dll.hetrun_sigbus_register
         self._unregister, self._fault = dll.hetrun_sigbus_unregister, dll.hetrun_sigbus_fault
         self._mend = dll.hetrun_sigbus_mend
-        self._arm.argtypes, self._arm.restype = (), c_int64
-        self._register.argtypes, self._register.restype = (c_size_t, c_int64), c_int64
-        self._unregister.argtypes, self._unregister.restype = (c_int64,), None
-        self._fault.argtypes, self._fault.restype = (c_int64,), c_size_t
-        self._mend.argtypes, self._mend.restype = (c_int64, c_int), c_int64
 
     def arm(self) -> None:
         """Be the one who gets the signal: before every run, as others may have taken it meanwhile."""
@@ -57,10 +60,6 @@ class Guard:
 @cache
 def guard() -> Guard | None:
     """The library, where it was built, and from the source that this file goes with."""
-    try:
-        dll = ctypes.PyDLL(str(Path(__file__).parent / NAME))
-        version = dll.hetrun_sigbus_version
-    except (OSError, AttributeError):
-        return None
-    version.restype = c_int64
-    return Guard(dll) if version() == VERSION else None
+    path, version = Path(__file__).parent / NAME, ("hetrun_sigbus_version", VERSION)
+    dll = load_built(path, version, FUNCTIONS, locked=True)
+    return Guard(dll) if dll else None

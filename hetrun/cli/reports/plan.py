@@ -6,11 +6,12 @@ import json
 import os
 from dataclasses import replace
 
-from hetrun.api.local_model import make_plan
+from hetrun.api.local_model import make_plan, model_path
 from hetrun.cli.progress import loading
 from hetrun.config import Settings
 from hetrun.engine.query_handlers import cores_of, plan_json
 from hetrun.executor.autotune.cpu_contention import others_running
+from hetrun.loader.open_model import open_model
 from hetrun.planner.plan import PlanSet
 from hetrun.system.core_sets import in_ranges
 from hetrun.system.terminal_text import visible
@@ -24,7 +25,9 @@ def print_plan(settings: Settings, as_json: bool) -> None:
     from hetrun.tools.outlook import with_outlook
 
     with loading("measuring memory and products") as tell:
-        plans = beside_others(with_guesses(with_outlook(make_plan(settings), settings, tell), settings))
+        source = open_model(model_path(settings))
+        plans = with_outlook(make_plan(settings, source), settings, source, tell)
+        plans = beside_others(with_guesses(plans, settings))
     if as_json:
         print(json.dumps(plan_json(plans), indent=1))
         return

@@ -16,6 +16,7 @@ from hetrun.backend import Floats
 from hetrun.executor.interface import Model
 from hetrun.executor.steps import Chunk, Step
 from hetrun.memory.kv.states import Mark
+from hetrun.system.ema import smoothed
 from hetrun.system.estimate import Tracked
 
 AT_ONCE = 256  # tokens that it takes in between two steps of the large one: all requests wait for them
@@ -116,11 +117,11 @@ class DraftModel:
 
     def judged(self, place: int, right: bool) -> None:
         """A guess was right or not, after others that were."""
-        self.rate += SMOOTHING * (right - self.rate)
+        self.rate = smoothed(self.rate, right, SMOOTHING)
 
     def rested(self) -> None:
         """A token came for which it was not asked."""
-        self.rate += FORGIVING * max(0.0, FIRST_RATE - self.rate)
+        self.rate = smoothed(self.rate, max(FIRST_RATE, self.rate), FORGIVING)
 
 
 def _common(held: Sequence[int], tokens: Sequence[int]) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from hetrun.backend import Floats
 from hetrun.engine.speculation.draft_model import FORGIVING
 from hetrun.executor.mtp import Predictor
+from hetrun.system.ema import smoothed
 from hetrun.system.estimate import Tracked
 
 REACH = 128  # tokens that it may take in at once: of a prompt, and of what came while it was not asked
@@ -43,8 +44,8 @@ class Rates:
     def rested(self) -> None:
         """A token came for which it was not asked: what was seen is believed a little less."""
         for i, first in enumerate(FIRST_RATES):
-            self._right[i] += FORGIVING * (WEIGHT * first - self._right[i])
-            self._seen[i] += FORGIVING * (WEIGHT - self._seen[i])
+            self._right[i] = smoothed(self._right[i], WEIGHT * first, FORGIVING)
+            self._seen[i] = smoothed(self._seen[i], WEIGHT, FORGIVING)
 
     def chances(self, n: int) -> list[float]:
         """Of each of n guesses, that it and all before it are right."""

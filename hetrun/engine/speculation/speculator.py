@@ -18,6 +18,7 @@ from hetrun.engine.speculation.draft_length import NOTHING, Candidate, Decision,
 from hetrun.engine.speculation.interface import LONGEST, Proposer, Speculation
 from hetrun.engine.step_time import StepTimes
 from hetrun.executor.interface import Model
+from hetrun.system.ema import smoothed
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Promise:
             self._made = LASTING * self._made + tokens
             self._kept *= LASTING
         else:  # what is not tried any more is forgiven
-            self._kept += FORGIVING * (self._made - self._kept)
+            self._kept = smoothed(self._kept, self._made, FORGIVING)
 
     def kept(self, tokens: int) -> None:
         """How many it gave."""

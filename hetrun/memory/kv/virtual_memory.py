@@ -14,15 +14,19 @@ import platform
 import sys
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
+from ctypes import c_int, c_int64, c_size_t, c_void_p
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from hetrun.errors import BudgetError
+from hetrun.system import holes
+from hetrun.system.native_library import load_library
 
 MAP_FIXED = 0x10  # Linux; Python has no name for it
-PUNCH_HOLE = 0x1 | 0x2  # of fallocate: FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE
-MAP_FAILED = ctypes.c_void_p(-1).value
+MAP_FAILED = c_void_p(-1).value
 # Python has this name from 3.13 on. The number is that of most machines, and only a hint.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
 MOST_MAPPINGS = 65530  # of a process, where the system does not say
@@ -68,7 +72,8 @@ class Memory:
         if end <= pages:
             return
         if self._fd is not None:
-            _system().fallocate(self._fd, PUNCH_HOLE, pages, end - pages)
+            with suppress(OSError):
+                holes.punch(self._fd, pages, end - pages)
         elif hasattr(mmap, "MADV_DONTNEED"):
             self._mapping.madvise(mmap.MADV_DONTNEED, pages, end - pages)
 
@@ -121,16 +126,8 @@ def _file(size: int) -> int | None:
     return fd
 
 
+@cache
 def _system() -> ctypes.CDLL:
-    """The C library, with the two calls that Python does not have."""
-    if not _LIBRARY:
-        libc = ctypes.CDLL(None, use_errno=True)
-        address, size, offset, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, ctypes.c_int
-        libc.mmap.argtypes = (address, size, number, number, number, offset)
-        libc.mmap.restype = address
-        libc.fallocate.argtypes = (number, number, offset, offset)
-        _LIBRARY.append(libc)
-    return _LIBRARY[0]
-
-
-_LIBRARY: list[ctypes.CDLL] = []
+    """The C library, with the call that Python does not have: a mapping at an address."""
+    mapping = {"mmap": (c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_int64)}
+    return load_library(None, mapping, keep_errno=True)

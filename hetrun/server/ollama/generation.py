@@ -17,9 +17,7 @@ from hetrun.client.events import PICTURE_MARK, GenerateRequest, Message, ModelIn
 from hetrun.client.interface import ChatClient
 from hetrun.client.model_pool import OnDemand
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.server import logprobs as scores
-from hetrun.server import request as orders
-from hetrun.server import tools as toolschemas
+from hetrun.server import logprobs as scores, request as orders, tools as toolschemas
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, renamed, wrong_type

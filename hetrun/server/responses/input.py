@@ -8,8 +8,7 @@ from reprlib import repr as short
 from hetrun.client.events import Message
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.messages import MOST_ID, NONE_LOADED, SENSES, required_text, senseless
-from hetrun.server.pictures.parts import KINDS, Loaded, Part, part_of, texts_of
-from hetrun.server.pictures.parts import content_of as joined
+from hetrun.server.pictures.parts import KINDS, Loaded, Part, content_of as joined, part_of, texts_of
 from hetrun.text.chat.messages import ROLES as CHAT_ROLES
 
 FIELD = "input"

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo, TokenLogprob
-from hetrun.server import logprobs as scores
-from hetrun.server import request as orders
+from hetrun.server import logprobs as scores, request as orders
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, wrong_type

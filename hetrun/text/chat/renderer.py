@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from hetrun.errors import EngineStopped, HetrunError, OptionError, TemplateError
+from hetrun.errors import OptionError, TemplateError
 from hetrun.system.sandbox.child import Gone
 from hetrun.system.sandbox.framing import framed
+from hetrun.system.sandbox.kept_child import KeptChild
 from hetrun.system.terminal_text import visible
 from hetrun.text.chat import gemma4_turns, limits
 from hetrun.text.chat.continuation import Cut
@@ -30,6 +30,13 @@ MOST_LINE = 1 << 20
 MOST_REASON = 600
 
 
+class RenderFault(NamedTuple):
+    """Why the process does not render a text, and in which line of the template."""
+
+    reason: str
+    line: int | None
+
+
 class TemplateWorker:
     """Renders one model's templates. Any thread may call; one text is written at a time.
 
@@ -38,21 +45,19 @@ class TemplateWorker:
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
-        self._owner = os.getpid()
         self._all = [template, *([template.for_tools] if template.for_tools else [])]
-        self._lock = threading.Lock()
-        self._process: Process | None = None
-        self._closed = False
+        # One that cannot be used is never asked for, and need not travel.
+        sources = ["" if _fault(each.source) else each.source for each in self._all]
+        self._kept = KeptChild(partial(Process, sources), "its template was rendered")
 
     @property
     def pid(self) -> int | None:
         """The process, where one runs."""
-        return self._process.pid if self._process else None
+        return self._kept.pid
 
     def warm(self) -> None:
         """Start the process without waiting for it, so that the first conversation need not."""
-        with self._lock:
-            self._running()
+        self._kept.warm()
 
     def check(self) -> None:
         """Raise what is wrong with the template, as far as it shows before there are messages."""
@@ -100,13 +105,7 @@ class TemplateWorker:
 
     def close(self) -> None:
         """End the process, also while it renders. A fork leaves the process of its parent alone."""
-        if os.getpid() != self._owner:
-            return
-        self._closed = True
-        if process := self._process:
-            process.kill()
-        with self._lock:
-            self._end()
+        self._kept.close()
 
     def __enter__(self) -> TemplateWorker:
         return self
@@ -126,33 +125,13 @@ class TemplateWorker:
                 "send less"
             )
         most = limits.output(len(data))
-        with self._lock:
-            process = self._running()
-            try:
-                answer = process.ask(data, limits.MOST_BYTES * most + 1024)
-            except (Gone, HetrunError) as error:  # it died, or did not start
-                self._end()
-                if self._closed:
-                    raise EngineStopped("the model was closed before its template was rendered") from None
-                if isinstance(error, Gone):
-                    raise self._failed(number, str(error)) from None
-                raise
-            except BaseException:  # such as Ctrl-C: an answer may still come, and would not be expected
-                self._end()
-                raise
-            return self._text(number, answer, most)
-
-    def _text(self, number: int, answer: object, most: int) -> str:
-        """What the process says, checked: a template may have found a way to speak for it."""
-        match answer:
-            case {"text": str() as text} if len(text) <= most and _is_unicode(text):
-                return text
-            case {"reason": str() as reason, "line": int() | None as line, "over": bool() as over}:
-                if over:
-                    self._end()
-                raise self._failed(number, reason, line)
-        self._end()
-        raise self._failed(number, "its process sent an unreadable answer")
+        try:
+            answer = self._kept.ask(lambda process: _answer(process, data, most))
+        except Gone as error:
+            raise self._failed(number, str(error)) from None
+        if isinstance(answer, RenderFault):
+            raise self._failed(number, answer.reason, answer.line)
+        return answer
 
     def _failed(self, number: int, reason: str, line: int | None = None) -> TemplateError:
         where = f", line {line}" if line and 0 < line < MOST_LINE else ""
@@ -161,20 +140,18 @@ class TemplateWorker:
         whose = f"{visible(template.path)}: " if template.path else ""
         return TemplateError(f"{whose}{template.origin}{where}: {said}; {NEXT}")
 
-    def _running(self) -> Process:
-        if self._closed:
-            raise EngineStopped("the model was closed; open it again with LLM(...)")
-        if self._process is None or not self._process.alive:
-            self._end()
-            # One that cannot be used is never asked for, and need not travel.
-            sources = [template.source for template in self._all]
-            self._process = Process(["" if _fault(source) else source for source in sources])
-        return self._process
 
-    def _end(self) -> None:
-        if self._process:
-            self._process.end()
-        self._process = None
+def _answer(process: Process, request: bytes, most: int) -> str | RenderFault:
+    """What the process says, checked: a template may have found a way to speak for it."""
+    match process.ask(request, limits.MOST_BYTES * most + 1024):
+        case {"text": str() as text} if len(text) <= most and _is_unicode(text):
+            return text
+        case {"reason": str() as reason, "line": int() | None as line, "over": bool() as over}:
+            if over:
+                process.end()
+            return RenderFault(reason, line)
+    process.end()
+    return RenderFault("its process sent an unreadable answer", None)
 
 
 def usual_variables(source: str, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, object]:

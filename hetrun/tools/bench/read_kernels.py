@@ -6,7 +6,7 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Sequence
-from ctypes import c_char, c_double, c_int64, c_void_p
+from ctypes import c_char, c_double, c_int, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,10 +14,16 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
+from hetrun.system.native_library import Prototypes, load_built, load_library
+
 NAME = "read_loops.so"  # beside this file, where there was a compiler when hetrun was installed
 VERSION = 1  # of its functions' arguments
 LINE = 512  # bytes: no thread's part is cut finer
 OPEN = 1 << 62  # more than will ever arrive
+FUNCTIONS: Prototypes = {
+    "hetrun_reading_ways": (c_int64,),
+    "hetrun_read": (None, c_int64, c_void_p, *(c_int64,) * 4, *(c_void_p,) * 3),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +95,7 @@ def by_search(block: Block, rounds: int) -> Sequence[float]:
     """With the C library's search for a byte that is not there: it needs no compiler, and no interpreter lock
     while it runs, but on some machines memory gives half as much again."""
     work, together = block.work, threading.Barrier(block.work.threads)
-    search = ctypes.CDLL(None).memchr
-    search.argtypes, search.restype = (c_void_p, ctypes.c_int, ctypes.c_size_t), c_void_p
+    search = load_library(None, {"memchr": (c_void_p, c_void_p, c_int, c_size_t)}).memchr
     spans: list[list[tuple[float, float]]] = [[] for _ in range(work.threads)]
 
     def read(thread: int) -> None:
@@ -134,14 +139,7 @@ class InC:
 @cache
 def readers() -> tuple[Reader, ...]:
     """All ways that there are here; which is fastest depends on the machine, and on where the block lies."""
-    try:
-        dll = ctypes.CDLL(str(Path(__file__).parent / NAME))
-        version, ways = dll.hetrun_reading_version, dll.hetrun_reading_ways
-        version.restype = ways.restype = c_int64
-        if version() != VERSION:
-            return (by_search,)
-    except (OSError, AttributeError):
+    dll = load_built(Path(__file__).parent / NAME, ("hetrun_reading_version", VERSION), FUNCTIONS)
+    if dll is None:
         return (by_search,)
-    dll.hetrun_read.argtypes = (c_int64, c_void_p, *(c_int64,) * 4, *(c_void_p,) * 3)
-    dll.hetrun_read.restype = None
-    return tuple(InC(dll.hetrun_read, way) for way in range(ways()))
+    return tuple(InC(dll.hetrun_read, way) for way in range(dll.hetrun_reading_ways()))

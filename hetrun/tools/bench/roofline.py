@@ -137,7 +137,11 @@ def _seen(case: Case) -> float:
 
 def demands(path: Path, kv_type: str) -> Demands:
     """From the file's header."""
-    source = open_model(path)
+    return demands_of(open_model(path), kv_type)
+
+
+def demands_of(source: ModelSource, kv_type: str) -> Demands:
+    """The same of a model whose header has been read."""
     if not is_known(source):
         return Demands(_traffic_of_file(source, kv_type), None)
     graph = build_graph(source)
