@@ -110,7 +110,7 @@ class Engine:
         loaded, loop = self._loaded, self._loop
         if loaded is None:
             raise EngineStopped(CLOSED)
-        requests = loop.requests if loop else ((), (), ())
+        requests = loop.requests.snapshot() if loop else ((), (), ())
         seen = loaded.pictures.counted if loaded.pictures else Counted()
         return Held(loaded.model, self._tally.counts(loaded.model.stats, seen), *requests)
 
