@@ -30,6 +30,19 @@ class Job(Generic[R]):
     result: R | None = None
     error: BaseException | None = None
 
+    def run(self, loaded: Loaded, gate: Gate) -> None:
+        """Call the function, unless it was abandoned or all is stopped, and wake its caller."""
+        if not self.abandoned and gate.enter(frozenset((self.id,))):
+            try:
+                self.result = self.work(loaded)
+            except BaseException as e:
+                self.error = e
+            finally:
+                gate.leave()
+        else:
+            self.error = EngineStopped("the model was closed before this request was processed")
+        self.done.set()
+
 
 class Aside(Job[R]):
     """One that does nothing to the model, and can be called while a pass stands aside."""

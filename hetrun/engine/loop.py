@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 from time import perf_counter
-from typing import Any
 
 from hetrun.backend import Rows
 from hetrun.client.events import Event
@@ -19,7 +18,7 @@ from hetrun.engine.inbox import Cancel, Close, EngineCalls, InboxReader, Item, J
 from hetrun.engine.input_processor import Preparer
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.output_processor import Answering, Ending, tell, together
-from hetrun.engine.pictures.turns import PictureTurns
+from hetrun.engine.picture_turns import PictureTurns
 from hetrun.engine.sequence import Chosen, Drafts, Running
 from hetrun.engine.speculation.speculator import Speculating
 from hetrun.engine.step_time import Clock, shape_of
@@ -63,12 +62,7 @@ class Loop:
             if ready := self._pictures.ready():
                 chosen, alone = self._mixing.next(ready)
                 self._run(chosen, stands_aside=alone)
-                idle = not self.requests.running
-                self._upkeep.tend(idle=idle, stood_aside=alone, between=self._between)
-
-    def keep(self) -> None:
-        """The model is closed in order: what those who run have computed may be of use to the next one."""
-        self.requests.keep()
+                self._upkeep.tend(idle=not self.requests.running, stood_aside=alone, between=self._between)
 
     def end(self, reason: EngineStopped) -> None:
         """Tell all waiting requests that nothing comes any more."""
@@ -104,20 +98,8 @@ class Loop:
                 self._gate.forget(item.id)
                 self.requests.cancel(item.id)
             case Job():
-                self._call(item)
+                item.run(self._loaded, self._gate)
         return True
-
-    def _call(self, job: Job[Any]) -> None:
-        if not job.abandoned and self._gate.enter(frozenset((job.id,))):
-            try:
-                job.result = job.work(self._loaded)
-            except BaseException as e:
-                job.error = e
-            finally:
-                self._gate.leave()
-        else:
-            job.error = EngineStopped("the model was closed before this request was processed")
-        job.done.set()
 
     # --- steps
 
