@@ -4,17 +4,49 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.admission import Admission, Work, letters
+from hetrun.engine.inbox import Request
+from hetrun.engine.input_processor import Prepared
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.scheduler import A
 from hetrun.engine.sequence import Running
 from hetrun.engine.step_time import STRETCH
-from hetrun.engine.waiting_request import Waiting
 from hetrun.errors import Overloaded
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A request without a place."""
+
+    asked: Request
+    prepared: Prepared | None = None
+    preparing: Future[None] | None = None
+    running: Running | None = None  # as it will run, once its tokens are known
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+        return self.asked.id
+
+    @property
+    def client(self) -> str:
+        """The client."""
+        return self.asked.request.client
+
+    @property
+    def priority(self) -> int:
+        """Lower ones go first."""
+        return self.asked.request.priority
+
+    @property
+    def arrived(self) -> float:
+        """When it came."""
+        return self.asked.arrived
 
 
 class Entry:
@@ -105,6 +137,11 @@ def gives_way(new: A, waiting: Sequence[A]) -> A:
     everybody = [*waiting, new]
     many = Counter(w.client for w in everybody)
     return max(everybody, key=lambda w: (w.priority, many[w.client], w.arrived))
+
+
+def is_late(arrived: float, request: GenerateRequest, now: float) -> bool:
+    """Whether it is not wanted any more."""
+    return request.deadline_s is not None and now > arrived + request.deadline_s
 
 
 def _letters(w: Waiting) -> int:

@@ -8,6 +8,7 @@ turns with answers as well.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from time import perf_counter
 
 from hetrun.engine.scheduler import Shares, share_out, split
 from hetrun.engine.sequence import Chosen, Running
@@ -99,6 +100,35 @@ class Mixing:
             if (self._times.seconds(shape_of(chosen)) or 0.0) <= limit:
                 return chosen
         return share_out(answers, prompts, min(budget, len(answers) + FEW))
+
+
+class LongPass:
+    """The pass of prompts that stands aside, while one runs: whose it is, and when answers are next due."""
+
+    def __init__(self, mixing: Mixing, running: Sequence[Running]) -> None:
+        self._mixing = mixing
+        self._running = running
+        self.ids: frozenset[int] = frozenset()  # requests in it
+        self._answered = 0.0  # when answers last had a step
+        self._due = 0.0  # when what takes long is to stand aside
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to stand aside now; so is whatever else takes long."""
+        return perf_counter() >= self._due
+
+    def begin(self, ids: frozenset[int]) -> None:
+        """A pass of these requests begins."""
+        self.ids = ids
+        self._due = self._answered + self._mixing.patience(self._running, ids)
+
+    def resume(self) -> None:
+        """It stood aside, and goes on."""
+        self._due = perf_counter() + self._mixing.patience(self._running, self.ids)
+
+    def mark_answered(self) -> None:
+        """Answers had a step."""
+        self._answered = perf_counter()
 
 
 def _generating(running: Iterable[Running]) -> list[Running]:

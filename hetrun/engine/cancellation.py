@@ -42,10 +42,18 @@ class Gate:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.stopped = False
-        self.model: Model | None = None
-        self.beside: Stoppable | None = None
+        self._model: Model | None = None
+        self._beside: Stoppable | None = None
         self._frames: list[Frame] = []  # what is in the model now, the innermost last
         self._cancelled: set[int] = set()  # those whose cancel lies in the inbox
+
+    def open(self, model: Model, beside: Stoppable | None = None) -> None:
+        """Let computations begin: those of a model, and of what computes beside it."""
+        self._model, self._beside = model, beside
+
+    def release(self) -> None:
+        """Forget the model: nothing begins any more, and the gate does not keep its memory."""
+        self._model = self._beside = None
 
     @property
     def busy(self) -> bool:
@@ -57,10 +65,10 @@ class Gate:
         """What the engine thread is in the middle of; None: it waits, or is between two things."""
         with self.lock:
             frame = self._frames[-1] if self._frames else None
-        if frame is None or self.model is None:
+        if frame is None or self._model is None:
             return None
-        what = frame.what or self.model.segment
-        return Doing(frame.since, frame.expected_s, what, self.model.stats.segments)
+        what = frame.what or self._model.segment
+        return Doing(frame.since, frame.expected_s, what, self._model.stats.segments)
 
     def cancel(self, id: int) -> None:
         """With the lock: end what runs if it is this one."""
@@ -86,7 +94,7 @@ class Gate:
         `expected_s`: the seconds that it takes, if known; `what`: its name, where it is not the model's.
         """
         with self.lock:
-            if self.stopped or self.model is None or not self._cancelled.isdisjoint(ids):
+            if self.stopped or self._model is None or not self._cancelled.isdisjoint(ids):
                 return False
             self._rearm()  # a cancel that came for the last ones too late
             self._frames.append(Frame(ids, perf_counter(), expected_s, what))
@@ -110,12 +118,12 @@ class Gate:
             return self._over(self._frames[-1]) if self._frames else self.stopped
 
     def _end(self) -> None:
-        for each in (self.model, self.beside):
+        for each in (self._model, self._beside):
             if each:
                 each.cancel()
 
     def _rearm(self) -> None:
-        for each in (self.model, self.beside):
+        for each in (self._model, self._beside):
             if each:
                 each.rearm()
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from hetrun.client.events import Event
 from hetrun.client.queries import Counts
+from hetrun.engine.admission_gate import Waiting
 from hetrun.engine.pictures.store import Counted
 from hetrun.engine.sequence import Running
-from hetrun.engine.waiting_request import Waiting
 from hetrun.executor.interface import Model
 from hetrun.executor.stats import Stats
 

@@ -110,7 +110,7 @@ class Engine:
         loaded, loop = self._loaded, self._loop
         if loaded is None:
             raise EngineStopped(CLOSED)
-        requests = loop.requests if loop else ((), (), ())
+        requests = loop.requests.snapshot() if loop else ((), (), ())
         seen = loaded.pictures.counted if loaded.pictures else Counted()
         return Held(loaded.model, self._tally.counts(loaded.model.stats, seen), *requests)
 
@@ -177,7 +177,7 @@ class Engine:
         try:
             loaded = self._loaded = load()
             loaded.load_s = perf_counter() - start
-            self._gate.model, self._gate.beside = loaded.model, loaded.pictures
+            self._gate.open(loaded.model, loaded.pictures)
         except BaseException as e:
             self._failed = e
             self._gate.stopped = True
@@ -194,7 +194,7 @@ class Engine:
             log.exception("the engine failed")
             loop.end(EngineStopped(f"the engine failed ({type(e).__name__}: {e}); please report it"))
         else:
-            loop.keep()
+            loop.requests.keep()
             loop.end(EngineStopped("the model was closed before the answer was complete"))
         finally:
             try:
@@ -202,7 +202,8 @@ class Engine:
             except Exception:
                 log.exception("closing the model failed")
             # A reference to the engine must not keep the model's memory.
-            self._loaded = self._loop = self._gate.model = self._gate.beside = None
+            self._loaded = self._loop = None
+            self._gate.release()
             if loaded.pictures:
                 loaded.pictures.close()
             loaded.model.close()

@@ -10,8 +10,7 @@ from hetrun.client.events import ContextShift, GenerateRequest
 from hetrun.engine.input_processor import Prepared, Renderer
 from hetrun.engine.pictures.marks import Prompt, parts_of, with_pictures
 from hetrun.engine.pictures.store import PictureStore
-from hetrun.engine.prefix_store import Prompts
-from hetrun.engine.slots import Slots
+from hetrun.engine.prefix_store import Prompts, Slots
 from hetrun.engine.speculation.interface import Speculation
 from hetrun.engine.step_time import StepTimes
 from hetrun.errors import ContextFull, OptionError, TemplateError

@@ -35,13 +35,13 @@ from hetrun.client.queries import (
     TokenizerInfo,
     WhatIf,
 )
+from hetrun.engine.admission_gate import Waiting
 from hetrun.engine.counters import Held
 from hetrun.engine.input_processor import Renderer, seen_of
 from hetrun.engine.loaded_model import MOST_LETTERS, Loaded, prompts_of, reranker_of, tokenizer_of
 from hetrun.engine.pictures.marks import marked, new_mark, parts_of
 from hetrun.engine.sequence import Running
 from hetrun.engine.step_time import shape_of_chunks
-from hetrun.engine.waiting_request import Waiting
 from hetrun.errors import FieldError, OptionError, Overloaded, UserError
 from hetrun.memory.kv.prefix_cache import LEAST
 from hetrun.memory.ledger import kernel_figures

@@ -8,7 +8,6 @@ import numpy as np
 
 from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams
-from hetrun.engine.context_shift import shortened
 from hetrun.engine.inbox import Request
 from hetrun.engine.input_processor import Prepared
 from hetrun.engine.loaded_model import (
@@ -20,6 +19,7 @@ from hetrun.engine.loaded_model import (
     tokenizer_of,
 )
 from hetrun.engine.sequence import Running
+from hetrun.engine.slot_manager import shortened
 from hetrun.errors import OptionError
 from hetrun.graph.pooling import Pooled
 from hetrun.sampling.forced import Forced

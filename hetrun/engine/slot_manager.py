@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from hetrun.engine.context_shift import after_shift
+from hetrun.client.events import ContextShift
 from hetrun.engine.loaded_model import Loaded
 from hetrun.engine.scheduler import last_in_line
 from hetrun.engine.sequence import Chosen, Running
 from hetrun.errors import BudgetError
 from hetrun.memory.kv.prefix_cache import LEAST
 
+LEAST_ROOM = 4  # tokens of the context that the beginning which is kept leaves in any case
 AHEAD = 64  # tokens that each running request should have room for when another one begins
 
 
@@ -130,3 +131,28 @@ class Places:
     def _drop_cached(self, going_on: Collection[int] = ()) -> bool:
         """Give up what is only there in case it is of use; some sequences are about to go on."""
         return (self._prefixes is not None and self._prefixes.drop_one()) or self._model.thin(going_on)
+
+
+def shortened(tokens: list[int], shift: ContextShift, context: int) -> list[int]:
+    """A prompt that the context does not hold, without blocks from its middle: half of the room that its
+    beginning leaves each, as many as needed. Room for an answer is left."""
+    if len(tokens) < context:
+        return tokens
+    keep = _kept(shift, len(tokens), context)
+    block = max((context - keep) // 2, 1)
+    dropped = max((len(tokens) - keep - block) // block, 1) * block
+    return tokens[:keep] + tokens[keep + dropped :]
+
+
+def after_shift(tokens: list[int], shift: ContextShift, n_prompt: int, context: int) -> list[int]:
+    """The tokens of a text that has filled the context, without the oldest after its beginning."""
+    keep = _kept(shift, n_prompt, context)
+    left = len(tokens) - keep
+    dropped = min(shift.discard or max(left // 2, 1), left - 1)
+    return tokens[:keep] + tokens[keep + dropped :]
+
+
+def _kept(shift: ContextShift, n_prompt: int, context: int) -> int:
+    """How many tokens at the beginning stay."""
+    most = max(context - LEAST_ROOM, 0)
+    return min(n_prompt if shift.keep < 0 else shift.keep, n_prompt, most)

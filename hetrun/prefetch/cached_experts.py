@@ -158,7 +158,7 @@ class FromExperts:
     def open(self) -> None:
         """Once everything else is in memory that is there from the beginning."""
         self._resize(self._room())
-        self._kv.before_growth = self._make_room
+        self._kv.guard_growth(self._make_room)
 
     def _make_room(self, kv_bytes: int) -> None:
         """Keys and values may take so much from now on."""
@@ -331,5 +331,5 @@ class FromExperts:
         if self._part.learns and self._last.bytes > LEAST_LEARNT:
             with suppress(OSError):  # a file that is gone
                 remember(max(self.cache.files, key=os.path.getsize), self._part.disk.way, self._rate)
-        self._kv.before_growth = None  # or they keep each other, and all keys and values with them
+        self._kv.guard_growth(None)  # or they keep each other, and all keys and values with them
         self.cache.close()

@@ -178,7 +178,7 @@ class FromDisk:
         # What one sequence of full length does not push out is going to stay.
         least = resize(self._kept, self._kept.locked_bytes - self._kv.least_bytes)
         self._partial.settle([self._cut.pieces[number] for number in sorted(least.numbers)])
-        self._kv.before_growth = self._make_room
+        self._kv.guard_growth(self._make_room)
 
     def _make_room(self, kv_bytes: int) -> None:
         """Keys and values may take so much from now on."""
@@ -330,5 +330,5 @@ class FromDisk:
                 remember(
                     max(self._streamer.files, key=os.path.getsize), self._streamed.disk.way, self._rate.rate
                 )
-        self._kv.before_growth = None  # or they keep each other, and all keys and values with them
+        self._kv.guard_growth(None)  # or they keep each other, and all keys and values with them
         self._streamer.close()

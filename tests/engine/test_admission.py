@@ -10,10 +10,9 @@ from hypothesis import given, strategies as st
 
 from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.engine.admission_gate import gives_way
+from hetrun.engine.admission_gate import Waiting, gives_way
 from hetrun.engine.engine import Engine
 from hetrun.engine.inbox import Request
-from hetrun.engine.waiting_request import Waiting
 from hetrun.errors import DeadlineExceeded, Overloaded
 from hetrun.executor.steps import Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together

@@ -77,7 +77,7 @@ def test_a_request_that_is_over_is_left_alone(open_engine: Open) -> None:
 
 def gate() -> tuple[Gate, FakeModel]:
     gate, model = Gate(), FakeModel()
-    gate.model = model
+    gate.open(model)
     return gate, model
 
 

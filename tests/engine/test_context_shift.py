@@ -11,7 +11,7 @@ import pytest
 from hetrun.api.local_model import LocalModel
 from hetrun.client.events import ContextShift, Event, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.engine.context_shift import after_shift, shortened
+from hetrun.engine.slot_manager import after_shift, shortened
 from hetrun.errors import ContextFull
 from tests.models.cases import GQA
 from tests.models.tiny import random_tokens

@@ -309,7 +309,7 @@ def test_computed_again(monkeypatch: Patch, texts: Texts) -> None:
             if len(answer.events) == 12:
 
                 def give_up(loaded: Loaded) -> None:
-                    loop._places.give_up(loop._running[0])
+                    loop.requests.places.give_up(loop.requests.running[0])
                     assert loaded.prefixes is not None
                     loaded.prefixes.clear()
                     gone.set()

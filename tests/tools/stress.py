@@ -31,7 +31,7 @@ from hetrun.api.local_model import LocalModel
 from hetrun.client.completion import completion
 from hetrun.client.events import GenerateRequest
 from hetrun.config import Settings
-from hetrun.engine.loop import REST_S
+from hetrun.engine.upkeep import REST_S
 from hetrun.tools.bench.serving.http_load import Endpoint, Gone, Refused
 from hetrun.tools.bench.serving.servers import Server, hetrun_serve, tree
 from tests.tools import make_model

@@ -43,7 +43,7 @@ class ElasticSequences(Sequences):
         self.patch.setattr("hetrun.memory.kv.cache.STEP", STEP)
         self.refusing = False
         self.asked_for: list[int] = []
-        self.kv.before_growth = self.asked
+        self.kv.guard_growth(self.asked)
 
     def asked(self, nbytes: int) -> None:
         assert self.kv.promised_bytes < nbytes
@@ -105,7 +105,7 @@ del case
 def test_growth_is_asked_for_in_steps_and_memory_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetrun.memory.kv.cache.STEP", STEP)
     kv, asked = cache(context=40 * BLOCK, sequences=SEQUENCES), list[int]()
-    kv.before_growth = asked.append
+    kv.guard_growth(asked.append)
     a = kv.alloc()
     for token in range(8 * BLOCK):
         write(kv, kv.extend(a, 1), [token])
@@ -123,7 +123,7 @@ def test_growth_is_asked_for_in_steps_and_memory_comes_back(monkeypatch: pytest.
 def test_what_is_left_over_goes_before_others_give_memory_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetrun.memory.kv.cache.STEP", STEP)
     kv, asked = cache(context=40 * BLOCK), list[int]()
-    kv.before_growth = asked.append
+    kv.guard_growth(asked.append)
     a, b = kv.alloc(), kv.alloc()
     write(kv, kv.extend(a, 2 * BLOCK), [1] * 2 * BLOCK)
     write(kv, kv.extend(b, BLOCK), [2] * BLOCK)

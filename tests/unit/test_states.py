@@ -722,12 +722,12 @@ def test_who_gets_no_memory_stands_where_it_stood(monkeypatch: pytest.MonkeyPatc
     def no(nbytes: int) -> None:
         raise BudgetError("someone needs it")
 
-    kv.before_growth = no
+    kv.guard_growth(no)
     used = kv.used_bytes
     with pytest.raises(BudgetError, match="someone needs it"):
         extend(kv, a, 20, [Mark(15)])
     assert (kv.length(a), kept(kv, a), kv.used_bytes) == (10, [10], used)
-    kv.before_growth = None
+    kv.guard_growth(None)
     step(kv, a, 20)
     assert kept(kv, a) == [10, 30]
 
@@ -879,7 +879,7 @@ def test_who_gets_no_memory_can_still_take_back_a_step(monkeypatch: pytest.Monke
     def no(nbytes: int) -> None:
         raise BudgetError("someone needs it")
 
-    kv.before_growth = no
+    kv.guard_growth(no)
     with pytest.raises(BudgetError, match="someone needs it"):
         kv.extend(a, 30)
     assert kept(kv, a) == [10, 20]

@@ -148,9 +148,7 @@ class KvCache:
         self._one = sum(region * size for region, size in zip(regions, self._row_bytes, strict=True))
         self._one += STATES_OF_ONE * self._state_bytes
         self._limit = None if limit_bytes is None else max(limit_bytes, self._one)
-        # Called with the bytes that the cache may hold from now on, before it does: who has memory to spare
-        # gives it up here. If it raises, who asked for rows gets none.
-        self.before_growth: Callable[[int], None] | None = None
+        self._growth_guard: Callable[[int], None] | None = None
         # A window moves along: what comes in at once must leave room for what it sees.
         self.most_at_once = most_tokens if any(order) else sys.maxsize
         self._lengths, self._ids = dict[int, int](), count()
@@ -193,9 +191,14 @@ class KvCache:
             return self.touched_bytes
         return held + (self.states.held_bytes if self.states else 0)
 
+    def guard_growth(self, guard: Callable[[int], None] | None) -> None:
+        """Have `guard` called with the bytes that the cache may hold from now on, before it does: memory that
+        can be spared is given up there. If it raises, no rows are given. None: there is no guard any more."""
+        self._growth_guard = guard
+
     @property
     def promised_bytes(self) -> int:
-        """What the cache may hold before it asks `before_growth` again; what is given back is taken off."""
+        """Bytes that the cache may hold before its guard is asked again; what is given back is taken off."""
         return self._promised
 
     @property
@@ -309,7 +312,7 @@ class KvCache:
             self._keep_within(self._bytes_of(wanted))
         try:
             rows = tuple([g.extend(seq, length, n) for g in self.groups])
-            if grows or self.before_growth:
+            if grows or self._growth_guard:
                 self._keep_within(max(0, states) * self._state_bytes)
             if self.states:
                 self.states.extend(seq, length, n)
@@ -491,13 +494,13 @@ class KvCache:
         for what is about to be written."""
         if self._limit is not None and self.touched_bytes + more > self._limit:
             self.trim()
-        if self.before_growth is None or self._most_held() + more <= self._promised:
+        if self._growth_guard is None or self._most_held() + more <= self._promised:
             return
         if self.touched_bytes > self.used_bytes:
             self.trim()
         if (most := self._most_held() + more) > self._promised:
             promised = self._in_steps(most)
-            self.before_growth(promised)
+            self._growth_guard(promised)
             self._promised = promised
 
     def _most_held(self) -> int:
