@@ -183,9 +183,9 @@ async def test_what_if(engine: FakeEngine, engines: Engines) -> None:
         await chat.until(lambda: "too little" in foreseen(chat))
         chat.front.query_one("#ram", Input).value = ""
         await chat.press("ctrl+s")
-        await chat.until(lambda: engines.options != [] and chat.screen.engine.info is not None)
+        await chat.until(lambda: engines.options != [] and chat.screen.parts.engine.info is not None)
         # The new engine may have said something since.
-        assert "you: ctx 4096, threads 1" in [why for _, why in chat.screen.figures.facts.reasons]
+        assert "you: ctx 4096, threads 1" in [why for _, why in chat.screen.parts.figures.facts.reasons]
     assert engines.options == [{"ctx": "4096", "threads": "1"}]
 
 
@@ -238,7 +238,7 @@ async def test_tokens_and_what_else_might_have_come(engine: FakeEngine) -> None:
         await chat.press("right", "right")
         await chat.until(lambda: token(chat) == "token 3 of 3: 'cc'  81.9 %")
         await chat.press("down", "enter")
-        await chat.until(lambda: len(engine.requests) == 3 and chat.screen.answers.current is None)
+        await chat.until(lambda: len(engine.requests) == 3 and chat.screen.parts.answers.current is None)
         assert engine.requests[2].text == "[user]say aa bb cc{}aa bb B"
         assert chat.answers[0].startswith("aa bb B")
         await chat.until(lambda: "version 2 of 2" in chat.shown)
@@ -287,7 +287,7 @@ async def test_another_model(engine: FakeEngine, engines: Engines) -> None:
         assert chat.options == ["/m/big", "/m/s", ANOTHER]
         await chat.press("down", "enter")
         await chat.until(
-            lambda: engines.options == [{"model": "/m/s"}] and chat.screen.engine.info is not None
+            lambda: engines.options == [{"model": "/m/s"}] and chat.screen.parts.engine.info is not None
         )
         await chat.exchange("say two")
         await chat.send("/model nowhere")
@@ -312,15 +312,15 @@ async def test_one_engine_ends_before_the_next_begins(engines: Engines) -> None:
     app = ChatApp(engines.reopen({}, print)(), doors=engines.doors)
     async with app.run_test() as pilot:
         chat = Driver(app, pilot)
-        await chat.until(lambda: chat.screen.engine.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
         engines.may_close.clear()
         await chat.command("/model /m/s")
-        await chat.until(lambda: chat.screen.engine.exchanging)
+        await chat.until(lambda: chat.screen.parts.engine.exchanging)
         await chat.send("say too early")
         await chat.until(lambda: EXCHANGING in chat.said)
         assert chat.prompt.text == "say too early"  # it is not lost
         engines.may_close.set()
-        await chat.until(lambda: chat.screen.engine.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
     assert engines.log == ["open", "closed", "open"]
 
 
@@ -328,10 +328,10 @@ async def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(engines
     app = ChatApp(engines.reopen({}, print)(), doors=engines.doors)
     async with app.run_test() as pilot:
         chat = Driver(app, pilot)
-        await chat.until(lambda: chat.screen.engine.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
         await chat.command(f"/model {REFUSED}")
         await chat.until(lambda: chat.errors == [f"{REFUSED}: it is not a model"])
-        await chat.until(lambda: chat.screen.engine.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
         assert engines.options == [{}, {"model": REFUSED}, {}]
         await chat.exchange("say hello")
         assert app.load_error is None
@@ -360,7 +360,7 @@ async def test_a_model_is_brought_and_may_be_given_up(engine: FakeEngine) -> Non
                 chat.app.clear_notifications()
             else:
                 came.set()
-                await chat.until(lambda: not chat.screen.engine.bringing and chat.status[0] == "fake")
+                await chat.until(lambda: not chat.screen.parts.engine.bringing and chat.status[0] == "fake")
 
 
 async def test_colours_are_kept(engine: FakeEngine, tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ async def test_a_server_offers_its_models_and_no_others(engine: FakeEngine, engi
         assert chat.options == ["/m/big", "/m/s"]
         await chat.press("enter")
         await chat.until(
-            lambda: engines.options == [{"model": "/m/big"}] and chat.screen.engine.info is not None
+            lambda: engines.options == [{"model": "/m/big"}] and chat.screen.parts.engine.info is not None
         )
         await chat.press("f4")
         await chat.opened(WhatIfScreen)

@@ -19,6 +19,7 @@ from hetrun.tui.screens.draft import MessageDraft
 from hetrun.tui.screens.engine_control import EngineControl, percent
 from hetrun.tui.screens.figures import AnswerFigures
 from hetrun.tui.screens.notices import ChatNotices
+from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.streaming import Answering
 from hetrun.tui.transcript.turn import Entry
@@ -68,9 +69,7 @@ class AnswerWriter:
         self._view.add(entry)
         self.current = Answering(self._talk, entry, turn.id, self._view.draw, self._tell)
         self._view.transcript.refresh()
-        self._writer = self._screen.run_worker(
-            partial(self._write, self.current, beginning), group=ANSWER, exit_on_error=False
-        )
+        self._writer = begin_work(self._screen, partial(self._write, self.current, beginning), group=ANSWER)
         self._screen.query_one(Prompt).cursor_blink = False  # each blink is a frame of its own
         self._screen.refresh_bindings()
 

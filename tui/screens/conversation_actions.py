@@ -16,6 +16,7 @@ from hetrun.tui.screens.conversation_view import ConversationView
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
 from hetrun.tui.screens.draft import MessageDraft
 from hetrun.tui.screens.notices import ChatNotices
+from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.store import export as exchange
 from hetrun.tui.widgets.prompt import Prompt
 
@@ -78,7 +79,7 @@ class ConversationActions:
 
     def do(self, what: str, number: int) -> None:
         """Open, rename, export or delete a conversation, or show the menu of these."""
-        self._screen.run_worker(partial(self._do, what, number), group="dialog", exit_on_error=False)
+        begin_work(self._screen, partial(self._do, what, number), group="dialog")
 
     async def _do(self, what: str, number: int) -> None:
         app = self._screen.app

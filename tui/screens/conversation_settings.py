@@ -10,6 +10,7 @@ from hetrun.system.terminal_text import visible
 from hetrun.tui.conversation import Talk, parsed_value
 from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.settings import Chosen, SettingsScreen
+from hetrun.tui.screens.workers import begin_work
 
 
 class ConversationSettings:
@@ -28,7 +29,7 @@ class ConversationSettings:
 
     def choose(self) -> None:
         """The settings screen."""
-        self._screen.run_worker(self._choose, group="dialog", exit_on_error=False)
+        begin_work(self._screen, self._choose, group="dialog")
 
     async def _choose(self) -> None:
         screen = SettingsScreen(self._talk)

@@ -21,6 +21,7 @@ from hetrun.tui.screens.dialogs import Ask
 from hetrun.tui.screens.engine_control import EngineControl
 from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.picture_cards import PictureCards
+from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.widgets.chips import Chip, Chips
 from hetrun.tui.widgets.prompt import Prompt
@@ -136,7 +137,7 @@ class MessageDraft:
 
     def ask_for_file(self) -> None:
         """A file whose name the user is asked for goes with the next message."""
-        self._screen.run_worker(self._ask_for_file, group="dialog", exit_on_error=False)
+        begin_work(self._screen, self._ask_for_file, group="dialog")
 
     async def _ask_for_file(self) -> None:
         if name := await self._screen.app.push_screen_wait(
@@ -176,7 +177,7 @@ class MessageDraft:
 
     def _begin_reading(self, paths: Sequence[Path], command: str = "") -> None:
         bring = partial(self._bring, paths, command)
-        self._screen.run_worker(bring, group="pictures", exit_on_error=False)
+        begin_work(self._screen, bring, group="pictures")
 
     async def _bring(self, paths: Sequence[Path], command: str) -> None:
         try:
@@ -223,7 +224,7 @@ class MessageDraft:
                 self._notices.say(str(error), error=True)
             return
         paste = partial(self._paste, found, message.prompt)
-        self._screen.run_worker(paste, group="pictures", exit_on_error=False)
+        begin_work(self._screen, paste, group="pictures")
 
     async def _paste(self, found: Reader, prompt: Prompt) -> None:
         file = await copied_picture(found)

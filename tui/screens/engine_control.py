@@ -19,6 +19,7 @@ from hetrun.tui.host import Doors, Offered, Opening
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
 from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.whatif import WhatIfScreen
+from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.widgets.status import StatusLine
 from hetrun.tui.widgets.welcome import Welcome
 
@@ -74,7 +75,7 @@ class EngineControl:
 
     def try_options(self, rate: float) -> None:
         """The what-if screen; `rate`: tokens per second of the last answer."""
-        self._screen.run_worker(partial(self._try_options, rate), group="dialog", exit_on_error=False)
+        begin_work(self._screen, partial(self._try_options, rate), group="dialog")
 
     async def _try_options(self, rate: float) -> None:
         can_apply = self.doors.reopen is not None and not self.doors.is_server
@@ -89,7 +90,7 @@ class EngineControl:
                 "the server chooses the model: for another model, start the chat with another --url"
             )
         choose = partial(self._choose_model, name, self.doors.models)
-        self._screen.run_worker(choose, group="dialog", exit_on_error=False)
+        begin_work(self._screen, choose, group="dialog")
 
     async def _choose_model(self, name: str, models: Callable[[], Sequence[Offered]]) -> None:
         if found := name or await self._chosen_model(models):
@@ -117,7 +118,7 @@ class EngineControl:
         for welcome in self._screen.query(Welcome):
             welcome.begin()
         self._ticking = self._screen.set_interval(0.1, self._show_progress)
-        self._screen.run_worker(self._load, group="load", exclusive=True, exit_on_error=False)
+        begin_work(self._screen, self._load, group="load", exclusive=True)
         self.say_model()
 
     @property
@@ -133,7 +134,7 @@ class EngineControl:
             self.load_error = error
             self.say_model()
             self._on_failure(str(error))
-            self._screen.run_worker(self._go_back, group="dialog", exit_on_error=False)
+            begin_work(self._screen, self._go_back, group="dialog")
             return
         self._stop_ticking()
         self.load_error = None
@@ -148,7 +149,7 @@ class EngineControl:
 
     def _look_again(self) -> None:
         """A server knows more of a model that it has loaded for an answer, and may have another one."""
-        self._screen.run_worker(self._see_again, group="load", exclusive=True, exit_on_error=False)
+        begin_work(self._screen, self._see_again, group="load", exclusive=True)
 
     async def _see_again(self) -> None:
         before, info = self.info, await self.client.info()

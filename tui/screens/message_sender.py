@@ -18,6 +18,7 @@ from hetrun.tui.screens.draft import READING, MessageDraft
 from hetrun.tui.screens.engine_control import EXCHANGING, EngineControl
 from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.prompt_commands import PromptCommands
+from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.widgets.prompt import Prompt
 
 
@@ -78,7 +79,7 @@ class MessageSender:
             self._notices.say(f"{info.id} does not read pictures: the path was sent as text (/model)")
         elif paths:
             send = partial(self._send_with, written, rest, paths)
-            self._screen.run_worker(send, group="sending", exit_on_error=False)
+            begin_work(self._screen, send, group="sending")
         else:
             self._send(written, text)
 

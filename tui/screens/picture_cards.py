@@ -8,6 +8,7 @@ from textual.screen import Screen
 
 from hetrun.errors import HetrunError
 from hetrun.tui.pictures import Gallery
+from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.store.store import Store
 from hetrun.tui.store.tree import Pictured, Turn
 from hetrun.tui.transcript.thumbnails import Card, KittyPainter, Paint, has_placeholders, in_half_blocks
@@ -60,9 +61,7 @@ class PictureCards:
 
     def show_thumbnails(self) -> None:
         """Decode what is not shown yet, the newest first."""
-        self._screen.run_worker(
-            self._show_thumbnails, group="thumbnails", exclusive=True, exit_on_error=False
-        )
+        begin_work(self._screen, self._show_thumbnails, group="thumbnails", exclusive=True)
 
     async def _show_thumbnails(self) -> None:
         transcript = self._screen.query_one(Transcript)

@@ -6,6 +6,7 @@ from textual.screen import Screen
 
 from hetrun.errors import UserError
 from hetrun.tui.screens.dialogs import Choice, Choose
+from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.store.store import Store
 
 
@@ -23,7 +24,7 @@ class ThemeChoice:
 
     def ask(self) -> None:
         """The theme that the user chooses."""
-        self._screen.run_worker(self._ask, group="dialog", exit_on_error=False)
+        begin_work(self._screen, self._ask, group="dialog")
 
     async def _ask(self) -> None:
         app = self._screen.app

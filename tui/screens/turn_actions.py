@@ -18,6 +18,7 @@ from hetrun.tui.screens.engine_control import EXCHANGING, EngineControl
 from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.tokens import Continue, TokensScreen
 from hetrun.tui.screens.turn_menu import TurnAction, turn_choices
+from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.transcript.turn import Entry, divided
 from hetrun.tui.widgets.prompt import Prompt
@@ -55,7 +56,7 @@ class TurnActions:
 
     def choose(self, entry: Entry) -> None:
         """The menu of a turn."""
-        self._screen.run_worker(partial(self._choose, entry), group="dialog", exit_on_error=False)
+        begin_work(self._screen, partial(self._choose, entry), group="dialog")
 
     async def _choose(self, entry: Entry) -> None:
         choices = turn_choices(entry, self._talk)
@@ -88,9 +89,9 @@ class TurnActions:
         elif what == "copy":
             self.copy(divided(entry.text, entry.opened).answer if turn else entry.text)
         elif what == "code":
-            self._screen.run_worker(partial(self._copy_code, entry), group="dialog", exit_on_error=False)
+            begin_work(self._screen, partial(self._copy_code, entry), group="dialog")
         elif what == "tokens" and turn is not None:
-            self._screen.run_worker(partial(self._inspect, turn), group="dialog", exit_on_error=False)
+            begin_work(self._screen, partial(self._inspect, turn), group="dialog")
         elif turn is not None:
             self._lead_elsewhere(what, turn)
 
