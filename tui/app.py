@@ -78,11 +78,11 @@ class ChatApp(App[None]):
             self.theme = theme
         if self._trouble:
             said = f"{self._trouble}. Conversations will not be saved this time"
-            self._screen.call_after_refresh(self._screen.say, said, error=True)
+            self._screen.call_after_refresh(self._screen.parts.notices.say, said, error=True)
 
     def on_unmount(self) -> None:
-        self._screen.leave()
-        self._screen.close_pictures()
+        self._screen.parts.answers.leave()
+        self._screen.parts.cards.close()
         self._store.close()
 
     # --- what goes wrong, and the way out
@@ -92,21 +92,21 @@ class ChatApp(App[None]):
         if self._exit:  # a key that came while the screens were closing finds none
             return
         if not self.fault:
-            self.fault = self._screen.words_of(error)
+            self.fault = self._screen.parts.notices.words_of(error)
             self._keep_all()
         super()._handle_exception(error)
         self._exit_renderables.clear()
 
     def _keep_all(self) -> None:
         try:
-            self._screen.leave()
+            self._screen.parts.answers.leave()
         except Exception:  # what was kept a second ago has to do
             return
 
     @on(Failed)
     def _failed_aside(self, message: Failed) -> None:
         """What fails beside the answer ends nothing."""
-        self._screen.say(self._screen.words_of(message.error), error=True)
+        self._screen.parts.notices.say(self._screen.parts.notices.words_of(message.error), error=True)
 
     async def on_event(self, event: events.Event) -> None:
         """A letter that is typed where nothing is written begins a message: the box has the focus before the
@@ -121,7 +121,7 @@ class ChatApp(App[None]):
         try:
             return await super().run_action(*args, **options)
         except HetrunError as error:
-            self._screen.say(str(error), error=True)
+            self._screen.parts.notices.say(str(error), error=True)
             return True
 
     def notify(
@@ -134,7 +134,7 @@ class ChatApp(App[None]):
         markup: bool = True,
     ) -> None:
         """Above the box, where one looks, instead of in a corner."""
-        self._screen.say(message, error=severity != "information")
+        self._screen.parts.notices.say(message, error=severity != "information")
 
     def action_help_quit(self) -> None:
         """Ctrl+C: copy what is selected (the widget does); else leave, if it is meant."""
@@ -144,14 +144,14 @@ class ChatApp(App[None]):
         self._asked_to_quit = monotonic()
         if isinstance(self.screen, Dialog):
             self.screen.leave()
-        self._screen.say("Press Ctrl+C again to quit; every conversation is saved")
+        self._screen.parts.notices.say("Press Ctrl+C again to quit; every conversation is saved")
 
     @property
     def client(self) -> ChatClient:
         """The engine in use; it stays the caller's to close."""
-        return self._screen.client
+        return self._screen.parts.engine.client
 
     @property
     def load_error(self) -> Exception | None:
         """Why there is no model, if there is none."""
-        return self._screen.load_error
+        return self._screen.parts.engine.load_error

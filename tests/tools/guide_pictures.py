@@ -153,7 +153,7 @@ async def chat(scene: Scene, size: tuple[int, int], home: Path) -> str:
         app = ChatApp(client, params, doors=Doors(reopen=lambda changes, tell: lambda: client))
         async with app.run_test(size=size) as pilot:
             driver = Driver(app, pilot)
-            await driver.until(lambda: driver.screen.info is not None)
+            await driver.until(lambda: driver.screen.parts.engine.info is not None)
             await scene(driver)
             await asyncio.sleep(1)  # what the machine does is looked at once a second
             drawn = await settled(driver)

@@ -128,8 +128,8 @@ async def delete(chat: Driver) -> None:
 
 
 async def attach(chat: Driver) -> None:
-    chat.screen.files["notes.txt"] = "some notes"
-    chat.screen.show_files()
+    chat.screen.parts.draft.files["notes.txt"] = "some notes"
+    chat.screen.parts.draft.show()
     await chat.press("ctrl+o")
     await chat.opened(Ask)
 
@@ -141,7 +141,7 @@ async def pictures(chat: Driver) -> None:
             Path(folder, name).write_bytes(png(*size))
         await chat.exchange(f"say Both are red and blue. {folder}/field.png {folder}/tower.png")
         await chat.send(f"/attach {folder}/field.png")
-        await chat.until(lambda: len(chat.screen.pictures) == 1)
+        await chat.until(lambda: len(chat.screen.parts.draft.pictures) == 1)
     shown = [card for entry in chat.transcript.entries for card in entry.cards]
     await chat.until(lambda: all(card.small is not None for card in shown))
 
@@ -149,7 +149,7 @@ async def pictures(chat: Driver) -> None:
 async def edit(chat: Driver) -> None:
     await chat.exchange("say hello")
     await chat.send("/edit")
-    await chat.until(lambda: chat.screen.editing)
+    await chat.until(lambda: chat.screen.parts.draft.editing)
 
 
 async def commands(chat: Driver) -> None:
@@ -235,7 +235,7 @@ async def picture(name: str, kept: str | None = None) -> str:
 async def _drawn(app: ChatApp, scene: Scene, size: tuple[int, int], kept: str | None) -> str:
     async with app.run_test(size=size) as pilot:
         chat = Driver(app, pilot)
-        await chat.until(lambda: scene is loading or chat.screen.info is not None)
+        await chat.until(lambda: scene is loading or chat.screen.parts.engine.info is not None)
         await scene(chat)
         return await settled(chat, looks(kept) if kept else None)
 

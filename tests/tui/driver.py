@@ -79,7 +79,7 @@ class Driver:
             await asyncio.sleep(0)
 
     async def answered(self, n: int = 1) -> None:
-        await self.until(lambda: len(self.answers) >= n and self.screen.answering is None)
+        await self.until(lambda: len(self.answers) >= n and self.screen.parts.answers.current is None)
 
     async def exchange(self, text: str) -> None:
         """Send and wait for the answer."""
@@ -174,5 +174,5 @@ async def chatting(
     app = ChatApp(LocalClient(engine), params, system, place, doors)
     async with app.run_test(size=size) as pilot:
         chat = Driver(app, pilot)
-        await chat.until(lambda: chat.screen.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
         yield chat

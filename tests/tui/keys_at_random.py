@@ -245,7 +245,7 @@ async def _press(
     try:
         async with app.run_test(size=size) as pilot:
             chat = Driver(app, pilot)
-            await chat.until(lambda: chat.screen.info is not None)
+            await chat.until(lambda: chat.screen.parts.engine.info is not None)
             await run(chat)
             said = dict(kept.users_said)
             del app.exit  # it leaves now

@@ -58,7 +58,7 @@ async def regenerate(chat: Driver, folder: Path) -> None:
 
 
 async def edit(chat: Driver, folder: Path) -> None:
-    await chat.until(lambda: chat.screen.editing and chat.prompt.text == "say hello")
+    await chat.until(lambda: chat.screen.parts.draft.editing and chat.prompt.text == "say hello")
 
 
 async def fork(chat: Driver, folder: Path) -> None:
@@ -71,7 +71,7 @@ async def copy(chat: Driver, folder: Path) -> None:
 
 
 async def attach(chat: Driver, folder: Path) -> None:
-    await chat.until(lambda: list(chat.screen.files) == ["notes.txt"])
+    await chat.until(lambda: list(chat.screen.parts.draft.files) == ["notes.txt"])
 
 
 async def rename(chat: Driver, folder: Path) -> None:
@@ -104,7 +104,12 @@ async def settings(chat: Driver, folder: Path) -> None:
 
 
 async def model(chat: Driver, folder: Path) -> None:
-    await chat.until(lambda: chat.screen.options == {"model": "/m/one"} and chat.screen.info is not None)
+    await chat.until(
+        lambda: (
+            chat.screen.parts.engine.options == {"model": "/m/one"}
+            and chat.screen.parts.engine.info is not None
+        )
+    )
 
 
 async def whatif(chat: Driver, folder: Path) -> None:
@@ -197,7 +202,7 @@ async def test_turns_are_walked_through_by_keys(engine: FakeEngine) -> None:
         await chat.press("down")
         await chat.until(lambda: chat.transcript.selected == 1)
         await chat.do_with_turn(1, "r")
-        await chat.until(lambda: chat.asked == ["say one"] and chat.screen.answering is None)
+        await chat.until(lambda: chat.asked == ["say one"] and chat.screen.parts.answers.current is None)
         assert chat.entries("assistant")[0].place == "version 2 of 2"
 
 
@@ -217,7 +222,7 @@ async def test_one_goes_to_the_turns_with_tab_and_comes_back_by_writing(engine: 
         await chat.press("e")  # which would edit a turn
         await chat.until(lambda: chat.prompt.text == "he")
         assert chat.transcript.selected is None
-        assert not chat.screen.editing
+        assert not chat.screen.parts.draft.editing
         await chat.press("f2")
         await chat.until(lambda: isinstance(chat.app.focused, Titles))
         await chat.press("w")
@@ -231,7 +236,7 @@ async def test_another_version_is_selected_as_the_first_was(engine: FakeEngine) 
         await chat.exchange("say one")
         await chat.press("ctrl+r")
         await chat.until(lambda: [e.place for e in chat.entries("assistant")] == ["version 2 of 2"])
-        await chat.until(lambda: chat.screen.answering is None)
+        await chat.until(lambda: chat.screen.parts.answers.current is None)
         await chat.select(1)
         await chat.press("left")
         await chat.until(lambda: [e.place for e in chat.entries("assistant")] == ["version 1 of 2"])
@@ -257,7 +262,7 @@ async def test_what_was_stopped_counts(engine: FakeEngine) -> None:
         await chat.until(lambda: "ha ha ha" in "".join(chat.answers))
         await chat.press("escape")
         await chat.answered()
-        used = chat.screen._used
+        used = chat.screen.parts.figures.used
         assert used > 2
         await chat.until(lambda: f"{used} of 2048 tokens" in chat.status[1])
 
@@ -313,7 +318,7 @@ async def test_a_dialog_is_left_by_its_button(engine: FakeEngine) -> None:
         await chat.opened(Ask)
         await chat.pilot.click("#cancel")
         await chat.until(lambda: len(chat.app.screen_stack) == 1)
-        assert chat.screen.files == {}
+        assert chat.screen.parts.draft.files == {}
 
 
 async def test_knobs_are_turned_up_and_down(engine: FakeEngine) -> None:

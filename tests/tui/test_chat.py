@@ -67,7 +67,7 @@ async def test_text_shows_while_it_comes(engine: FakeEngine) -> None:
         await chat.send("forever")
         await chat.until(lambda: chat.answers != [] and "ha ha ha" in chat.answers[0])
         await chat.until(lambda: "tokens/s" in chat.status[1])
-        assert chat.screen.answering is not None
+        assert chat.screen.parts.answers.current is not None
         await chat.until(lambda: "Stop" in chat.keys)
 
 
@@ -122,7 +122,7 @@ async def test_a_failure_is_a_message_and_the_conversation_goes_on(engine: FakeE
 async def test_a_refused_message_can_be_changed_and_sent_again(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.send("refuse")
-        await chat.until(lambda: chat.errors != [] and chat.screen.answering is None)
+        await chat.until(lambda: chat.errors != [] and chat.screen.parts.answers.current is None)
         assert chat.prompt.text == "refuse"
         assert chat.errors == ["the prompt has 5000 tokens and the context 2048: shorten it"]
         assert chat.answers == []

@@ -68,7 +68,9 @@ def chips(chat: Driver) -> list[str]:
 
 
 async def attached(chat: Driver, n: int = 1) -> None:
-    await chat.until(lambda: len(chat.screen.pictures) == n and not chat.screen.coming)
+    await chat.until(
+        lambda: len(chat.screen.parts.draft.pictures) == n and not chat.screen.parts.draft.coming
+    )
 
 
 async def paste(chat: Driver, text: str) -> None:
@@ -107,11 +109,11 @@ async def test_a_picture_is_attached_shown_and_sent(engine: FakeEngine, folder: 
         await chat.exchange("say still there")  # sent again, with the same bytes, before the new message
         assert sent(engine) == ([asks("say a cat"), "a cat", "say still there"], (CAT,))
         await chat.do_with_turn(0, "e")
-        await chat.until(lambda: len(chat.screen.pictures) == 1)
+        await chat.until(lambda: len(chat.screen.parts.draft.pictures) == 1)
         await chat.press("escape")  # nothing of the edit stays
-        await chat.until(lambda: not chat.screen.editing)
+        await chat.until(lambda: not chat.screen.parts.draft.editing)
         assert chips(chat) == []
-        chat.screen.info = replace(engine.info, pictures=False)  # as after /model
+        chat.screen.parts.engine.info = replace(engine.info, pictures=False)  # as after /model
         await chat.send("say what now?")
         await chat.until(lambda: chat.said != [])
         assert "this conversation has some: choose a model that does (/model), or begin" in chat.said[0]
@@ -130,7 +132,7 @@ async def test_a_large_picture_has_its_own_size(engine: FakeEngine, tmp_path: Pa
     async with chatting(engine) as chat:
         await paste(chat, f"{tmp_path}/a.png {tmp_path}/b.jpg")
         await attached(chat, 2)
-        a, b = (picture.what for picture in chat.screen.pictures)
+        a, b = (picture.what for picture in chat.screen.parts.draft.pictures)
         assert (a.width, a.height) == (6000, 4000)
         assert (b.width, b.height) == (4000, 6000)
 
@@ -164,7 +166,7 @@ async def test_what_is_dropped_is_attached_and_what_is_pasted_is_text(
         assert chat.prompt.text == ""
         await paste(chat, f"see {folder}/cat.png\nand more")
         await chat.until(lambda: chat.prompt.text == f"see {folder}/cat.png\nand more")
-        assert len(chat.screen.pictures) == 2
+        assert len(chat.screen.parts.draft.pictures) == 2
 
 
 async def test_chips_are_taken_away_by_backspace_and_by_a_click(engine: FakeEngine, folder: Path) -> None:
@@ -220,7 +222,7 @@ async def test_a_hostile_picture_is_a_sentence_and_loses_nothing(engine: FakeEng
             assert chat.said[0].startswith(f"{name}: ")
             assert why in chat.said[0]
             await written(chat, text)
-            assert len(chat.screen.pictures) == 1
+            assert len(chat.screen.parts.draft.pictures) == 1
             chat.prompt.clear()
             await chat.until(lambda: chat.said == [])
         assert engine.requests == []
@@ -234,16 +236,16 @@ async def test_edited_asked_again_forked_and_opened_again(
     async with chatting(engine, place=place) as chat:
         await chat.exchange(f"say one '{folder}/cat.png'")
         await chat.press("ctrl+r")
-        await chat.until(lambda: len(engine.requests) == 2 and chat.screen.answering is None)
+        await chat.until(lambda: len(engine.requests) == 2 and chat.screen.parts.answers.current is None)
         assert sent(engine) == ([asks("say one")], (CAT,))
         await chat.do_with_turn(0, "e")
-        await chat.until(lambda: chat.screen.editing)
+        await chat.until(lambda: chat.screen.parts.draft.editing)
         assert chat.prompt.text == "say one"
-        assert len(chat.screen.pictures) == 1
+        assert len(chat.screen.parts.draft.pictures) == 1
         await paste(chat, f"{folder}/the dog.png")
         await attached(chat, 2)
         await chat.press("enter")
-        await chat.until(lambda: len(engine.requests) == 3 and chat.screen.answering is None)
+        await chat.until(lambda: len(engine.requests) == 3 and chat.screen.parts.answers.current is None)
         assert sent(engine) == ([asks("say one", 2)], (CAT, DOG))
         await chat.command("/fork")
         await chat.until(lambda: chat.screen.talk.title.endswith("(fork)"))
@@ -253,7 +255,7 @@ async def test_edited_asked_again_forked_and_opened_again(
     async with chatting(engine, place=place) as chat:
         found = chat.screen.talk.store.conversations("the dog")
         assert len(found) == 2, "found by the picture's name"
-        chat.screen.open(found[-1].id)
+        chat.screen.parts.conversations.open(found[-1].id)
         (asked,) = chat.entries("user")
         assert asked.turn is not None
         await chat.until(lambda: len(asked.cards) == 2 and all(card.small for card in asked.cards))
@@ -278,7 +280,7 @@ async def test_what_cannot_be_answered_is_given_back_with_its_pictures(
         await chat.send("refuse")
         await chat.until(lambda: chat.errors != [])
         assert chat.prompt.text == "refuse"
-        assert [picture.file for picture in chat.screen.pictures] == [CAT]
+        assert [picture.file for picture in chat.screen.parts.draft.pictures] == [CAT]
 
 
 async def test_exports_have_the_pictures_and_come_back(
@@ -355,7 +357,7 @@ async def test_more_pictures_than_a_request_may_have(engine: FakeEngine, folder:
     async with chatting(engine) as chat:
         await paste(chat, f"{folder}/cat.png")
         await attached(chat)
-        chat.screen.pictures *= 65
+        chat.screen.parts.draft.pictures *= 65
         await chat.send("say too many")
         await chat.until(lambda: chat.said != [])
         assert "would have 65 pictures, and up to 64 are sent" in chat.said[0]
@@ -471,7 +473,7 @@ async def test_a_copied_picture_is_pasted(
     async with chatting(engine) as chat:
         await chat.press("ctrl+v")
         await attached(chat)
-        assert chat.screen.pictures[0].file == CAT
+        assert chat.screen.parts.draft.pictures[0].file == CAT
         program.write_text("#!/bin/sh\nexit 1\n")  # nothing but text there
         chat.app._clipboard = "words"
         await chat.press("ctrl+v")

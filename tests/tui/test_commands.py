@@ -150,7 +150,7 @@ async def test_a_key_of_the_menu_is_taken_once(engine: FakeEngine, key: str, ask
         await chat.press("ctrl+up", "enter")
         await chat.opened(Choose)
         await chat.press(key)
-        await chat.until(lambda: chat.front is chat.screen and chat.screen.answering is None)
+        await chat.until(lambda: chat.front is chat.screen and chat.screen.parts.answers.current is None)
         await chat.until(lambda: len(engine.requests) == asked)
         await chat.until(lambda: len(chat.screen.talk.store.conversations()) == kept)
         assert chat.answers == ["hello"]
@@ -160,9 +160,9 @@ async def test_a_key_of_the_menu_is_taken_once(engine: FakeEngine, key: str, ask
 async def test_an_answer_that_is_stopped_before_it_begins_has_ended(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.exchange("say hello")
-        chat.screen.answer_to(chat.screen.talk.tree.path[0])
+        chat.screen.parts.answers.begin(chat.screen.talk.tree.path[0])
         chat.screen.action_stop()  # before its worker had a turn
-        assert chat.screen.answering is None
+        assert chat.screen.parts.answers.current is None
         await chat.exchange("say on")
         assert chat.answers[-1] == "on"
 

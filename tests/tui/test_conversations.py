@@ -130,7 +130,7 @@ async def test_json_out_and_in_again_has_everything(engine: FakeEngine, place: P
         await chat.command("/system Be brief.")
         await chat.command("/set temperature 0.25")
         await chat.command("/regenerate")
-        await chat.until(lambda: "version 2 of 2" in chat.shown and chat.screen.answering is None)
+        await chat.until(lambda: "version 2 of 2" in chat.shown and chat.screen.parts.answers.current is None)
         out = tmp_path / "out.json"
         await chat.command(f"/export {out}")
         await chat.until(out.exists)
@@ -172,7 +172,7 @@ async def test_edit_makes_another_version(engine: FakeEngine) -> None:
         assert chat.prompt.text == "say one"
         chat.prompt.clear()
         await chat.send("say three")
-        await chat.until(lambda: chat.answers == ["three"] and chat.screen.answering is None)
+        await chat.until(lambda: chat.answers == ["three"] and chat.screen.parts.answers.current is None)
         assert engine.requests[-1].messages == ({"role": "user", "content": "say three"},)
         await chat.select(0)
         await chat.press("left")
@@ -186,9 +186,9 @@ async def test_escape_gives_editing_up(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.exchange("say one")
         await chat.send("/edit")
-        await chat.until(lambda: chat.screen.editing)
+        await chat.until(lambda: chat.screen.parts.draft.editing)
         await chat.press("escape")
-        await chat.until(lambda: not chat.screen.editing)
+        await chat.until(lambda: not chat.screen.parts.draft.editing)
         assert chat.prompt.text == ""
         await chat.exchange("say two")
         assert chat.answers == ["one", "two"]
@@ -198,7 +198,7 @@ async def test_regenerate_asks_the_same_again(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.exchange("say one")
         await chat.press("ctrl+r")
-        await chat.until(lambda: len(engine.requests) == 2 and chat.screen.answering is None)
+        await chat.until(lambda: len(engine.requests) == 2 and chat.screen.parts.answers.current is None)
         assert engine.requests[0].messages == engine.requests[1].messages
         assert chat.answers == ["one"]
         assert "version 2 of 2" in chat.shown
@@ -311,7 +311,7 @@ async def test_a_text_file_goes_with_the_next_message(engine: FakeEngine, tmp_pa
         await chat.opened(Ask)
         chat.front.query_one(Input).value = str(tmp_path / "notes.txt")
         await chat.press("enter")
-        await chat.until(lambda: chat.screen.files != {})
+        await chat.until(lambda: chat.screen.parts.draft.files != {})
         await chat.exchange("say hello")
         await chat.exchange("say more")
     first = engine.requests[0].messages

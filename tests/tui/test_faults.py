@@ -33,7 +33,7 @@ async def ended(app: ChatApp) -> None:
     """Something is said, an answer comes, and then a handler fails."""
     async with app.run_test() as pilot:
         chat = Driver(app, pilot)
-        await chat.until(lambda: chat.screen.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
         await chat.exchange(f"say {SECRET}")
         await chat.send("forever")
         await chat.until(lambda: "ha ha" in "".join(chat.answers))
@@ -92,7 +92,7 @@ async def test_what_fails_beside_an_answer_ends_nothing(tmp_path: Path) -> None:
     app = ChatApp(LocalClient(engine), reports=tmp_path)
     async with app.run_test(size=(140, 30)) as pilot:
         chat = Driver(app, pilot)
-        await chat.until(lambda: chat.screen.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
         await chat.exchange("say hello")
         with patch.object(Store, "conversation", fail):
             chat.screen.post_message(Titles.Wanted("rename", 1))

@@ -23,8 +23,8 @@ from hetrun.tui.app import ChatApp
 from hetrun.tui.host import Doors, Offered, Opening, Tell
 from hetrun.tui.machine import Facts, draw, look
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose, Dialog, Read
+from hetrun.tui.screens.engine_control import ANOTHER, EXCHANGING
 from hetrun.tui.screens.help import HelpScreen
-from hetrun.tui.screens.navigation import ANOTHER, EXCHANGING
 from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.tokens import TokensScreen
 from hetrun.tui.screens.whatif import WhatIfScreen, compared, turned, typed_size
@@ -183,9 +183,9 @@ async def test_what_if(engine: FakeEngine, engines: Engines) -> None:
         await chat.until(lambda: "too little" in foreseen(chat))
         chat.front.query_one("#ram", Input).value = ""
         await chat.press("ctrl+s")
-        await chat.until(lambda: engines.options != [] and chat.screen.info is not None)
+        await chat.until(lambda: engines.options != [] and chat.screen.parts.engine.info is not None)
         # The new engine may have said something since.
-        assert "you: ctx 4096, threads 1" in [why for _, why in chat.screen._facts.reasons]
+        assert "you: ctx 4096, threads 1" in [why for _, why in chat.screen.parts.figures.facts.reasons]
     assert engines.options == [{"ctx": "4096", "threads": "1"}]
 
 
@@ -238,7 +238,7 @@ async def test_tokens_and_what_else_might_have_come(engine: FakeEngine) -> None:
         await chat.press("right", "right")
         await chat.until(lambda: token(chat) == "token 3 of 3: 'cc'  81.9 %")
         await chat.press("down", "enter")
-        await chat.until(lambda: len(engine.requests) == 3 and chat.screen.answering is None)
+        await chat.until(lambda: len(engine.requests) == 3 and chat.screen.parts.answers.current is None)
         assert engine.requests[2].text == "[user]say aa bb cc{}aa bb B"
         assert chat.answers[0].startswith("aa bb B")
         await chat.until(lambda: "version 2 of 2" in chat.shown)
@@ -286,7 +286,9 @@ async def test_another_model(engine: FakeEngine, engines: Engines) -> None:
         await chat.opened(Choose)
         assert chat.options == ["/m/big", "/m/s", ANOTHER]
         await chat.press("down", "enter")
-        await chat.until(lambda: engines.options == [{"model": "/m/s"}] and chat.screen.info is not None)
+        await chat.until(
+            lambda: engines.options == [{"model": "/m/s"}] and chat.screen.parts.engine.info is not None
+        )
         await chat.exchange("say two")
         await chat.send("/model nowhere")
         await chat.until(lambda: any("nowhere does not exist" in notice for notice in chat.said))
@@ -310,15 +312,15 @@ async def test_one_engine_ends_before_the_next_begins(engines: Engines) -> None:
     app = ChatApp(engines.reopen({}, print)(), doors=engines.doors)
     async with app.run_test() as pilot:
         chat = Driver(app, pilot)
-        await chat.until(lambda: chat.screen.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
         engines.may_close.clear()
         await chat.command("/model /m/s")
-        await chat.until(lambda: chat.screen.exchanging)
+        await chat.until(lambda: chat.screen.parts.engine.exchanging)
         await chat.send("say too early")
         await chat.until(lambda: EXCHANGING in chat.said)
         assert chat.prompt.text == "say too early"  # it is not lost
         engines.may_close.set()
-        await chat.until(lambda: chat.screen.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
     assert engines.log == ["open", "closed", "open"]
 
 
@@ -326,10 +328,10 @@ async def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(engines
     app = ChatApp(engines.reopen({}, print)(), doors=engines.doors)
     async with app.run_test() as pilot:
         chat = Driver(app, pilot)
-        await chat.until(lambda: chat.screen.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
         await chat.command(f"/model {REFUSED}")
         await chat.until(lambda: chat.errors == [f"{REFUSED}: it is not a model"])
-        await chat.until(lambda: chat.screen.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
         assert engines.options == [{}, {"model": REFUSED}, {}]
         await chat.exchange("say hello")
         assert app.load_error is None
@@ -358,7 +360,7 @@ async def test_a_model_is_brought_and_may_be_given_up(engine: FakeEngine) -> Non
                 chat.app.clear_notifications()
             else:
                 came.set()
-                await chat.until(lambda: not chat.screen.bringing and chat.status[0] == "fake")
+                await chat.until(lambda: not chat.screen.parts.engine.bringing and chat.status[0] == "fake")
 
 
 async def test_colours_are_kept(engine: FakeEngine, tmp_path: Path) -> None:
@@ -401,7 +403,9 @@ async def test_a_server_offers_its_models_and_no_others(engine: FakeEngine, engi
         await chat.opened(Choose)
         assert chat.options == ["/m/big", "/m/s"]
         await chat.press("enter")
-        await chat.until(lambda: engines.options == [{"model": "/m/big"}] and chat.screen.info is not None)
+        await chat.until(
+            lambda: engines.options == [{"model": "/m/big"}] and chat.screen.parts.engine.info is not None
+        )
         await chat.press("f4")
         await chat.opened(WhatIfScreen)
         assert chat.front.query_one("#apply", Button).disabled

@@ -79,7 +79,7 @@ async def chat_over(place: Path) -> AsyncIterator[Driver]:
     app = ChatApp(RemoteClient(url), doors=doors_of_server(Settings.resolve(environ={}, url=url), url))
     async with app.run_test(size=PANES) as pilot:
         chat = Driver(app, pilot)
-        await chat.until(lambda: chat.screen.info is not None)
+        await chat.until(lambda: chat.screen.parts.engine.info is not None)
         yield chat
 
 
@@ -110,7 +110,9 @@ async def test_a_model_that_is_chosen_is_loaded_and_known(tmp_path: Path) -> Non
     async with serving(server, tmp_path / "s"), chat_over(tmp_path / "s") as chat:
         await chat.exchange("say hello")
         await chat.command("/model b")
-        await chat.until(lambda: chat.screen.info is not None and chat.screen.info.id == "b")
+        await chat.until(
+            lambda: chat.screen.parts.engine.info is not None and chat.screen.parts.engine.info.id == "b"
+        )
         await chat.exchange("say so")
         await shows(chat, "b", 2000)
 
@@ -137,8 +139,8 @@ async def test_a_server_with_another_api_answers_and_lists_its_models(
 ) -> None:
     url = f"unix:{tmp_path / 's'}"
     async with scripted(routes, tmp_path / "s"), chat_over(tmp_path / "s") as chat:
-        assert chat.screen.info is not None
-        assert chat.screen.info.id == name
+        assert chat.screen.parts.engine.info is not None
+        assert chat.screen.parts.engine.info.id == name
         await chat.exchange("hi")
         assert "Hello" in chat.shown
         doors = doors_of_server(Settings.resolve(environ={}, url=url), url)

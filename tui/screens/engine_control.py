@@ -1,33 +1,25 @@
-"""Other screens that the chat opens, and what becomes of what is chosen there."""
+"""The engine that the chat talks to: its loading, and another one in its place."""
 
 from __future__ import annotations
 
 from asyncio import to_thread
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import Event
 
-from textual import on, work
 from textual.screen import Screen
 from textual.timer import Timer
-from textual.worker import Worker, WorkerState
 
-from hetrun.client.events import Message, ModelInfo
+from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.client.queries import SetRam
 from hetrun.errors import HetrunError, UserError
 from hetrun.option_types import parse_size
-from hetrun.tui.conversation import Talk
-from hetrun.tui.crash_report import explained
 from hetrun.tui.host import Doors, Offered, Opening
-from hetrun.tui.machine import Facts
-from hetrun.tui.messages import Failed
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
-from hetrun.tui.screens.help import HelpScreen
-from hetrun.tui.screens.settings import Chosen, SettingsScreen
-from hetrun.tui.screens.template import TemplateScreen
+from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.whatif import WhatIfScreen
+from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.widgets.status import StatusLine
 from hetrun.tui.widgets.welcome import Welcome
 
@@ -41,80 +33,55 @@ def percent(part: float, before: str) -> str:
     return f"{before}{100 * part:.0f} %" if part else ""
 
 
-class Sights(Screen[None]):
-    """The part of the chat screen that looks at the engine and changes it."""
+class EngineControl:
+    """The client in use, the model it has loaded, and the way to other options or another model."""
 
-    client: ChatClient
-    talk: Talk
-    doors: Doors
-    reports: Path | None  # the folder for reports of the chat's own faults
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        screen: Screen[None],
+        client: ChatClient,
+        doors: Doors,
+        notices: ChatNotices,
+        *,
+        on_loaded: Callable[[ModelInfo], None],
+        on_known: Callable[[ModelInfo], None],
+        on_failure: Callable[[str], None],
+        note: Callable[[str], None],
+        free: Callable[[], None],
+    ) -> None:
+        """`on_loaded`: there is a model; `on_known`: more is known of the same one; `note` writes down why
+        something changed; `free` ends what is being written."""
+        self.client = client
+        self.doors = doors
         self.options: Mapping[str, object] = {}  # of the engine, that are not as the command line has them
         self.bringing = False  # a model is on its way from elsewhere
         self.exchanging = False  # one engine ends, and the next has not begun
+        self.info: ModelInfo | None = None  # None: there is no model yet
+        self.load_error: Exception | None = None
+        self._screen = screen
+        self._notices = notices
+        self._on_loaded, self._on_known, self._on_failure = on_loaded, on_known, on_failure
+        self._note = note
+        self._free = free
         self._sound: Mapping[str, object] | None = None  # those of the last engine that could be loaded
         self._unwanted = Event()
         self._brought = ""  # what was said of it last
-        self.info: ModelInfo | None = None  # None: there is no model yet
-        self.load_error: Exception | None = None
-        self._facts = Facts()  # of the machine, for its pane
         self._ticking: Timer | None = None
 
-    def loaded(self, info: ModelInfo) -> None: ...
-    def known(self, info: ModelInfo) -> None: ...
-    def complain(self, text: str) -> None: ...
-    def say(self, text: str, error: bool = False) -> None: ...
-    def give_back(self, text: str) -> None: ...
-    def show_system(self) -> None: ...
-    def free(self) -> None: ...
-    def next_prompt(self) -> tuple[str, tuple[Message, ...]]:
-        raise NotImplementedError
+    @property
+    def context(self) -> int:
+        """Tokens; 0 where there is no model."""
+        return self.info.context if self.info else 0
 
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """What cannot be done is said above the box."""
-        try:
-            yield
-        except HetrunError as error:
-            self.say(str(error), error=True)
+    def try_options(self, rate: float) -> None:
+        """The what-if screen; `rate`: tokens per second of the last answer."""
+        begin_work(self._screen, partial(self._try_options, rate), group="dialog")
 
-    def words_of(self, error: BaseException) -> str:
-        """An error as people read it; an unexpected one is written down, to be reported."""
-        return str(error) if isinstance(error, HetrunError) else explained(error, self.reports)
-
-    @on(Worker.StateChanged)
-    def _failed_aside(self, message: Worker.StateChanged) -> None:
-        if message.worker.group != "answer" and message.state is WorkerState.ERROR and message.worker.error:
-            self.app.post_message(Failed(message.worker.error))
-
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.app.size.width))
-
-    @work(group="dialog", exit_on_error=False)
-    async def action_settings(self) -> None:
-        screen = SettingsScreen(self.talk)
-        chosen: Chosen | None = await self.app.push_screen_wait(screen)
-        if chosen is not None:
-            self.talk.choose(chosen.system, chosen.sampling)
-            self.show_system()
-
-    def action_template(self) -> None:
-        heading, messages = self.next_prompt()
-        self.app.push_screen(TemplateScreen(self.client, heading, messages))
-
-    @work(group="dialog", exit_on_error=False)
-    async def action_what_if(self) -> None:
-        decode = self._facts.decode
+    async def _try_options(self, rate: float) -> None:
         can_apply = self.doors.reopen is not None and not self.doors.is_server
-        screen = WhatIfScreen(self.client, can_apply, decode[-1] if decode else 0.0)
-        if changes := await self.app.push_screen_wait(screen):
+        screen = WhatIfScreen(self.client, can_apply, rate)
+        if changes := await self._screen.app.push_screen_wait(screen):
             await self._apply(changes)
-
-    def action_model(self) -> None:
-        with self.telling():
-            self.choose_model()
 
     def choose_model(self, name: str = "") -> None:
         """Another model: this one, or the one that the user chooses."""
@@ -122,24 +89,24 @@ class Sights(Screen[None]):
             raise UserError(
                 "the server chooses the model: for another model, start the chat with another --url"
             )
-        self._choose_model(name, self.doors.models)
+        choose = partial(self._choose_model, name, self.doors.models)
+        begin_work(self._screen, choose, group="dialog")
 
-    @work(group="dialog", exit_on_error=False)
     async def _choose_model(self, name: str, models: Callable[[], Sequence[Offered]]) -> None:
         if found := name or await self._chosen_model(models):
             try:
                 await self._apply({"model": found})
             except HetrunError:
-                self.give_back(f"/model {found}")
+                self._notices.give_back(f"/model {found}")
                 raise
 
     async def _chosen_model(self, models: Callable[[], Sequence[Offered]]) -> str | None:
         choices = [Choice(m.path, f"{m.label}  {m.size}") for m in await to_thread(models)]
         if not self.doors.is_server:
             choices.append(Choice(ANOTHER, "another one …"))
-        chosen: str | None = await self.app.push_screen_wait(Choose("Which model?", choices))
+        chosen: str | None = await self._screen.app.push_screen_wait(Choose("Which model?", choices))
         if chosen == ANOTHER:
-            chosen = await self.app.push_screen_wait(Ask("Which model?", "", "model.gguf", WHICH))
+            chosen = await self._screen.app.push_screen_wait(Ask("Which model?", "", "model.gguf", WHICH))
         return chosen
 
     # --- loading
@@ -148,10 +115,10 @@ class Sights(Screen[None]):
         """Wait for the model, with a progress bar."""
         self.info = None
         self._stop_ticking()
-        for welcome in self.query(Welcome):
+        for welcome in self._screen.query(Welcome):
             welcome.begin()
-        self._ticking = self.set_interval(0.1, self._show_progress)
-        self._load()
+        self._ticking = self._screen.set_interval(0.1, self._show_progress)
+        begin_work(self._screen, self._load, group="load", exclusive=True)
         self.say_model()
 
     @property
@@ -159,7 +126,6 @@ class Sights(Screen[None]):
         """A model is on its way into memory."""
         return self._ticking is not None
 
-    @work(group="load", exclusive=True, exit_on_error=False)
     async def _load(self) -> None:
         try:
             info = await self.client.info()
@@ -167,34 +133,45 @@ class Sights(Screen[None]):
             self._stop_ticking()
             self.load_error = error
             self.say_model()
-            self.complain(str(error))
-            self.go_back()
+            self._on_failure(str(error))
+            begin_work(self._screen, self._go_back, group="dialog")
             return
         self._stop_ticking()
         self.load_error = None
         self._show_known(info)
-        self.loaded(info)
+        self._on_loaded(info)
 
     def _show_known(self, info: ModelInfo) -> None:
         self.info = info
         self.say_model()
-        for welcome in self.query(Welcome):  # there is none any more when the app ends
+        for welcome in self._screen.query(Welcome):  # there is none any more when the app ends
             welcome.loaded(info)
 
-    @work(group="load", exclusive=True, exit_on_error=False)
-    async def see_again(self) -> None:
+    def _look_again(self) -> None:
         """A server knows more of a model that it has loaded for an answer, and may have another one."""
+        begin_work(self._screen, self._see_again, group="load", exclusive=True)
+
+    async def _see_again(self) -> None:
         before, info = self.info, await self.client.info()
         if before is None or info == before:
             return
         self._show_known(info)
         if info.id == before.id:
-            self.known(info)
+            self._on_known(info)
         else:
-            self.loaded(info)
+            self._on_loaded(info)
+
+    def catch_up(self) -> None:
+        """The model was not there before, and now it answers; or a server has loaded it for this answer."""
+        if self.awaited or self.exchanging:
+            return
+        if self.info is None:
+            self.load()
+        elif self.doors.is_server:
+            self._look_again()
 
     def _show_progress(self) -> None:
-        for welcome in self.query(Welcome):
+        for welcome in self._screen.query(Welcome):
             welcome.progressed(self.client.progress)
         self.say_model()
 
@@ -205,7 +182,7 @@ class Sights(Screen[None]):
 
     def say_model(self, what: str = "") -> None:
         """What runs, or what else there is to say of it."""
-        for line in self.query(StatusLine):
+        for line in self._screen.query(StatusLine):
             coming = f"loading{percent(self.client.progress, ' ')}" if self.awaited else "no model"
             line.say(what or (self.info.id if self.info else coming))
 
@@ -217,8 +194,8 @@ class Sights(Screen[None]):
         if set(changes) == {"ram"}:
             await self.client.ask(SetRam(parse_size(changes["ram"], "ram")))
             self.options = wanted
-            self._facts.note(f"you: ram {changes['ram']}")
-            self.say("Applied")
+            self._note(f"you: ram {changes['ram']}")
+            self._notices.say("Applied")
             return
         opening = await self._opening(wanted)  # which may refuse; then the old one goes on
         if self.info is not None:
@@ -230,12 +207,12 @@ class Sights(Screen[None]):
             raise UserError("this engine was started elsewhere: its options cannot be changed here")
         self._unwanted.clear()
         self.bringing = True
-        self.refresh_bindings()
+        self._screen.refresh_bindings()
         try:
             return await to_thread(self.doors.reopen, options, self._tell_brought)
         finally:
             self.bringing = False
-            self.refresh_bindings()
+            self._screen.refresh_bindings()
             self.say_model()
 
     def _tell_brought(self, done: int, whole: int, what: str) -> None:
@@ -244,7 +221,7 @@ class Sights(Screen[None]):
             raise UserError(f"{what} was cancelled; it continues from here the next time")
         if (now := f"{what}: {100 * done // max(whole, 1)} %") != self._brought:
             self._brought = now
-            self.app.call_from_thread(self.say_model, now)
+            self._screen.app.call_from_thread(self.say_model, now)
 
     def give_up_bringing(self) -> None:
         """The model that is on its way is not wanted any more."""
@@ -252,10 +229,8 @@ class Sights(Screen[None]):
 
     async def _exchange(self, opening: Opening, options: Mapping[str, object]) -> None:
         """One after the other: there may be memory for one model only."""
-        self.free()
-        self._facts.note(
-            "you: " + (", ".join(f"{name} {value}" for name, value in options.items()) or "as it was")
-        )
+        self._free()
+        self._note("you: " + (", ".join(f"{name} {value}" for name, value in options.items()) or "as it was"))
         self.options, self.info = options, None
         self.say_model("ending")
         self.exchanging = True
@@ -266,27 +241,8 @@ class Sights(Screen[None]):
             self.exchanging = False
         self.load()
 
-    @work(group="dialog", exit_on_error=False)
-    async def go_back(self) -> None:
+    async def _go_back(self) -> None:
         """The options with which the last engine ran, after some that could not be loaded."""
         options, self._sound = self._sound, None
         if options is not None:
             await self._exchange(await self._opening(options), options)
-
-    @work(group="dialog", exit_on_error=False)
-    async def action_theme(self) -> None:
-        choices = [Choice(theme, theme) for theme in sorted(self.app.available_themes)]
-        chosen: str | None = await self.app.push_screen_wait(Choose("Colours", choices, self.app.theme))
-        if chosen:
-            self.choose_theme(chosen)
-
-    def choose_theme(self, name: str) -> None:
-        """These colours, from now on; without a name the user chooses."""
-        if not name:
-            self.action_theme()
-        elif name not in self.app.available_themes:
-            known = ", ".join(sorted(self.app.available_themes))
-            raise UserError(f"there is no theme {name}; known: {known}")
-        else:
-            self.app.theme = name
-            self.talk.store.save_choice("theme", name)
