@@ -293,6 +293,9 @@ def test_cancelling_one_that_gave_its_place_up(open_engine: Open) -> None:
     def cancel(model: FakeModel, step: Step) -> None:
         if model.freed:
             engine.cancel(second.id)
+        elif len(step.chunks) == 1:
+            # Threads prepare requests: on a busy machine one answer may be complete before the other begins.
+            model.inside.wait(0.01)
 
     model.before = cancel
     assert second.wait().last.finish_reason == "cancelled"
