@@ -12,7 +12,7 @@ from hetrun.client.events import GenerateRequest, ModelInfo
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
 from hetrun.server import fields, sampling
-from hetrun.server.errors import ApiError, api_error
+from hetrun.server.errors import ApiError, Names, api_error
 from hetrun.server.fields import Body, count, flag
 from hetrun.server.logprobs import Wanted
 from hetrun.server.service import Service
@@ -39,6 +39,7 @@ class Order:
     tried: int = 1
     form: str | None = None  # the field with the answer's format
     reading: Reading = PLAIN  # further contents of answers besides text
+    names: Names = ()  # of fields, in errors of an API that has other ones than the chat
 
     @property
     def choices(self) -> int:
@@ -52,6 +53,10 @@ class Order:
 
     def failure(self, error: Exception | None) -> ApiError:
         """The API error for a request that ended with this error."""
+        found = self._failure(error)
+        return found.renamed(self.names) if self.names else found
+
+    def _failure(self, error: Exception | None) -> ApiError:
         structure = self.prompts[0].structure
         if isinstance(error, OptionError) and (fault := self.reading.fault(str(error))):
             return api_error(fault)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from reprlib import repr as short
 
 from hetrun.client import sampler_plugins
@@ -86,14 +86,6 @@ CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
 NOT_THINKING: Json = {"type": "disabled"}
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A parsed request for a message."""
-
-    order: Order
-    omits_thoughts: bool
-
-
 def message_order(
     body: Body,
     info: ModelInfo,
@@ -103,7 +95,7 @@ def message_order(
     *,
     counted: bool = False,
     beta: bool = False,
-) -> Asked:
+) -> Order:
     """Read a request; ApiError names the field that is wrong. `counted`: only its tokens are wanted; `beta`:
     its client uses features that this server may not know."""
     _refuse(body, service.strict and not beta)
@@ -117,7 +109,12 @@ def message_order(
         order = orders.order(chat, info, client, [prompt], Wanted(None), "messages")
     (prompt,) = order.prompts
     prompt = replace(prompt, prompt_only=limit == 0, progress=order.stream)
-    return Asked(replace(order, prompts=(prompt,), reading=how), _thinking(body).get("display") == "omitted")
+    return replace(order, prompts=(prompt,), reading=how, names=NAMES)
+
+
+def omits_thoughts(body: Body) -> bool:
+    """Whether the answer has no reasoning, only a signature that carries it."""
+    return _thinking(body).get("display") == "omitted"
 
 
 def user_of(body: Body) -> Json:

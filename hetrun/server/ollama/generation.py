@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 from starlette.middleware import Middleware
@@ -24,9 +25,7 @@ from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, renamed, wrong_type
 from hetrun.server.fields import Body, flag
-from hetrun.server.json_stream import json_response
 from hetrun.server.middleware.concurrency import Crowd
-from hetrun.server.ollama import output
 from hetrun.server.ollama.catalog import Catalog
 from hetrun.server.ollama.insertion import filled
 from hetrun.server.ollama.messages import images_of, messages, with_images
@@ -40,10 +39,10 @@ from hetrun.server.ollama.options import (
     text_of,
     thinking,
 )
-from hetrun.server.ollama.output import Heading, Lines, Piecemeal, chat_fields, generated_fields
+from hetrun.server.ollama.output import Heading, OllamaWriter, Piecemeal, chat_fields, generated_fields
 from hetrun.server.pictures.parts import Part, taken_out, without_mark
 from hetrun.server.request import Order
-from hetrun.server.response_driver import Events, answered
+from hetrun.server.response_driver import respond
 from hetrun.server.routes.chat_completions import asked
 from hetrun.server.routes.models import engines
 from hetrun.server.sampling import sampling_params
@@ -88,13 +87,8 @@ async def _answer(request: Request, endpoint: Endpoint, catalog: Catalog) -> Res
     order = await _order(body, endpoint, here, name, asker(request, body))
     keep(here.client, keep_s)
 
-    async def in_one(events: Events) -> Response:
-        return await json_response(await output.whole(order, heading, events))
-
-    def stream(events: Events) -> Lines:
-        return Lines(output.lines(order, heading, events))
-
-    return await answered(request, here, order, in_one, stream)
+    writer = partial(OllamaWriter, heading=heading)
+    return await respond(request, here, order, whole=writer, stream=writer)
 
 
 async def _order(body: Body, endpoint: Endpoint, service: Service, name: str, client: str) -> Order:

@@ -29,15 +29,14 @@ from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.pictures.parts import Loaded
 from hetrun.server.query import counted, few
 from hetrun.server.request import Order
-from hetrun.server.response_driver import Events, Json, answered
-from hetrun.server.responses import input, output
+from hetrun.server.response_driver import Json, respond
+from hetrun.server.responses import input
 from hetrun.server.responses.items import new_id
-from hetrun.server.responses.output import Head
+from hetrun.server.responses.output import Head, ResponseWriter
 from hetrun.server.responses.store import Archive, Kept, turn
 from hetrun.server.routes.chat_completions import asked as chat_asked
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
-from hetrun.server.sse import NamedEvents
 from hetrun.text.chat.messages import plain
 
 OWN = (
@@ -93,15 +92,10 @@ def routes(service: Service) -> list[Route]:
         here, mine, asked = await read(request)
         keep = partial(_keep, archive, mine, asked)
 
-        async def in_one(events: Events) -> Response:
-            text = await output.whole(asked.head, asked.order, events, keep)
-            return Response(text, media_type="application/json")
+        def writer(order: Order) -> ResponseWriter:
+            return ResponseWriter(asked.head, order, keep)
 
-        def stream(events: Events) -> NamedEvents:
-            return NamedEvents(output.chunks(asked.head, asked.order, events, keep))
-
-        with renamed(NAMES):
-            return await answered(request, here, asked.order, in_one, stream)
+        return await respond(request, here, asked.order, whole=writer, stream=writer)
 
     async def tokens(request: Request) -> Response:
         here, _, asked = await read(request)
@@ -198,7 +192,7 @@ def response_order(
         # An answer is a new message here, also where the conversation ends with one.
         prompt, how = chat_asked(chat, info, service, wanted, messages, resumes=False)
         order = orders.order(chat, info, client, [prompt], wanted, input.FIELD)
-        order = orders.bounded(replace(order, reading=how))
+        order = orders.bounded(replace(order, reading=how, names=NAMES))
     store = body.get("store") is None or flag(body, "store")
     turns = () if before is None else before.turns
     return Asked(order, _head(body, chat, order, store), turns, said, store)
