@@ -11,7 +11,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
 
-from hetrun.api.conversation import Chat, ChatReader, Chats, ToolOptions, chat_messages
+from hetrun.api.conversation import Chat, ChatKeywords, ChatReader, Chats, ToolOptions, chat_messages
 from hetrun.api.keywords import ModelOptions, SamplingKeywords
 from hetrun.api.llm import (
     NOT_PICKLED,
@@ -134,11 +134,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, object] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> Coroutine[Any, Any, Completion]: ...
 
     @overload
@@ -148,11 +144,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         stream: Literal[True],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, object] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> AsyncGenerator[ChatChunk, None]: ...
 
     @overload
@@ -162,11 +154,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, object] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> Coroutine[Any, Any, list[Completion]]: ...
 
     def chat(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+from hetrun.api.keywords import SamplingKeywords
 from hetrun.api.pictures import without_pictures
 from hetrun.client.completion import ChatChunk, Completion, EndReason, ToolCall, completion
 from hetrun.client.events import PICTURE, Event, GenerateRequest, Message, ModelInfo
@@ -18,6 +19,15 @@ from hetrun.text.answers.tools import read_tools
 from hetrun.text.chat import continuation
 from hetrun.text.chat.messages import ROLES, checked_messages, plain
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
+
+
+class ChatKeywords(SamplingKeywords, total=False):
+    """Keywords of `chat` besides `stream`, for type checkers and editors; see `LLM.chat`."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool
+    template_options: Mapping[str, object] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
 
 from hetrun.api.conversation import (
     Chat,
+    ChatKeywords,
     ChatReader,
     Chats,
     ToolOptions,
@@ -147,11 +148,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, object] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> Completion: ...
 
     @overload
@@ -161,11 +158,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         stream: Literal[True],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, object] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> Generator[ChatChunk, None, None]: ...
 
     @overload
@@ -175,11 +168,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         stream: Literal[False] = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        template_options: Mapping[str, object] | None = None,
-        **sampling: Unpack[SamplingKeywords],
+        **keywords: Unpack[ChatKeywords],
     ) -> list[Completion]: ...
 
     def chat(

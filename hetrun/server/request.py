@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hetrun.client import sampler_plugins
 from hetrun.client.events import GenerateRequest, ModelInfo
@@ -13,8 +13,7 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
 from hetrun.server import fields, sampling
 from hetrun.server.errors import ApiError, Names, api_error
-from hetrun.server.fields import Body, count, flag
-from hetrun.server.logprobs import Wanted
+from hetrun.server.fields import Body, Wanted
 from hetrun.server.service import Service
 from hetrun.text.answers.reading import PLAIN, Reading
 
@@ -86,25 +85,19 @@ def check(
 
 
 def order(
-    body: Body, info: ModelInfo, client: str, prompts: Sequence[GenerateRequest], wanted: Wanted, field: str
+    body: Body,
+    info: ModelInfo,
+    client: str,
+    prompts: Sequence[GenerateRequest],
+    wanted: Wanted,
+    field: str,
+    *,
+    reading: Reading = PLAIN,
+    names: Names = (),
 ) -> Order:
     """An order for these prompts, with a request's fields for all of its answers."""
-    stream, n = flag(body, "stream"), count(body, "n", 1, MOST_CHOICES) or 1
-    asked = [
-        replace(
-            prompt,
-            client=client,
-            priority=fields.priority(body),
-            deadline_s=fields.deadline_s(body),
-            whole=not stream,
-            progress=flag(body, "return_progress") and stream,
-            slot=fields.slot(body),
-            shift=fields.context_shift(body),
-            line_limit_s=fields.line_limit_s(body),
-            fresh=body.get("cache_prompt") is not None and not flag(body, "cache_prompt"),
-        )
-        for prompt in prompts
-    ]
+    stream, n = fields.flag(body, "stream"), fields.count(body, "n", 1, MOST_CHOICES) or 1
+    asked = [fields.with_shared(prompt, body, client, stream=stream) for prompt in prompts]
     return Order(
         info,
         tuple(asked),
@@ -115,6 +108,8 @@ def order(
         n=n,
         tried=n,
         form=sampling.form_field(body),
+        reading=reading,
+        names=names,
     )
 
 

@@ -15,7 +15,7 @@ from hetrun.server.json_stream import json_text
 from hetrun.server.request import Order
 from hetrun.server.response_driver import Json, pieces_of
 from hetrun.server.sse import NamedEvents
-from hetrun.server.usage import Counts
+from hetrun.server.usage import timings_of
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
 
 PING = json_text({"type": "ping"})
@@ -154,10 +154,8 @@ class Output:
     def ended(self, end: Event) -> tuple[list[str], Json]:
         """The last events, and the whole message."""
         self._close()
-        counts = Counts(1)
-        counts.ended(0, end)
         stopped: Json = {"stop_reason": self._reason(end), "stop_sequence": end.stopped or None}
-        used, timings = usage(end.usage, self._thought), counts.timings()
+        used, timings = usage(end.usage, self._thought), timings_of(end)
         last = event("message_delta", delta=stopped, usage=used, timings=timings)
         content = [block.json() for block in self._blocks]
         message = self.head | {"content": content} | stopped | {"usage": used, "timings": timings}

@@ -13,13 +13,11 @@ from hetrun.errors import OptionError
 from hetrun.server import request as orders
 from hetrun.server import sampling
 from hetrun.server.anthropic.input import conversation
+from hetrun.server.chat import NONE_LOADED, chat_request
 from hetrun.server.errors import ApiError, renamed, wrong_type
-from hetrun.server.fields import Body, flag, object_of
-from hetrun.server.logprobs import Wanted
-from hetrun.server.messages import NONE_LOADED
+from hetrun.server.fields import Body, Wanted, flag, object_of
 from hetrun.server.pictures.parts import Loaded
 from hetrun.server.request import Order
-from hetrun.server.routes.chat_completions import asked as chat_asked
 from hetrun.server.service import Service
 from hetrun.text.chat.messages import plain
 
@@ -105,11 +103,11 @@ def message_order(
     said = conversation(body, loaded, keep_billing_header=service.keep_billing_header)
     with renamed(NAMES):
         chat = _as_chat(body, max(limit, 1))
-        prompt, how = chat_asked(chat, info, service, Wanted(None), said)
-        order = orders.order(chat, info, client, [prompt], Wanted(None), "messages")
+        prompt, how = chat_request(chat, info, service, Wanted(None), said)
+        order = orders.order(chat, info, client, [prompt], Wanted(None), "messages", reading=how, names=NAMES)
     (prompt,) = order.prompts
     prompt = replace(prompt, prompt_only=limit == 0, progress=order.stream)
-    return replace(order, prompts=(prompt,), reading=how, names=NAMES)
+    return replace(order, prompts=(prompt,))
 
 
 def omits_thoughts(body: Body) -> bool:

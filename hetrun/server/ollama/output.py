@@ -16,7 +16,7 @@ from hetrun.server.ollama.options import Json
 from hetrun.server.request import Order
 from hetrun.server.response_driver import finish_reason, pieces_of
 from hetrun.server.sse import JsonLines
-from hetrun.server.usage import Counts
+from hetrun.server.usage import timings_of
 from hetrun.text.answers.reading import ChoiceReader
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
 
@@ -108,9 +108,7 @@ class Output:
 
     def metrics(self, event: Event) -> Json:
         """The fields of the last line: why the answer ended, counts, and times in nanoseconds."""
-        counts = Counts(1)
-        counts.ended(0, event)
-        times = counts.timings()
+        times = timings_of(event)
         now, began = perf_counter(), self._heading.began
         load = self._first - began - event.timings.ttft_s if self._heading.asleep else 0.0
         return {

@@ -21,10 +21,10 @@ from hetrun.client.sampling_params import (
     SPELLINGS,
 )
 from hetrun.server import fields
+from hetrun.server.chat import MOST_EFFORT, MOST_ID, THOUGHTS
+from hetrun.server.fields import MOST_LEGACY_TOP, MOST_TOP
 from hetrun.server.llamacpp import infill, slots
 from hetrun.server.llamacpp import request as native
-from hetrun.server.logprobs import MOST_LEGACY_TOP, MOST_TOP
-from hetrun.server.messages import MOST_EFFORT, MOST_ID, THOUGHTS
 from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
     ANYTHING,

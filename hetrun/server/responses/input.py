@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from reprlib import repr as short
 
 from hetrun.client.events import Message
+from hetrun.server.chat import MOST_ID, NONE_LOADED, SENSES, required_text, senseless
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.messages import MOST_ID, NONE_LOADED, SENSES, required_text, senseless
 from hetrun.server.pictures.parts import KINDS, Loaded, Part, part_of, texts_of
 from hetrun.server.pictures.parts import content_of as joined
 from hetrun.text.chat.messages import ROLES as CHAT_ROLES

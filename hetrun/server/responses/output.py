@@ -15,7 +15,7 @@ from hetrun.server.request import Order
 from hetrun.server.response_driver import Json, finish_reason, pieces_of, prompt_progress
 from hetrun.server.responses.items import Call, Item, Message, Reasoning, Telling, with_list
 from hetrun.server.sse import NamedEvents
-from hetrun.server.usage import Counts
+from hetrun.server.usage import timings_of
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
 
 # OpenAI's codes for a failed response; any other error is the prompt's.
@@ -63,9 +63,7 @@ class Output:
             self._begin(Message(0))
         status = "incomplete" if finish_reason(end) == "length" else "completed"
         self._close(status)
-        counts = Counts(1)
-        counts.ended(0, end)
-        more: Json = {"usage": usage(end.usage, self._thought), "timings": counts.timings()}
+        more: Json = {"usage": usage(end.usage, self._thought), "timings": timings_of(end)}
         if status == "completed":
             more["completed_at"] = int(time.time())
         else:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo, TokenLogprob
+from hetrun.client.events import Event, TokenLogprob
 from hetrun.server import logprobs as scores
-from hetrun.server import request as orders
-from hetrun.server import tools as toolschemas
 from hetrun.server.body import json_object
+from hetrun.server.chat import chat_order
 from hetrun.server.client_id import asker
-from hetrun.server.errors import ApiError, api_errors
 from hetrun.server.json_stream import Long, json_text
-from hetrun.server.logprobs import Wanted
-from hetrun.server.messages import NONE_LOADED, TURN, messages, template_options, turn
 from hetrun.server.middleware.concurrency import Crowd
-from hetrun.server.pictures.parts import Loaded, taken_out
 from hetrun.server.query import counted, few
 from hetrun.server.request import Order
 from hetrun.server.response_driver import (
@@ -36,31 +30,27 @@ from hetrun.server.response_driver import (
     totals,
 )
 from hetrun.server.routes.models import meant
-from hetrun.server.sampling import form_field, sampling_params
 from hetrun.server.service import Service
 from hetrun.server.sse import EventStream
 from hetrun.server.usage import Counts
-from hetrun.text.answers.reading import ChoiceReader, Reading, ReadingOptions, parts, reading
-from hetrun.text.chat.continuation import OPTION
-
-KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs", *TURN)
+from hetrun.text.answers.reading import ChoiceReader
 
 
 def routes(service: Service) -> list[Route]:
-    async def complete(request: Request) -> Response:
+    async def read(request: Request) -> tuple[Service, Order]:
         body = await json_object(request)
         here = await meant(body, service)
         loaded = await service.pictures.loaded(body)
-        order = chat_order(body, await here.info(), here, asker(request, body), loaded)
+        return here, chat_order(body, await here.info(), here, asker(request, body), loaded)
+
+    async def complete(request: Request) -> Response:
+        here, order = await read(request)
         return await respond(
             request, here, order, whole=lambda order: ChoicesWriter(order, whole), stream=ChatStream
         )
 
     async def count(request: Request) -> Response:
-        body = await json_object(request)
-        here = await meant(body, service)
-        loaded = await service.pictures.loaded(body)
-        order = chat_order(body, await here.info(), here, asker(request, body), loaded)
+        here, order = await read(request)
         return await counted(here, order.prompts[0])
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
@@ -69,59 +59,6 @@ def routes(service: Service) -> list[Route]:
         *(Route(path, complete, methods=["POST"], middleware=[crowd]) for path in paths),
         *(Route(f"{path}/input_tokens", count, methods=["POST"], middleware=few()) for path in paths),
     ]
-
-
-def chat_order(
-    body: Mapping[str, object],
-    info: ModelInfo,
-    service: Service,
-    client: str = "",
-    loaded: Loaded = NONE_LOADED,
-) -> Order:
-    """Read a request of this client; raises an ApiError that names a wrong field."""
-    orders.check(body, info, service, KNOWN, built=toolschemas.NAMES)
-    wanted = scores.of_chat(body)
-    prompt, how = asked(body, info, service, wanted, messages(body, loaded))
-    order = orders.order(body, info, client, [prompt], wanted, "messages")
-    return orders.bounded(replace(order, reading=how))
-
-
-def asked(
-    body: Mapping[str, object],
-    info: ModelInfo,
-    service: Service,
-    wanted: Wanted,
-    said: tuple[Message, ...],
-    *,
-    resumes: bool = True,
-) -> tuple[GenerateRequest, Reading]:
-    """The engine's request for these messages, and the parsers of its answers. `resumes`: a last message of
-    the assistant is continued."""
-    said, pictures = taken_out(said, info)
-    tools = toolschemas.tools_of(body)
-    params = sampling_params(body, info, service.sampling, wanted)
-    if tools.all and params.structure and params.json_schema is None:
-        form = form_field(body)
-        message = f"{form} and tools are both given: an answer cannot follow both"
-        raise ApiError(message, form, "invalid_value")
-    options = {**template_options(body), **turn(body, said, resumes=resumes)}
-    resumed = bool(options.get(OPTION))
-    reads = ReadingOptions(service.tool_parser, service.reasoning_format, info.tool_format, info.thought_mark)
-    has_form = params.structure is not None
-    with api_errors():
-        how = reading(tools, reads, has_form=has_form, resumed=resumed)
-    thinks = options.get("enable_thinking") is not False
-    # `SamplingParams` keeps a schema as JSON text.
-    schema = None if params.json_schema is None else str(params.json_schema)
-    prompt = GenerateRequest(
-        params,
-        messages=said,
-        pictures=pictures,
-        template_options=options,
-        tools=tuple(tool.given for tool in tools.all),
-        parts=parts(how, schema, has_form=has_form, thinks=thinks),
-    )
-    return prompt, how
 
 
 def whole(order: Order, found: Sequence[Choice]) -> Json:

@@ -11,16 +11,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo, TokenLogprob
-from hetrun.server import logprobs as scores
 from hetrun.server import request as orders
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import count, flag
+from hetrun.server.fields import COMPLETION_LOGPROBS, Wanted, count, flag, wanted_of_completion
 from hetrun.server.infill import check_fills, fill_tokens
 from hetrun.server.inputs import Field, texts
 from hetrun.server.json_stream import json_text
-from hetrun.server.logprobs import Echo, Offsets, Wanted, legacy
+from hetrun.server.logprobs import Echo, Offsets, legacy
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.pictures.parts import marked
 from hetrun.server.request import MOST_CHOICES, MOST_TOGETHER, Order
@@ -43,7 +42,7 @@ from hetrun.server.usage import Counts
 MOST_TOKENS = 16  # OpenAI's default length limit
 STRICT_BEST_OF = 20
 PROMPT = Field("prompt", "prompt", "continue", MOST_TOGETHER, blank=True)
-KNOWN = (*orders.COMMON, *scores.COMPLETION_NAMES, PROMPT.name, "suffix", "echo", "best_of")
+KNOWN = (*orders.COMMON, *COMPLETION_LOGPROBS, PROMPT.name, "suffix", "echo", "best_of")
 
 
 def routes(service: Service) -> list[Route]:
@@ -68,7 +67,7 @@ def completion_order(
     """Read a request of this client; raises an ApiError that names a wrong field."""
     orders.check(body, info, service, KNOWN)
     echo = flag(body, "echo")
-    wanted = scores.of_completion(body, echo)
+    wanted = wanted_of_completion(body, echo)
     params = sampling_params(body, info, service.sampling, _computed(body, wanted, echo), MOST_TOKENS)
     prompt = body.get(PROMPT.name)
     if isinstance(prompt, dict) and isinstance(text := prompt.get("prompt_string"), str):
