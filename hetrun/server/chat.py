@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from reprlib import repr as short
 
 from hetrun.client.events import GenerateRequest, Message, ModelInfo
+from hetrun.client.pictures import PART_TYPES
 from hetrun.server import request as orders
 from hetrun.server.errors import ApiError, api_errors, wrong_type
 from hetrun.server.fields import CHAT_LOGPROBS, Body, Wanted, flag, wanted_of_chat
-from hetrun.server.pictures.parts import KINDS, Loaded, Part, content_of, part_of, taken_out
+from hetrun.server.pictures.parts import Loaded, Part, content_of, part_of, taken_out
 from hetrun.server.request import Order
 from hetrun.server.sampling import form_field, sampling_params
 from hetrun.server.service import Service
@@ -294,7 +295,7 @@ def _part(part: object, where: str, loaded: Loaded) -> str | Part:
     if not isinstance(part, dict):
         raise wrong_type(where, "an object", part)
     kind = part.get("type")
-    if isinstance(kind, str) and kind in KINDS:
+    if isinstance(kind, str) and kind in PART_TYPES:
         return part_of(part, where, loaded)
     if isinstance(kind, str) and kind in SENSES:
         raise senseless(kind, where)
