@@ -22,7 +22,7 @@ from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Though
 
 
 class ChatKeywords(SamplingKeywords, total=False):
-    """What a chat is asked with, besides sampling parameters: see `LLM.chat`."""
+    """Keywords of `chat` besides `stream`, for type checkers and editors; see `LLM.chat`."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote
 
 from hetrun.client.events import PICTURE, PICTURE_MARK, ModelInfo
-from hetrun.client.pictures import bounded, check_reads, read_picture
+from hetrun.client.pictures import PART_TYPES, bounded, check_reads, from_data_url, read_picture
 from hetrun.errors import OptionError, PictureError
 from hetrun.pictures.kinds import format_of
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PictureSource: TypeAlias = "str | PathLike[str] | bytes | Image"
-KINDS = ("image", "image_url", "input_image")  # of parts: that of templates, and those of OpenAI
 
 
 def picture_file(source: object, where: str) -> bytes:
@@ -46,15 +43,13 @@ def picture_file(source: object, where: str) -> bytes:
 
 
 def _of_data_url(url: str, where: str) -> bytes:
-    head, comma, data = url.partition(",")
-    if not comma:
-        raise OptionError(f"{where} is no data URL: it has no comma")
-    if not head.lower().endswith(";base64"):
-        return unquote_to_bytes(data)
     try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
+        file = from_data_url(url)
+    except ValueError:
         raise OptionError(f"{where} is not valid base64") from None
+    if file is None:
+        raise OptionError(f"{where} is no data URL: it has no comma")
+    return file
 
 
 def _of_pillow(source: object, where: str) -> bytes:
@@ -92,7 +87,7 @@ def _without_pictures(message: Any, where: str, files: list[bytes]) -> Any:  # n
 
 
 def _is_picture(part: object) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in KINDS
+    return isinstance(part, Mapping) and part.get("type") in PART_TYPES
 
 
 def _part(part: Any, where: str, files: list[bytes]) -> Any:  # noqa: ANN401 - as a message has it

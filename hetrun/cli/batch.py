@@ -215,8 +215,8 @@ def said_of_all(
     starts: bool = False,
 ) -> ForAll:
     """What the command line says of every request. `starts`: places start engines as it says."""
-    from hetrun.server import sampling as fields
-    from hetrun.server.routes import chat_completions, completions
+    from hetrun.server import chat, sampling as fields
+    from hetrun.server.routes import completions
 
     body = dict(sampling)
     chosen = {"max_tokens": settings.max_tokens, "temperature": settings.temperature}
@@ -225,7 +225,7 @@ def said_of_all(
     if info and info.temperature is None and "temperature" not in body:
         own["temperature"] = DEFAULT_TEMPERATURE  # as of a single prompt
     brought = tuple(sampler_plugins.parameters())  # by samplers of packages
-    known = {CHAT: (*chat_completions.KNOWN, *brought), COMPLETIONS: (*completions.KNOWN, *brought)}
+    known = {CHAT: (*chat.KNOWN, *brought), COMPLETIONS: (*completions.KNOWN, *brought)}
     seed = 0 if settings.seed is None and settings.deterministic else settings.seed
     identity = [body, own, seed, raw, settings.system, *_of_the_model(settings, info, starts)]
     return ForAll(

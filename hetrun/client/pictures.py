@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from hetrun.client.events import MOST_PICTURE_BYTES, PICTURE, GenerateRequest, Message, ModelInfo
 from hetrun.errors import OptionError, printable
 from hetrun.system.files import open_regular
 
+# Types of parts of messages that are pictures: those of OpenAI's two APIs, and that of templates.
+PART_TYPES = ("image_url", "input_image", "image")
+DATA_URL = re.compile(r"data:(?P<type>[^,]{0,200}?)(?P<base64>;\s*base64)?,", re.IGNORECASE)
+BLANK = re.compile(r"\s+")
 # By their first bytes.
 TYPES = {
     b"\x89PNG": "image/png",
@@ -24,6 +30,21 @@ UNKNOWN = "application/octet-stream"
 def in_base64(file: bytes) -> str:
     """A file as JSON can carry it."""
     return base64.b64encode(file).decode()
+
+
+def from_base64(text: str) -> bytes:
+    """A file in base64, which may have blanks and lack padding; ValueError if it is not base64."""
+    text = BLANK.sub("", text).rstrip("=")
+    return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+
+
+def from_data_url(url: str) -> bytes | None:
+    """The file that an address holds, None if it holds none; ValueError if that is not base64."""
+    match = DATA_URL.match(url)
+    if match is None:
+        return None
+    data = url[match.end() :]
+    return from_base64(data) if match["base64"] else unquote_to_bytes(data)
 
 
 def type_of(file: bytes) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from reprlib import repr as short
 
-from hetrun.client.events import ContextShift
+from hetrun.client.events import ContextShift, GenerateRequest
 from hetrun.server.errors import ApiError, wrong_type
 
 Body = Mapping[str, object]
@@ -42,6 +43,11 @@ NEVER: Mapping[str, str] = {
     "image_data": "send prompt as an object with prompt_string and multimodal_data",
     "multimodal_data": "it belongs into prompt, an object with prompt_string and multimodal_data",
 }
+
+CHAT_LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs", "n_probs")
+COMPLETION_LOGPROBS = ("logprobs", "n_probs")
+MOST_TOP = 20
+MOST_LEGACY_TOP = 5
 
 MOST_PRIORITY = 2**31 - 1
 MOST_DEADLINE_S = 10**9
@@ -134,3 +140,58 @@ def include_usage(body: Body, stream: bool) -> bool:
     if not stream:
         raise ApiError("stream_options needs stream: true", "stream_options", "invalid_value")
     return flag(options, "include_usage", "stream_options.")
+
+
+def with_shared(prompt: GenerateRequest, body: Body, client: str, *, stream: bool) -> GenerateRequest:
+    """The request with the fields that all endpoints share."""
+    return replace(
+        prompt,
+        client=client,
+        priority=priority(body),
+        deadline_s=deadline_s(body),
+        whole=not stream,
+        progress=flag(body, "return_progress") and stream,
+        slot=slot(body),
+        shift=context_shift(body),
+        line_limit_s=line_limit_s(body),
+        fresh=body.get("cache_prompt") is not None and not flag(body, "cache_prompt"),
+    )
+
+
+# --- log-probabilities
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The number of alternatives for each token; None: no log-probabilities at all."""
+
+    answer: int | None = None
+    prompt: int | None = None
+
+
+def wanted_of_chat(body: Body) -> Wanted:
+    """OpenAI's two fields, llama.cpp's one, and vLLM's for the prompt."""
+    wanted = flag(body, "logprobs")
+    top = count(body, "top_logprobs", 0, MOST_TOP)
+    if top is not None and not wanted:
+        raise ApiError("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
+    probs = count(body, "n_probs", 0, MOST_TOP)
+    answer = (top or 0) if wanted else probs or None
+    prompt = count(body, "prompt_logprobs", 0, MOST_TOP)
+    if prompt is not None and flag(body, "stream"):
+        # There is no streaming format for it.
+        raise ApiError("prompt_logprobs needs stream: false", "prompt_logprobs", "invalid_value")
+    return Wanted(answer, prompt)
+
+
+def wanted_of_completion(body: Body, echo: bool) -> Wanted:
+    """The older endpoint has one number for it, and includes the prompt's if it is echoed."""
+    if isinstance(body.get("logprobs"), bool):
+        raise wrong_type("logprobs", f"an integer from 0 to {MOST_LEGACY_TOP}", body["logprobs"])
+    if body.get("prompt_logprobs") is not None:
+        message = "prompt_logprobs is for chat completions; here echo: true with logprobs gives the same"
+        raise ApiError(message, "prompt_logprobs", "unsupported_parameter")
+    answer = count(body, "logprobs", 0, MOST_LEGACY_TOP)
+    if answer is None:
+        answer = count(body, "n_probs", 0, MOST_TOP) or None
+    return Wanted(answer, answer if echo else None)

@@ -1,4 +1,4 @@
-"""Log-probabilities: the fields that request them, and their formats in answers."""
+"""Log-probabilities in answers."""
 
 from __future__ import annotations
 
@@ -7,53 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hetrun.client.events import TokenLogprob
-from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import Body, count, flag
 from hetrun.server.json_stream import Long
 
-CHAT_NAMES = ("logprobs", "top_logprobs", "prompt_logprobs", "n_probs")
-COMPLETION_NAMES = ("logprobs", "n_probs")
-MOST_TOP = 20
-MOST_LEGACY_TOP = 5
 LEAST_LOGPROB = -9999.0  # OpenAI's value for an impossible token; minus infinity is not JSON
 
 Json = dict[str, object]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The number of alternatives for each token; None: no log-probabilities at all."""
-
-    answer: int | None = None
-    prompt: int | None = None
-
-
-def of_chat(body: Body) -> Wanted:
-    """OpenAI's two fields, llama.cpp's one, and vLLM's for the prompt."""
-    wanted = flag(body, "logprobs")
-    top = count(body, "top_logprobs", 0, MOST_TOP)
-    if top is not None and not wanted:
-        raise ApiError("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
-    probs = count(body, "n_probs", 0, MOST_TOP)
-    answer = (top or 0) if wanted else probs or None
-    prompt = count(body, "prompt_logprobs", 0, MOST_TOP)
-    if prompt is not None and flag(body, "stream"):
-        # There is no streaming format for it.
-        raise ApiError("prompt_logprobs needs stream: false", "prompt_logprobs", "invalid_value")
-    return Wanted(answer, prompt)
-
-
-def of_completion(body: Body, echo: bool) -> Wanted:
-    """The older endpoint has one number for it, and includes the prompt's if it is echoed."""
-    if isinstance(body.get("logprobs"), bool):
-        raise wrong_type("logprobs", f"an integer from 0 to {MOST_LEGACY_TOP}", body["logprobs"])
-    if body.get("prompt_logprobs") is not None:
-        message = "prompt_logprobs is for chat completions; here echo: true with logprobs gives the same"
-        raise ApiError(message, "prompt_logprobs", "unsupported_parameter")
-    answer = count(body, "logprobs", 0, MOST_LEGACY_TOP)
-    if answer is None:
-        answer = count(body, "n_probs", 0, MOST_TOP) or None
-    return Wanted(answer, answer if echo else None)
 
 
 def finite(logprob: float) -> float:

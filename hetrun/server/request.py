@@ -5,16 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hetrun.client import sampler_plugins
 from hetrun.client.events import GenerateRequest, ModelInfo
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
 from hetrun.server import fields, sampling
-from hetrun.server.errors import ApiError, api_error
-from hetrun.server.fields import Body, count, flag
-from hetrun.server.logprobs import Wanted
+from hetrun.server.errors import ApiError, Names, api_error
+from hetrun.server.fields import Body, Wanted
 from hetrun.server.service import Service
 from hetrun.text.answers.reading import PLAIN, Reading
 
@@ -39,6 +38,7 @@ class Order:
     tried: int = 1
     form: str | None = None  # the field with the answer's format
     reading: Reading = PLAIN  # further contents of answers besides text
+    names: Names = ()  # of fields, in errors of an API that has other ones than the chat
 
     @property
     def choices(self) -> int:
@@ -52,6 +52,10 @@ class Order:
 
     def failure(self, error: Exception | None) -> ApiError:
         """The API error for a request that ended with this error."""
+        found = self._failure(error)
+        return found.renamed(self.names) if self.names else found
+
+    def _failure(self, error: Exception | None) -> ApiError:
         structure = self.prompts[0].structure
         if isinstance(error, OptionError) and (fault := self.reading.fault(str(error))):
             return api_error(fault)
@@ -81,25 +85,19 @@ def check(
 
 
 def order(
-    body: Body, info: ModelInfo, client: str, prompts: Sequence[GenerateRequest], wanted: Wanted, field: str
+    body: Body,
+    info: ModelInfo,
+    client: str,
+    prompts: Sequence[GenerateRequest],
+    wanted: Wanted,
+    field: str,
+    *,
+    reading: Reading = PLAIN,
+    names: Names = (),
 ) -> Order:
     """An order for these prompts, with a request's fields for all of its answers."""
-    stream, n = flag(body, "stream"), count(body, "n", 1, MOST_CHOICES) or 1
-    asked = [
-        replace(
-            prompt,
-            client=client,
-            priority=fields.priority(body),
-            deadline_s=fields.deadline_s(body),
-            whole=not stream,
-            progress=flag(body, "return_progress") and stream,
-            slot=fields.slot(body),
-            shift=fields.context_shift(body),
-            line_limit_s=fields.line_limit_s(body),
-            fresh=body.get("cache_prompt") is not None and not flag(body, "cache_prompt"),
-        )
-        for prompt in prompts
-    ]
+    stream, n = fields.flag(body, "stream"), fields.count(body, "n", 1, MOST_CHOICES) or 1
+    asked = [fields.with_shared(prompt, body, client, stream=stream) for prompt in prompts]
     return Order(
         info,
         tuple(asked),
@@ -110,6 +108,8 @@ def order(
         n=n,
         tried=n,
         form=sampling.form_field(body),
+        reading=reading,
+        names=names,
     )
 
 

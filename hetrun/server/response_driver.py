@@ -1,13 +1,15 @@
-"""From the events of a request's choices to its answer, whole or in chunks; shared by both endpoints."""
+"""From the events of a request's choices to its answer, whole or in chunks; shared by all APIs."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from time import perf_counter
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +19,7 @@ from hetrun.client.events import Event, ModelInfo, PromptProgress, TokenLogprob
 from hetrun.errors import DeadlineExceeded
 from hetrun.server import parallel_sampling
 from hetrun.server.disconnect import unless_gone
-from hetrun.server.json_stream import json_response, json_text
+from hetrun.server.json_stream import TURN_S, json_response, json_text, long_text
 from hetrun.server.parallel_sampling import Numbered
 from hetrun.server.request import Order
 from hetrun.server.service import Service
@@ -32,118 +34,52 @@ Json = dict[str, object]
 Events = AsyncGenerator[Numbered, None]
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The fields that all chunks of one answer share."""
+class WholeWriter(Protocol):
+    """Makes an answer of all of its events."""
 
-    info: ModelInfo
-    kind: str
-    prefix: str
-    created: int = field(default_factory=lambda: int(time.time()))
-    token: str = field(default_factory=lambda: secrets.token_hex(12))
+    def add(self, index: int, event: Event) -> None:
+        """Record an event of a choice."""
+        ...
 
-    def body(self, choices: list[Json], **more: object) -> Json:
-        """The answer, or a chunk of it."""
-        head = {"id": f"{self.prefix}-{self.token}", "object": self.kind, "created": self.created}
-        head |= {"model": self.info.id, "system_fingerprint": f"hetrun-{__version__}"}
-        return head | {"choices": choices} | more
+    def answer(self) -> object:
+        """The answer, after the last event: JSON, or its bytes."""
+        ...
 
 
-@dataclass
-class Prompt:
-    """The prompt's tokens, from the events of its first choice."""
+class StreamWriter(Protocol):
+    """Makes a streamed answer of its events, one by one."""
 
-    pieces: tuple[bytes, ...] = ()
-    scores: list[TokenLogprob] = field(default_factory=list)
+    def write(self, index: int, event: Event) -> Iterable[str | Json]:
+        """What is sent for an event of a choice: JSON texts, or objects that may be long."""
+        ...
 
-    def saw(self, event: Event) -> None:
-        """Record an event of that choice."""
-        self.pieces = event.echo or self.pieces
-        self.scores += event.prompt_logprobs
+    def end(self) -> Iterable[str]:
+        """What is sent after the last event."""
+        ...
 
-
-@dataclass
-class Choice:
-    """One answer as it arrives."""
-
-    prompt: Prompt
-    texts: list[str] = field(default_factory=list)
-    scores: list[TokenLogprob] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    end: Event | None = None
-    reader: ChoiceReader | None = None
-    pieces: list[Piece] = field(default_factory=list)  # that the reader found
-
-    def saw(self, event: Event) -> None:
-        """Record an event of this choice."""
-        if event.kind == "prompt":
-            self.prompt.saw(event)
-            return
-        if self.reader:
-            self.pieces += pieces_of(self.reader, event)
-        else:
-            self.texts.append(event.text)
-        if event.kind == "done":
-            self.end = event
-            return
-        if event.token is not None:
-            self.tokens.append(event.token)
-        if event.logprob is not None:
-            self.scores.append(event.logprob)
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self.texts)
-
-    @property
-    def finish_reason(self) -> str:
-        """Why it ended."""
-        return finish_reason(self.end or Event("done"))
-
-
-@dataclass
-class Whole:
-    """All choices of an answer, complete, by their numbers."""
-
-    choices: list[Choice]
-    counts: Counts
-
-    def totals(self) -> Json:
-        """The answer's usage."""
-        return {"usage": self.counts.usage(), "timings": self.counts.timings()}
-
-
-MakeWhole = Callable[[Order, Whole], Json]
-MakeChunks = Callable[[Order, Events], AsyncGenerator[str, None]]
+    def response(self, texts: AsyncGenerator[str, None]) -> EventStream:
+        """The response that sends these texts."""
+        ...
 
 
 async def respond(
-    request: Request, service: Service, order: Order, whole: MakeWhole, chunks: MakeChunks
-) -> Response:
-    """The response to an order, in the format of the two functions."""
-
-    async def in_one(events: Events) -> Response:
-        return await json_response(whole(order, await gathered(order, events)))
-
-    return await answered(request, service, order, in_one, lambda events: EventStream(chunks(order, events)))
-
-
-async def answered(
     request: Request,
     service: Service,
     order: Order,
-    whole: Callable[[Events], Coroutine[Any, Any, Response]],
-    stream: Callable[[Events], EventStream],
+    *,
+    whole: Callable[[Order], WholeWriter],
+    stream: Callable[[Order], StreamWriter],
 ) -> Response:
-    """The response to an order, made of its events: of all of them at the end, or one by one."""
+    """The response to an order, by a writer that is made with the first event."""
     events = parallel_sampling.events(service.client, order)
     try:
         # Errors in a request occur before its first token, while a status can still be sent.
         first = await unless_gone(request.receive, _first(events, order))
+        complete = _prepend(first, events)
         if order.stream:
-            return stream(_behind(first, events))
-        return await unless_gone(request.receive, whole(_behind(first, events)))
+            writer = stream(order)
+            return writer.response(_texts(order, complete, writer))
+        return await unless_gone(request.receive, _in_one(order, complete, whole(order)))
     except BaseException:
         await events.aclose()
         raise
@@ -163,7 +99,7 @@ async def _first(events: Events, order: Order) -> Numbered:
     return index, event
 
 
-async def _behind(first: Numbered, rest: Events) -> Events:
+async def _prepend(first: Numbered, rest: Events) -> Events:
     """All events; closing it closes the rest."""
     try:
         yield first
@@ -173,25 +109,140 @@ async def _behind(first: Numbered, rest: Events) -> Events:
         await rest.aclose()
 
 
-async def gathered(order: Order, events: Events) -> Whole:
-    """All events; an error of one choice ends all."""
-    prompts = [Prompt() for _ in order.prompts]
-    found = Whole([Choice(prompts[i // order.tried]) for i in range(order.choices)], Counts(order.tried))
-    if order.reading:
-        for choice in found.choices:
-            choice.reader = order.reading.reader()
-    try:
+async def _in_one(order: Order, events: Events, writer: WholeWriter) -> Response:
+    """The whole answer; an error of one choice ends all."""
+    begin = perf_counter()
+    async with aclosing(events):
         async for index, event in events:
             if event.kind == "error":
                 raise order.failure(event.error)
-            found.choices[index].saw(event)
-            if order.reading:
+            writer.add(index, event)
+            if perf_counter() - begin > TURN_S:
                 await asyncio.sleep(0)  # all events may already be here; give other requests a turn
-            if event.kind == "done":
-                found.counts.ended(index, event)
-    finally:
-        await events.aclose()
-    return found
+                begin = perf_counter()
+    answer = writer.answer()
+    if isinstance(answer, bytes):
+        return Response(answer, media_type="application/json")
+    return await json_response(answer)
+
+
+async def _texts(order: Order, events: Events, writer: StreamWriter) -> AsyncGenerator[str, None]:
+    """The texts of a stream; an error of one choice ends all."""
+    async with aclosing(events):
+        async for index, event in events:
+            if event.kind == "error":
+                raise order.failure(event.error)
+            for said in writer.write(index, event):
+                yield said if isinstance(said, str) else await long_text(said)
+    for text in writer.end():
+        yield text
+
+
+@dataclass
+class Choice:
+    """One answer as it arrives; a prompt's first choice also has the tokens of the prompt."""
+
+    first: Choice | None = None  # of the same prompt; None: it is this one
+    reader: ChoiceReader | None = None
+    texts: list[str] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)  # that the reader found
+    end: Event = field(default_factory=lambda: Event("done"))
+    prompt_pieces: tuple[bytes, ...] = ()
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Record an event of this choice."""
+        if event.kind == "prompt":
+            self.leader.add_prompt(event)
+            return
+        if self.reader:
+            self.pieces += pieces_of(self.reader, event)
+        else:
+            self.texts.append(event.text)
+        if event.kind == "done":
+            self.end = event
+            return
+        if event.token is not None:
+            self.tokens.append(event.token)
+        if event.logprob is not None:
+            self.scores.append(event.logprob)
+
+    def add_prompt(self, event: Event) -> None:
+        """Record what an event says of the prompt."""
+        self.prompt_pieces = event.echo or self.prompt_pieces
+        self.prompt_scores += event.prompt_logprobs
+
+    @property
+    def leader(self) -> Choice:
+        """The first choice of the same prompt."""
+        return self.first or self
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.texts)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended."""
+        return finish_reason(self.end)
+
+
+class ChoicesWriter:
+    """Collects the choices of an answer, by their numbers, and makes the answer of them at the end."""
+
+    def __init__(self, order: Order, format: Callable[[Order, list[Choice]], object]) -> None:
+        self._order = order
+        self._format = format
+        self._choices: list[Choice] = []
+        for i in range(order.choices):
+            first = self._choices[i - i % order.tried] if i % order.tried else None
+            self._choices.append(Choice(first, order.reading.reader() if order.reading else None))
+
+    def add(self, index: int, event: Event) -> None:
+        self._choices[index].add(event)
+
+    def answer(self) -> object:
+        return self._format(self._order, self._choices)
+
+
+def totals(order: Order, choices: Iterable[Choice]) -> Json:
+    """The usage of complete choices."""
+    counts = Counts(order.tried)
+    for index, choice in enumerate(choices):
+        counts.ended(index, choice.end)
+    return {"usage": counts.usage(), "timings": counts.timings()}
+
+
+class AnswerFrame:
+    """The fields that all chunks of one answer share, in OpenAI's format."""
+
+    def __init__(self, info: ModelInfo, kind: str, prefix: str) -> None:
+        self._head: Json = {"id": f"{prefix}-{secrets.token_hex(12)}", "object": kind}
+        self._head |= {"created": int(time.time()), "model": info.id}
+        self._head |= {"system_fingerprint": f"hetrun-{__version__}"}
+        self._around: dict[int, tuple[str, str]] = {}  # the JSON before and after the text of each choice
+
+    def body(self, choices: list[Json], **more: object) -> Json:
+        """The answer, or a chunk of it."""
+        return self._head | {"choices": choices} | more
+
+    def has_begun(self, index: int) -> bool:
+        """Whether `begin` was called for a choice."""
+        return index in self._around
+
+    def begin(self, index: int, chunk: Json, field: str) -> None:
+        """Give a choice's chunks of text the JSON of this one, in which the field is empty."""
+        # Quotes within a JSON string are escaped, so this can only be the field.
+        before, after = json_text(chunk).split(f'"{field}":""')
+        self._around[index] = f'{before}"{field}":', after
+
+    def with_text(self, index: int, text: str) -> str:
+        """The chunk of a choice as JSON, with this text."""
+        before, after = self._around[index]
+        return f"{before}{json_text(text)}{after}"
 
 
 def pieces_of(reader: ChoiceReader, event: Event) -> list[Piece]:
@@ -218,16 +269,3 @@ def finish_reason(event: Event) -> str:
     """Why an answer ended, in OpenAI's terms."""
     # OpenAI has no "cancelled"; no client reads the end of a cancelled answer.
     return "length" if event.finish_reason == "length" else "stop"
-
-
-class Template:
-    """A chunk in which only one text changes: the JSON around it is made once."""
-
-    def __init__(self, chunk: Json, field: str) -> None:
-        # Quotes within a JSON string are escaped, so this can only be the field.
-        self._before, self._after = json_text(chunk).split(f'"{field}":""')
-        self._field = field
-
-    def with_text(self, text: str) -> str:
-        """The chunk as JSON."""
-        return f'{self._before}"{self._field}":{json_text(text)}{self._after}'

@@ -12,8 +12,7 @@ from hetrun.client.events import ModelInfo
 from hetrun.client.sampling_params import CHECKS, STRUCTURES, SamplingParams
 from hetrun.errors import OptionError
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import Body, flag
-from hetrun.server.logprobs import Wanted
+from hetrun.server.fields import Body, Wanted, flag
 
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}

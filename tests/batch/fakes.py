@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hetrun.server import sampling
-from hetrun.server.routes import chat_completions, completions
+from hetrun.server import chat, sampling
+from hetrun.server.routes import completions
 from hetrun.tools.batch.line_reader import Lines
 from hetrun.tools.batch.output_file import OutputFile
 from hetrun.tools.batch.reorder_buffer import Held, waiting_beside
@@ -19,7 +19,7 @@ from hetrun.tools.batch.resume import Done
 from hetrun.tools.batch.runner import Batch, Ends, Tally
 from hetrun.tools.batch.worker import Place
 
-ALL = ForAll({CHAT: chat_completions.KNOWN, COMPLETIONS: completions.KNOWN}, sampling.LIMITS, sampling.FORMS)
+ALL = ForAll({CHAT: chat.KNOWN, COMPLETIONS: completions.KNOWN}, sampling.LIMITS, sampling.FORMS)
 
 
 def reply(text: str, status: int = 200) -> Reply:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrun.server import sampling
-from hetrun.server.routes import chat_completions, completions
+from hetrun.server import chat, sampling
+from hetrun.server.routes import completions
 from hetrun.tools.batch.line_reader import Line
 from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, EMBEDDINGS, Ask, ForAll, Reader
 
 ALL = ForAll(
-    {CHAT: chat_completions.KNOWN, COMPLETIONS: completions.KNOWN},
+    {CHAT: chat.KNOWN, COMPLETIONS: completions.KNOWN},
     sampling.LIMITS,
     sampling.FORMS,
     {"temperature": 0},

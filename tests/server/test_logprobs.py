@@ -15,7 +15,7 @@ from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.server import parallel_sampling
 from hetrun.server.app import create_app
-from hetrun.server.logprobs import Wanted
+from hetrun.server.fields import Wanted
 from hetrun.server.request import Order
 from tests.models.tiny import TinyLlama, write_gguf
 

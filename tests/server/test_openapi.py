@@ -14,6 +14,7 @@ from starlette.routing import Route
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.sampling_params import CHECKS
 from hetrun.errors import OptionError
+from hetrun.server import chat
 from hetrun.server.anthropic import request as anthropic
 from hetrun.server.app import create_app
 from hetrun.server.llamacpp import infill, request as native
@@ -26,7 +27,7 @@ from hetrun.server.openapi import document
 from hetrun.server.openapi.paths import written
 from hetrun.server.openapi.requests import SAMPLING
 from hetrun.server.responses import routes as responses
-from hetrun.server.routes import chat_completions, completions, embeddings, rerank, tokenize
+from hetrun.server.routes import completions, embeddings, rerank, tokenize
 from hetrun.server.sampling import SAMPLING as READ
 from tests.support.fakes import FakeEngine
 
@@ -88,7 +89,7 @@ def test_it_has_the_routes_of_the_server_and_no_others(engine: FakeEngine) -> No
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        ("ChatRequest", chat_completions.KNOWN),
+        ("ChatRequest", chat.KNOWN),
         ("CompletionRequest", completions.KNOWN),
         ("NativeRequest", native.KNOWN),
         ("InfillRequest", infill.KNOWN),

@@ -15,7 +15,7 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import Overloaded
 from hetrun.server import parallel_sampling
 from hetrun.server.app import create_app
-from hetrun.server.logprobs import Wanted
+from hetrun.server.fields import Wanted
 from hetrun.server.parallel_sampling import seed_of
 from hetrun.server.request import Order
 from tests.server.test_api import CHAT, asking, chunks_of, error_of

@@ -8,8 +8,8 @@ from reprlib import repr as short
 
 from hetrun.client.events import Message
 from hetrun.server.anthropic.signature import thought_of
+from hetrun.server.chat import MOST_ID, given_messages, nothing_to_answer, required_text
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.messages import MOST_ID, given_messages, nothing_to_answer, required_text
 from hetrun.server.pictures.parts import Loaded, Part, content_of, from_base64, from_url
 from hetrun.text.tool_parsers.parts import GAP
 

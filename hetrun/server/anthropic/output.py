@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
 
 from hetrun.client.events import Event, Usage
-from hetrun.server.anthropic.request import NAMES, Asked
 from hetrun.server.anthropic.signature import signature_of
 from hetrun.server.anthropic_format.errors import PATH
 from hetrun.server.errors import ApiError
 from hetrun.server.json_stream import json_text
 from hetrun.server.request import Order
-from hetrun.server.response_driver import Events, Json, pieces_of
+from hetrun.server.response_driver import Json, pieces_of
 from hetrun.server.sse import NamedEvents
-from hetrun.server.usage import Counts
+from hetrun.server.usage import timings_of
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
 
 PING = json_text({"type": "ping"})
@@ -127,10 +124,10 @@ class CallBlock(Block):
 class Output:
     """The contents of a message, as they arrive."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._order = asked.order
-        self._omits = asked.omits_thoughts
-        self._reader = asked.order.reading.reader() if asked.order.reading else None
+    def __init__(self, order: Order, *, omits_thoughts: bool) -> None:
+        self._order = order
+        self._omits = omits_thoughts
+        self._reader = order.reading.reader() if order.reading else None
         self._blocks: list[Block] = []
         self._events: list[str] = []
         self._tokens = 0
@@ -139,7 +136,7 @@ class Output:
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
-            "model": asked.order.info.id,
+            "model": order.info.id,
         }
 
     def begin(self, prompt: Usage) -> str:
@@ -157,10 +154,8 @@ class Output:
     def ended(self, end: Event) -> tuple[list[str], Json]:
         """The last events, and the whole message."""
         self._close()
-        counts = Counts(1)
-        counts.ended(0, end)
         stopped: Json = {"stop_reason": self._reason(end), "stop_sequence": end.stopped or None}
-        used, timings = usage(end.usage, self._thought), counts.timings()
+        used, timings = usage(end.usage, self._thought), timings_of(end)
         last = event("message_delta", delta=stopped, usage=used, timings=timings)
         content = [block.json() for block in self._blocks]
         message = self.head | {"content": content} | stopped | {"usage": used, "timings": timings}
@@ -236,42 +231,38 @@ def usage(counted: Usage, thought: int = 0) -> Json:
     }
 
 
-def failure(order: Order, error: Exception | None) -> ApiError:
-    """The error that ended a request, with fields by their names here."""
-    return order.failure(error).renamed(NAMES)
+class MessageWriter:
+    """A message, whole or as the events of a stream: it begins when the prompt does; a ping follows each part
+    of the prompt."""
 
+    def __init__(self, order: Order, *, omits_thoughts: bool) -> None:
+        self._output = Output(order, omits_thoughts=omits_thoughts)
+        self._begun = False
+        self._message: Json = {}
 
-async def whole(asked: Asked, events: Events) -> Json:
-    """The message in one piece."""
-    output, message = Output(asked), Json()
-    async with aclosing(events):
-        async for _, found in events:
-            if found.kind == "error":
-                raise failure(asked.order, found.error)
-            output.saw(found)
-            if found.kind == "done":
-                message = output.ended(found)[1]
-            await asyncio.sleep(0)  # all events may already be here; give other requests a turn
-    return message
+    def add(self, index: int, event: Event) -> None:
+        self._output.saw(event)
+        if event.kind == "done":
+            self._message = self._output.ended(event)[1]
 
+    def answer(self) -> Json:
+        return self._message
 
-async def chunks(asked: Asked, events: Events) -> AsyncGenerator[str, None]:
-    """The events of a stream. It begins when the prompt does; a ping follows each part of the prompt."""
-    output, begun = Output(asked), False
-    async with aclosing(events):
-        async for _, found in events:
-            if found.kind == "error":
-                raise failure(asked.order, found.error)
-            if not begun:
-                yield output.begin(_prompt_usage(found))
-            if not begun or found.kind == "prompt":
-                yield f"event: ping\ndata: {PING}"
-            begun = True
-            for told in output.saw(found):
-                yield told
-            if found.kind == "done":
-                for told in output.ended(found)[0]:
-                    yield told
+    def write(self, index: int, event: Event) -> Iterator[str]:
+        if not self._begun:
+            yield self._output.begin(_prompt_usage(event))
+        if not self._begun or event.kind == "prompt":
+            yield f"event: ping\ndata: {PING}"
+        self._begun = True
+        yield from self._output.saw(event)
+        if event.kind == "done":
+            yield from self._output.ended(event)[0]
+
+    def end(self) -> Iterator[str]:
+        return iter(())
+
+    def response(self, texts: AsyncGenerator[str, None]) -> MessageEvents:
+        return MessageEvents(texts)
 
 
 def _prompt_usage(first: Event) -> Usage:

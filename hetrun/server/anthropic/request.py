@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from reprlib import repr as short
 
 from hetrun.client import sampler_plugins
@@ -12,13 +12,11 @@ from hetrun.client.events import ModelInfo
 from hetrun.errors import OptionError
 from hetrun.server import request as orders, sampling
 from hetrun.server.anthropic.input import conversation
+from hetrun.server.chat import NONE_LOADED, chat_request
 from hetrun.server.errors import ApiError, renamed, wrong_type
-from hetrun.server.fields import Body, flag, object_of
-from hetrun.server.logprobs import Wanted
-from hetrun.server.messages import NONE_LOADED
+from hetrun.server.fields import Body, Wanted, flag, object_of
 from hetrun.server.pictures.parts import Loaded
 from hetrun.server.request import Order
-from hetrun.server.routes.chat_completions import asked as chat_asked
 from hetrun.server.service import Service
 from hetrun.text.chat.messages import plain
 
@@ -85,14 +83,6 @@ CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
 NOT_THINKING: Json = {"type": "disabled"}
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A parsed request for a message."""
-
-    order: Order
-    omits_thoughts: bool
-
-
 def message_order(
     body: Body,
     info: ModelInfo,
@@ -102,7 +92,7 @@ def message_order(
     *,
     counted: bool = False,
     beta: bool = False,
-) -> Asked:
+) -> Order:
     """Read a request; ApiError names the field that is wrong. `counted`: only its tokens are wanted; `beta`:
     its client uses features that this server may not know."""
     _refuse(body, service.strict and not beta)
@@ -112,11 +102,16 @@ def message_order(
     said = conversation(body, loaded, keep_billing_header=service.keep_billing_header)
     with renamed(NAMES):
         chat = _as_chat(body, max(limit, 1))
-        prompt, how = chat_asked(chat, info, service, Wanted(None), said)
-        order = orders.order(chat, info, client, [prompt], Wanted(None), "messages")
+        prompt, how = chat_request(chat, info, service, Wanted(None), said)
+        order = orders.order(chat, info, client, [prompt], Wanted(None), "messages", reading=how, names=NAMES)
     (prompt,) = order.prompts
     prompt = replace(prompt, prompt_only=limit == 0, progress=order.stream)
-    return Asked(replace(order, prompts=(prompt,), reading=how), _thinking(body).get("display") == "omitted")
+    return replace(order, prompts=(prompt,))
+
+
+def omits_thoughts(body: Body) -> bool:
+    """Whether the answer has no reasoning, only a signature that carries it."""
+    return _thinking(body).get("display") == "omitted"
 
 
 def user_of(body: Body) -> Json:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun.server.anthropic import output
-from hetrun.server.anthropic.request import NAMES, Asked, message_order, user_of
+from hetrun.server.anthropic.output import MessageWriter
+from hetrun.server.anthropic.request import message_order, omits_thoughts, user_of
 from hetrun.server.anthropic_format.errors import PATH
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
-from hetrun.server.errors import renamed
-from hetrun.server.json_stream import json_response
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.query import few, input_tokens
-from hetrun.server.response_driver import Events, answered
+from hetrun.server.request import Order
+from hetrun.server.response_driver import respond
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
 
@@ -27,30 +27,24 @@ REQUEST_ID = "request-id"  # a header that the SDKs show
 
 
 def routes(service: Service) -> list[Route]:
-    async def read(request: Request, *, counted: bool = False) -> tuple[Service, Asked]:
+    async def read(request: Request, *, counted: bool = False) -> tuple[Service, Order, bool]:
         body = await json_object(request)
         here = await meant(body, service)
         client, beta = asker(request, user_of(body)), BETA in request.headers
         loaded, info = await service.pictures.loaded(body), await here.info()
-        return here, message_order(body, info, here, client, loaded, counted=counted, beta=beta)
+        order = message_order(body, info, here, client, loaded, counted=counted, beta=beta)
+        return here, order, omits_thoughts(body)
 
     async def create(request: Request) -> Response:
-        here, asked = await read(request)
-
-        async def in_one(events: Events) -> Response:
-            return await json_response(await output.whole(asked, events))
-
-        def stream(events: Events) -> output.MessageEvents:
-            return output.MessageEvents(output.chunks(asked, events))
-
-        with renamed(NAMES):
-            response = await answered(request, here, asked.order, in_one, stream)
+        here, order, omits = await read(request)
+        writer = partial(MessageWriter, omits_thoughts=omits)
+        response = await respond(request, here, order, whole=writer, stream=writer)
         response.headers[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
         return response
 
     async def count(request: Request) -> Response:
-        here, asked = await read(request, counted=True)
-        return JSONResponse({"input_tokens": await input_tokens(here, asked.order.prompts[0])})
+        here, order, _ = await read(request, counted=True)
+        return JSONResponse({"input_tokens": await input_tokens(here, order.prompts[0])})
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
     return [

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrun.client.events import Event, PromptProgress, TokenLogprob
-from hetrun.server.json_stream import Long, json_response, json_text
+from hetrun.server.json_stream import Long, json_text
 from hetrun.server.llamacpp.request import Native
 from hetrun.server.logprobs import finite
-from hetrun.server.response_driver import Choice, Events, Json, Prompt, answered, gathered, prompt_progress
+from hetrun.server.request import Order
+from hetrun.server.response_driver import (
+    Choice,
+    ChoicesWriter,
+    Json,
+    prompt_progress,
+    respond as respond_with,
+)
 from hetrun.server.service import Service
 from hetrun.server.sse import EventStream
 from hetrun.server.usage import rates, timings_of
@@ -30,47 +37,52 @@ class PlainEvents(EventStream):
 async def respond(request: Request, service: Service, native: Native) -> Response:
     """The response to a request."""
 
-    async def in_one(events: Events) -> Response:
-        return await json_response(await whole(native, events))
+    def in_one(order: Order) -> ChoicesWriter:
+        return ChoicesWriter(order, partial(whole, native))
 
-    return await answered(
-        request, service, native.order, in_one, lambda events: PlainEvents(chunks(native, events))
+    return await respond_with(
+        request, service, native.order, whole=in_one, stream=lambda _: NativeStream(native)
     )
 
 
-async def whole(native: Native, events: Events) -> object:
+def whole(native: Native, order: Order, found: Sequence[Choice]) -> object:
     """The whole answer: an object, or a list where there are several prompts or answers."""
-    found = await gathered(native.order, events)
-    answers = [_whole(native, i, choice) for i, choice in enumerate(found.choices)]
+    answers = [_whole(native, i, choice) for i, choice in enumerate(found)]
     return answers[0] if len(answers) == 1 else answers
 
 
 def _whole(native: Native, index: int, choice: Choice) -> Json:
-    end = choice.end or Event("done")
     tokens = choice.tokens if native.return_tokens else []
-    answer = final(native, index, choice.text, tokens, end, choice.prompt, "\n" in choice.text)
+    answer = final(native, index, choice, choice.end, text=choice.text, tokens=tokens)
     if native.n_probs:
         answer["completion_probabilities"] = Long(probabilities(choice.scores, sampled=native.sampled))
     return selected(answer, native.fields)
 
 
 def final(
-    native: Native, index: int, text: str, tokens: list[int], end: Event, prompt: Prompt, has_line: bool
+    native: Native,
+    index: int,
+    choice: Choice,
+    end: Event,
+    *,
+    text: str,
+    tokens: Sequence[int] = (),
+    has_line: bool = False,
 ) -> Json:
     """The answer, or the last chunk of a stream, which has no text but what was held back."""
     usage, order = end.usage, native.order
     return {
         "index": index,
         "content": text,
-        "tokens": tokens,
+        "tokens": list(tokens),
         "id_slot": end.slot,
         "stop": True,
         "model": order.info.id,
         "tokens_predicted": usage.completion_tokens,
         "tokens_evaluated": usage.prompt_tokens,
         "generation_settings": native.settings,
-        "prompt": b"".join(prompt.pieces).decode(errors="replace"),
-        "has_new_line": has_line,
+        "prompt": b"".join(choice.leader.prompt_pieces).decode(errors="replace"),
+        "has_new_line": has_line or "\n" in text,
         "truncated": _truncated(native, end),
         "stop_type": _stop_type(end),
         "stopping_word": end.stopped,
@@ -135,7 +147,7 @@ def _probability(token: int, logprob: float, piece: bytes, sampled: bool) -> Jso
 class _Stream:
     """One answer of a stream so far."""
 
-    prompt: Prompt = field(default_factory=Prompt)
+    choice: Choice = field(default_factory=Choice)  # whose prompt is recorded, and nothing else
     slot: int = -1
     predicted: int = 0
     has_line: bool = False
@@ -155,33 +167,37 @@ class _Stream:
         }
 
 
-async def chunks(native: Native, events: Events) -> AsyncGenerator[str, None]:
+class NativeStream:
     """The answer in chunks: one for each token, and the last one with everything else."""
-    order = native.order
-    streams = [_Stream() for _ in range(order.choices)]
-    async with aclosing(events):
-        async for index, event in events:
-            if event.kind == "error":
-                raise order.failure(event.error)
-            stream = streams[index]
-            match event.kind:
-                case "prompt":
-                    leader = streams[index - index % order.tried]
-                    leader.prompt.saw(event)
-                    stream.slot = max(stream.slot, event.slot)
-                    stream.progress = event.progress or stream.progress
-                    if event.progress and native.progress:
-                        yield json_text(_chunk(native, index, stream, event))
-                case "token":
-                    stream.predicted += 1
-                    stream.has_line = stream.has_line or "\n" in event.text
-                    stream.first_at = stream.first_at or perf_counter()
+
+    def __init__(self, native: Native) -> None:
+        self._native = native
+        self._streams = [_Stream() for _ in range(native.order.choices)]
+
+    def write(self, index: int, event: Event) -> Iterator[str]:
+        native, stream = self._native, self._streams[index]
+        leader = self._streams[index - index % native.order.tried].choice
+        match event.kind:
+            case "prompt":
+                leader.add_prompt(event)
+                stream.slot = max(stream.slot, event.slot)
+                stream.progress = event.progress or stream.progress
+                if event.progress and native.progress:
                     yield json_text(_chunk(native, index, stream, event))
-                case "done":
-                    prompt = streams[index - index % order.tried].prompt
-                    has_line = stream.has_line or "\n" in event.text
-                    last = final(native, index, event.text, [], event, prompt, has_line)
-                    yield json_text(selected(last, native.fields))
+            case "token":
+                stream.predicted += 1
+                stream.has_line = stream.has_line or "\n" in event.text
+                stream.first_at = stream.first_at or perf_counter()
+                yield json_text(_chunk(native, index, stream, event))
+            case "done":
+                last = final(native, index, leader, event, text=event.text, has_line=stream.has_line)
+                yield json_text(selected(last, native.fields))
+
+    def end(self) -> Iterator[str]:
+        return iter(())
+
+    def response(self, texts: AsyncGenerator[str, None]) -> PlainEvents:
+        return PlainEvents(texts)
 
 
 def _chunk(native: Native, index: int, stream: _Stream, event: Event) -> Json:
@@ -192,7 +208,7 @@ def _chunk(native: Native, index: int, stream: _Stream, event: Event) -> Json:
         "stop": False,
         "id_slot": stream.slot,
         "tokens_predicted": stream.predicted,
-        "tokens_evaluated": len(stream.prompt.pieces),
+        "tokens_evaluated": len(stream.choice.prompt_pieces),
     }
     if event.progress:
         chunk["prompt_progress"] = prompt_progress(event.progress)

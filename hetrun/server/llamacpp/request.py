@@ -13,9 +13,8 @@ from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, MOST_LOGPROBS, SP
 from hetrun.errors import OptionError
 from hetrun.server import request as orders
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import Body, count, flag
+from hetrun.server.fields import Body, Wanted, count, flag
 from hetrun.server.inputs import Field, Text, number_list
-from hetrun.server.logprobs import Wanted
 from hetrun.server.pictures.parts import marked
 from hetrun.server.query import asked
 from hetrun.server.request import MOST_CHOICES, MOST_TOGETHER, Order

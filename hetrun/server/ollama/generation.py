@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 from starlette.middleware import Middleware
@@ -17,14 +18,13 @@ from hetrun.client.events import PICTURE_MARK, GenerateRequest, Message, ModelIn
 from hetrun.client.interface import ChatClient
 from hetrun.client.model_pool import OnDemand
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.server import logprobs as scores, request as orders, tools as toolschemas
+from hetrun.server import request as orders
 from hetrun.server.body import json_object
+from hetrun.server.chat import TOOLS, chat_request
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, renamed, wrong_type
-from hetrun.server.fields import Body, flag
-from hetrun.server.json_stream import json_response
+from hetrun.server.fields import Body, Wanted, flag, wanted_of_chat
 from hetrun.server.middleware.concurrency import Crowd
-from hetrun.server.ollama import output
 from hetrun.server.ollama.catalog import Catalog
 from hetrun.server.ollama.insertion import filled
 from hetrun.server.ollama.messages import images_of, messages, with_images
@@ -38,11 +38,10 @@ from hetrun.server.ollama.options import (
     text_of,
     thinking,
 )
-from hetrun.server.ollama.output import Heading, Lines, Piecemeal, chat_fields, generated_fields
+from hetrun.server.ollama.output import Heading, OllamaWriter, Piecemeal, chat_fields, generated_fields
 from hetrun.server.pictures.parts import Part, taken_out, without_mark
 from hetrun.server.request import Order
-from hetrun.server.response_driver import Events, answered
-from hetrun.server.routes.chat_completions import asked
+from hetrun.server.response_driver import respond
 from hetrun.server.routes.models import engines
 from hetrun.server.sampling import sampling_params
 from hetrun.server.service import Service
@@ -86,19 +85,14 @@ async def _answer(request: Request, endpoint: Endpoint, catalog: Catalog) -> Res
     order = await _order(body, endpoint, here, name, asker(request, body))
     keep(here.client, keep_s)
 
-    async def in_one(events: Events) -> Response:
-        return await json_response(await output.whole(order, heading, events))
-
-    def stream(events: Events) -> Lines:
-        return Lines(output.lines(order, heading, events))
-
-    return await answered(request, here, order, in_one, stream)
+    writer = partial(OllamaWriter, heading=heading)
+    return await respond(request, here, order, whole=writer, stream=writer)
 
 
 async def _order(body: Body, endpoint: Endpoint, service: Service, name: str, client: str) -> Order:
     info = await service.info()
     with renamed(NAMES):
-        orders.check(body, info, service, endpoint.known, built=toolschemas.NAMES)
+        orders.check(body, info, service, endpoint.known, built=TOOLS)
         prompt, how = endpoint.read(body, info, service, name)
         fields = {"stream": streams(body)} | {name: body.get(name) for name in ("priority", "deadline_s")}
         order = orders.order(fields, info, client, [prompt], _wanted(body), endpoint.field)
@@ -136,7 +130,7 @@ def keep(client: ChatClient, seconds: float | None) -> None:
 
 def _chat(body: Body, info: ModelInfo, service: Service, name: str) -> tuple[GenerateRequest, Reading]:
     fields = as_chat(body, info, service) | thinking(body, info, service, name) | {"tools": body.get("tools")}
-    return asked(fields, info, service, _wanted(body), messages(body))
+    return chat_request(fields, info, service, _wanted(body), messages(body))
 
 
 def _generate(body: Body, info: ModelInfo, service: Service, name: str) -> tuple[GenerateRequest, Reading]:
@@ -151,7 +145,7 @@ def _generate(body: Body, info: ModelInfo, service: Service, name: str) -> tuple
     said: list[Message] = [{"role": "system", "content": system}] if system else []
     said.append(with_images({"role": "user", "content": prompt}, images))
     fields |= thinking(body, info, service, name)
-    return asked(fields, info, service, _wanted(body), tuple(said))
+    return chat_request(fields, info, service, _wanted(body), tuple(said))
 
 
 def _raw(params: SamplingParams, prompt: str, images: list[Part], info: ModelInfo) -> GenerateRequest:
@@ -169,8 +163,8 @@ def _raw(params: SamplingParams, prompt: str, images: list[Part], info: ModelInf
     return GenerateRequest(params, text=pieces, pictures=tuple(files[i] for i in order))
 
 
-def _wanted(body: Body) -> scores.Wanted:
-    return scores.of_chat({name: body.get(name) for name in ("logprobs", "top_logprobs")})
+def _wanted(body: Body) -> Wanted:
+    return wanted_of_chat({name: body.get(name) for name in ("logprobs", "top_logprobs")})
 
 
 def _refuse(body: Body, raw: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from hetrun.client.events import Message
-from hetrun.server import messages as chat
+from hetrun.server import chat
 from hetrun.server.errors import wrong_type
 from hetrun.server.fields import Body
 from hetrun.server.ollama.options import Json

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter, time
 
@@ -16,9 +14,9 @@ from hetrun.server.json_stream import json_text
 from hetrun.server.ollama.catalog import time_text
 from hetrun.server.ollama.options import Json
 from hetrun.server.request import Order
-from hetrun.server.response_driver import Events, finish_reason, pieces_of
+from hetrun.server.response_driver import finish_reason, pieces_of
 from hetrun.server.sse import JsonLines
-from hetrun.server.usage import Counts
+from hetrun.server.usage import timings_of
 from hetrun.text.answers.reading import ChoiceReader
 from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
 
@@ -110,9 +108,7 @@ class Output:
 
     def metrics(self, event: Event) -> Json:
         """The fields of the last line: why the answer ended, counts, and times in nanoseconds."""
-        counts = Counts(1)
-        counts.ended(0, event)
-        times = counts.timings()
+        times = timings_of(event)
         now, began = perf_counter(), self._heading.began
         load = self._first - began - event.timings.ttft_s if self._heading.asleep else 0.0
         return {
@@ -167,31 +163,34 @@ def _call(reader: ChoiceReader, index: int, name: str, arguments: Json) -> Json:
     return {"id": reader.new_id(), "function": {"index": index, "name": name, "arguments": arguments}}
 
 
-async def whole(order: Order, heading: Heading, events: Events) -> Json:
-    """The answer as one object."""
-    output, all_of_it, metrics = Output(order, heading), Piecemeal(), Json()
-    async with aclosing(events):
-        async for _, event in events:
-            if event.kind == "error":
-                raise order.failure(event.error)
-            all_of_it.add(output.saw(event))
-            if event.kind == "done":
-                metrics = output.metrics(event)
-            await asyncio.sleep(0)  # all events may already be here; give other requests a turn
-    return heading.line(all_of_it, done=True, **metrics)
+class OllamaWriter:
+    """The answer as one object, or in lines, of which the last one has counts and times, and no text."""
 
+    def __init__(self, order: Order, heading: Heading) -> None:
+        self._output = Output(order, heading)
+        self._heading = heading
+        self._all = Piecemeal()
+        self._metrics: Json = {}
 
-async def lines(order: Order, heading: Heading, events: Events) -> AsyncGenerator[str, None]:
-    """The answer in lines; the last one has counts and times, and no text."""
-    output = Output(order, heading)
-    async with aclosing(events):
-        async for _, event in events:
-            if event.kind == "error":
-                raise order.failure(event.error)
-            if some := output.saw(event):
-                yield json_text(heading.line(some))
-            if event.kind == "done":
-                yield json_text(heading.line(Piecemeal(), done=True, **output.metrics(event)))
+    def add(self, index: int, event: Event) -> None:
+        self._all.add(self._output.saw(event))
+        if event.kind == "done":
+            self._metrics = self._output.metrics(event)
+
+    def answer(self) -> Json:
+        return self._heading.line(self._all, done=True, **self._metrics)
+
+    def write(self, index: int, event: Event) -> Iterator[str]:
+        if some := self._output.saw(event):
+            yield json_text(self._heading.line(some))
+        if event.kind == "done":
+            yield json_text(self._heading.line(Piecemeal(), done=True, **self._output.metrics(event)))
+
+    def end(self) -> Iterator[str]:
+        return iter(())
+
+    def response(self, texts: AsyncGenerator[str, None]) -> Lines:
+        return Lines(texts)
 
 
 class Lines(JsonLines):

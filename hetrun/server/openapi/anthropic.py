@@ -8,7 +8,7 @@ from hetrun.client.sampling_params import LEAST_TEMPERATURE, MOST_STOPS, MOST_ST
 from hetrun.server import fields
 from hetrun.server.anthropic import request
 from hetrun.server.anthropic_format import errors as anthropic_errors
-from hetrun.server.messages import MOST_ID
+from hetrun.server.chat import MOST_ID
 from hetrun.server.openapi.requests import FORMS, NOTHING, SAMPLING
 from hetrun.server.openapi.schemas import (
     ANYTHING,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetrun.server import fields
-from hetrun.server.logprobs import MOST_TOP
+from hetrun.server.fields import MOST_TOP
 from hetrun.server.ollama.options import FLAGS, LEVELS, NUMBERS, UNLIMITED
 from hetrun.server.ollama.storage import MOST_NAME
 from hetrun.server.openapi.requests import NOTHING, SAMPLING

@@ -21,9 +21,9 @@ from hetrun.client.sampling_params import (
     SPELLINGS,
 )
 from hetrun.server import fields
+from hetrun.server.chat import MOST_EFFORT, MOST_ID, THOUGHTS
+from hetrun.server.fields import MOST_LEGACY_TOP, MOST_TOP
 from hetrun.server.llamacpp import infill, request as native, slots
-from hetrun.server.logprobs import MOST_LEGACY_TOP, MOST_TOP
-from hetrun.server.messages import MOST_EFFORT, MOST_ID, THOUGHTS
 from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
     ANYTHING,

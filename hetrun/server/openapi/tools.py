@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetrun.server.messages import MOST_ID
+from hetrun.server.chat import MOST_ID
 from hetrun.server.openapi.schemas import (
     BOOLEAN,
     STRING,

@@ -5,27 +5,22 @@ While a request is read, a part carries its picture's file. `taken_out` puts the
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from reprlib import repr as short
-from urllib.parse import unquote_to_bytes
+from typing import TypeVar
 
 from hetrun.client.events import MOST_PICTURE_BYTES, MOST_PICTURES, PICTURE, PICTURE_MARK, Message, ModelInfo
+from hetrun.client.pictures import DATA_URL, from_base64 as decoded, from_data_url
 from hetrun.errors import PictureError
 from hetrun.pictures.kinds import format_of
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.system.units import counted
 
-# Types of parts that are pictures: those of OpenAI's two APIs, and that of templates.
-KINDS = ("image_url", "input_image", "image")
 FILE, WHERE = "file", "where"  # of a part, while the request is read
 DETAILS = ("auto", "low", "high", "original", None)
-DATA = re.compile(r"data:(?P<type>[^,]{0,200}?)(?P<base64>;\s*base64)?,", re.IGNORECASE)
-SPACE = re.compile(r"\s+")
 HOW = "give the picture itself, as data:image/png;base64,..."
 
+Decoded = TypeVar("Decoded", bytes, bytes | None)
 # Pictures that the server has got from addresses in a request: a file, or why there is none.
 Loaded = Mapping[str, bytes | str]
 Part = dict[str, object]
@@ -75,11 +70,7 @@ def _check_detail(values: Mapping[str, object], where: str) -> None:
 
 def from_url(url: str, where: str, loaded: Loaded) -> Part:
     """The picture at an address: within a data URL, or one that the server has got."""
-    if match := DATA.match(url):
-        data = url[match.end() :]
-        file = _decoded(data, where) if match["base64"] else unquote_to_bytes(data)
-        return picture(file, where)
-    found = loaded.get(url)
+    found = _decoded(url, where, from_data_url) if DATA_URL.match(url) else loaded.get(url)
     if isinstance(found, bytes):
         return picture(found, where)
     said = found or f"this server reads no such address; {HOW}"
@@ -90,16 +81,17 @@ def from_base64(text: object, where: str) -> Part:
     """A picture in base64; as a data URL, too, since clients mix them up."""
     if not isinstance(text, str):
         raise wrong_type(where, "a string in base64", text)
-    return from_url(text, where, {}) if DATA.match(text) else picture(_decoded(text, where), where)
+    if DATA_URL.match(text):
+        return from_url(text, where, {})
+    return picture(_decoded(text, where, decoded), where)
 
 
-def _decoded(text: str, where: str) -> bytes:
+def _decoded(text: str, where: str, decode: Callable[[str], Decoded]) -> Decoded:
     if len(text) > 2 * MOST_PICTURE_BYTES:  # so that nothing of this length is copied
         raise _too_large(where)
-    text = SPACE.sub("", text).rstrip("=")
     try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError):
+        return decode(text)
+    except ValueError:
         raise ApiError(f"{where} is not valid base64", where, "invalid_base64") from None
 
 

@@ -14,8 +14,9 @@ from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from hetrun.client.events import MOST_PICTURE_BYTES, MOST_PICTURES
+from hetrun.client.pictures import PART_TYPES
 from hetrun.errors import OptionError, printable
-from hetrun.server.pictures.parts import HOW, KINDS, Loaded, url_of
+from hetrun.server.pictures.parts import HOW, Loaded, url_of
 from hetrun.system.files import open_regular
 
 FETCH_S = 20.0  # for a picture, from the first look-up of its host
@@ -184,7 +185,7 @@ def _urls(body: Mapping[str, object]) -> Iterator[str]:
             if kind == "image" and isinstance(source := value.get("source"), dict):  # Anthropic's
                 if isinstance(url := source.get("url"), str):
                     yield url
-            elif kind in KINDS:
+            elif kind in PART_TYPES:
                 if (url := url_of(value)) is not None:
                     yield url
             else:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from reprlib import repr as short
 
 from hetrun.client.events import Message
+from hetrun.client.pictures import PART_TYPES
+from hetrun.server.chat import MOST_ID, NONE_LOADED, SENSES, required_text, senseless
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.messages import MOST_ID, NONE_LOADED, SENSES, required_text, senseless
-from hetrun.server.pictures.parts import KINDS, Loaded, Part, content_of as joined, part_of, texts_of
+from hetrun.server.pictures.parts import Loaded, Part, content_of as joined, part_of, texts_of
 from hetrun.text.chat.messages import ROLES as CHAT_ROLES
 
 FIELD = "input"
@@ -127,7 +128,7 @@ def content_of(content: object, where: str, loaded: Loaded) -> str | list[Part]:
     parts: list[str | Part] = []
     for i, part in enumerate(_parts(content, where)):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(part, dict) and kind in KINDS:
+        if isinstance(part, dict) and kind in PART_TYPES:
             parts.append(part_of(part, f"{where}[{i}]", loaded))
         else:
             parts.append(_part(part, f"{where}[{i}]", TEXTS))

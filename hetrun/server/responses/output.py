@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hetrun.client.events import Event, Message as Said, TokenLogprob, Usage
@@ -13,9 +11,10 @@ from hetrun.server import logprobs
 from hetrun.server.errors import ApiError
 from hetrun.server.json_stream import json_text
 from hetrun.server.request import Order
-from hetrun.server.response_driver import Events, Json, finish_reason, pieces_of, prompt_progress
+from hetrun.server.response_driver import Json, finish_reason, pieces_of, prompt_progress
 from hetrun.server.responses.items import Call, Item, Message, Reasoning, Telling, with_list
-from hetrun.server.usage import Counts
+from hetrun.server.sse import NamedEvents
+from hetrun.server.usage import timings_of
 from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
 
 # OpenAI's codes for a failed response; any other error is the prompt's.
@@ -63,9 +62,7 @@ class Output:
             self._begin(Message(0))
         status = "incomplete" if finish_reason(end) == "length" else "completed"
         self._close(status)
-        counts = Counts(1)
-        counts.ended(0, end)
-        more: Json = {"usage": usage(end.usage, self._thought), "timings": counts.timings()}
+        more: Json = {"usage": usage(end.usage, self._thought), "timings": timings_of(end)}
         if status == "completed":
             more["completed_at"] = int(time.time())
         else:
@@ -160,46 +157,64 @@ def usage(counted: Usage, thought: int) -> Json:
     }
 
 
-async def whole(head: Head, order: Order, events: Events, keep: Keep) -> bytes:
-    """The response in one piece."""
-    output, body = Output(order, Telling(False)), b""
-    async with aclosing(events):
-        async for _, event in events:
-            if event.kind == "error":
-                raise order.failure(event.error)
-            output.saw(event)
-            if event.kind == "done":
-                body = output.ended(head, event).encode()
-                keep(body, output.said())
-            await asyncio.sleep(0)  # all events may already be here; give other requests a turn
-    return body
+class ResponseWriter:
+    """A response, whole or in pieces."""
+
+    def __init__(self, head: Head, order: Order, keep: Keep) -> None:
+        self._head = head
+        self._keep = keep
+        self._telling = Telling(order.stream)
+        self._output = Output(order, self._telling)
+        self._begun = ""
+        self._body = b""
+
+    def add(self, index: int, event: Event) -> None:
+        self._output.saw(event)
+        if event.kind == "done":
+            self._body = self._output.ended(self._head, event).encode()
+            self._keep(self._body, self._output.said())
+
+    def answer(self) -> bytes:
+        return self._body
+
+    def write(self, index: int, event: Event) -> list[str]:
+        if not self._begun:
+            self._begin()
+        if event.progress:
+            said: Json = {"prompt_progress": prompt_progress(event.progress)}
+            self._telling.tell("response.in_progress", said, response=self._begun)
+        else:
+            self.add(index, event)
+        return self._telling.taken()
+
+    def end(self) -> Iterator[str]:
+        return iter(())
+
+    def response(self, texts: AsyncGenerator[str, None]) -> ResponseEvents:
+        return ResponseEvents(texts, self)
+
+    def failed(self, error: ApiError) -> list[str]:
+        """The last events after an error: OpenAI sends the error, then the failed response."""
+        said = error.error
+        self._telling.tell("error", {name: said[name] for name in ("code", "message", "param")})
+        code = CODES.get(str(said["type"]), "invalid_prompt")
+        failed = self._head.text("failed", error={"code": code, "message": said["message"]})
+        self._telling.tell("response.failed", {}, response=failed)
+        return self._telling.taken()
+
+    def _begin(self) -> None:
+        self._begun = self._head.text("in_progress")
+        self._telling.tell("response.created", {}, response=self._begun)
+        self._telling.tell("response.in_progress", {}, response=self._begun)
 
 
-async def chunks(head: Head, order: Order, events: Events, keep: Keep) -> AsyncGenerator[str, None]:
-    """The response in pieces."""
-    telling = Telling(True)
-    output, begun = Output(order, telling), head.text("in_progress")
-    telling.tell("response.created", {}, response=begun)
-    telling.tell("response.in_progress", {}, response=begun)
-    async with aclosing(events):
-        async for _, event in events:
-            if event.kind == "error":
-                _fail(telling, head, order.failure(event.error))
-            elif event.progress:
-                said: Json = {"prompt_progress": prompt_progress(event.progress)}
-                telling.tell("response.in_progress", said, response=begun)
-            else:
-                output.saw(event)
-            if event.kind == "done":
-                keep(output.ended(head, event).encode(), output.said())
-            for told in telling.taken():
-                yield told
+class ResponseEvents(NamedEvents):
+    """The events of a streamed response."""
 
+    def __init__(self, texts: AsyncGenerator[str, None], writer: ResponseWriter) -> None:
+        super().__init__(texts)
+        self._writer = writer
 
-def _fail(telling: Telling, head: Head, error: ApiError) -> None:
-    """The last events after an error: OpenAI sends the error, then the failed response."""
-    said = error.error
-    telling.tell("error", {name: said[name] for name in ("code", "message", "param")})
-    code = CODES.get(str(said["type"]), "invalid_prompt")
-    failed = head.text("failed", error={"code": code, "message": said["message"]})
-    telling.tell("response.failed", {}, response=failed)
+    def failed(self, error: ApiError) -> bytes:
+        """The last events, after an error."""
+        return b"".join(map(self.framed, self._writer.failed(error)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import time
 
@@ -15,26 +15,23 @@ from starlette.routing import Route
 
 from hetrun.client.events import Message as Said, ModelInfo
 from hetrun.errors import OptionError
-from hetrun.server import request as orders, sampling, tools as toolschemas
+from hetrun.server import request as orders, sampling
 from hetrun.server.body import json_object
+from hetrun.server.chat import NONE_LOADED, TOOLS, chat_request
 from hetrun.server.client_id import asker, owner
 from hetrun.server.errors import ApiError, renamed, wrong_type
-from hetrun.server.fields import Body, count, flag, object_of
-from hetrun.server.logprobs import MOST_TOP, Wanted
-from hetrun.server.messages import NONE_LOADED
+from hetrun.server.fields import MOST_TOP, Body, Wanted, count, flag, object_of
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.pictures.parts import Loaded
 from hetrun.server.query import counted, few
 from hetrun.server.request import Order
-from hetrun.server.response_driver import Events, Json, answered
-from hetrun.server.responses import input, output
+from hetrun.server.response_driver import Json, respond
+from hetrun.server.responses import input
 from hetrun.server.responses.items import new_id
-from hetrun.server.responses.output import Head
+from hetrun.server.responses.output import Head, ResponseWriter
 from hetrun.server.responses.store import Archive, Kept, turn
-from hetrun.server.routes.chat_completions import asked as chat_asked
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
-from hetrun.server.sse import NamedEvents
 from hetrun.text.chat.messages import plain
 
 OWN = (
@@ -90,15 +87,10 @@ def routes(service: Service) -> list[Route]:
         here, mine, asked = await read(request)
         keep = partial(_keep, archive, mine, asked)
 
-        async def in_one(events: Events) -> Response:
-            text = await output.whole(asked.head, asked.order, events, keep)
-            return Response(text, media_type="application/json")
+        def writer(order: Order) -> ResponseWriter:
+            return ResponseWriter(asked.head, order, keep)
 
-        def stream(events: Events) -> NamedEvents:
-            return NamedEvents(output.chunks(asked.head, asked.order, events, keep))
-
-        with renamed(NAMES):
-            return await answered(request, here, asked.order, in_one, stream)
+        return await respond(request, here, asked.order, whole=writer, stream=writer)
 
     async def tokens(request: Request) -> Response:
         here, _, asked = await read(request)
@@ -190,12 +182,12 @@ def response_order(
     history = [] if before is None else list(before.messages())
     with renamed(NAMES):
         chat = _as_chat(body)
-        orders.check(chat, info, service, KNOWN, built=toolschemas.NAMES)
+        orders.check(chat, info, service, KNOWN, built=TOOLS)
         messages = input.with_instructions(instructions, [*history, *said])
         # An answer is a new message here, also where the conversation ends with one.
-        prompt, how = chat_asked(chat, info, service, wanted, messages, resumes=False)
-        order = orders.order(chat, info, client, [prompt], wanted, input.FIELD)
-        order = orders.bounded(replace(order, reading=how))
+        prompt, how = chat_request(chat, info, service, wanted, messages, resumes=False)
+        order = orders.order(chat, info, client, [prompt], wanted, input.FIELD, reading=how, names=NAMES)
+        order = orders.bounded(order)
     store = body.get("store") is None or flag(body, "store")
     turns = () if before is None else before.turns
     return Asked(order, _head(body, chat, order, store), turns, said, store)

@@ -2,62 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hetrun.client.events import Event, GenerateRequest, Message, ModelInfo, TokenLogprob
-from hetrun.server import logprobs as scores, request as orders, tools as toolschemas
+from hetrun.client.events import Event, TokenLogprob
+from hetrun.server import logprobs as scores
 from hetrun.server.body import json_object
+from hetrun.server.chat import chat_order
 from hetrun.server.client_id import asker
-from hetrun.server.errors import ApiError, api_errors
 from hetrun.server.json_stream import Long, json_text
-from hetrun.server.logprobs import Wanted
-from hetrun.server.messages import NONE_LOADED, TURN, messages, template_options, turn
 from hetrun.server.middleware.concurrency import Crowd
-from hetrun.server.pictures.parts import Loaded, taken_out
 from hetrun.server.query import counted, few
 from hetrun.server.request import Order
 from hetrun.server.response_driver import (
-    Answer,
+    AnswerFrame,
     Choice,
-    Events,
+    ChoicesWriter,
     Json,
-    Template,
-    Whole,
     finish_reason,
     pieces_of,
     prompt_progress,
     respond,
+    totals,
 )
 from hetrun.server.routes.models import meant
-from hetrun.server.sampling import form_field, sampling_params
 from hetrun.server.service import Service
+from hetrun.server.sse import EventStream
 from hetrun.server.usage import Counts
-from hetrun.text.answers.reading import ChoiceReader, Reading, ReadingOptions, parts, reading
-from hetrun.text.chat.continuation import OPTION
-
-KNOWN = (*orders.COMMON, *scores.CHAT_NAMES, "messages", "chat_template_kwargs", *TURN)
+from hetrun.text.answers.reading import ChoiceReader
 
 
 def routes(service: Service) -> list[Route]:
-    async def complete(request: Request) -> Response:
+    async def read(request: Request) -> tuple[Service, Order]:
         body = await json_object(request)
         here = await meant(body, service)
         loaded = await service.pictures.loaded(body)
-        order = chat_order(body, await here.info(), here, asker(request, body), loaded)
-        return await respond(request, here, order, whole, chunks)
+        return here, chat_order(body, await here.info(), here, asker(request, body), loaded)
+
+    async def complete(request: Request) -> Response:
+        here, order = await read(request)
+        return await respond(
+            request, here, order, whole=lambda order: ChoicesWriter(order, whole), stream=ChatStream
+        )
 
     async def count(request: Request) -> Response:
-        body = await json_object(request)
-        here = await meant(body, service)
-        loaded = await service.pictures.loaded(body)
-        order = chat_order(body, await here.info(), here, asker(request, body), loaded)
+        here, order = await read(request)
         return await counted(here, order.prompts[0])
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
@@ -68,67 +61,14 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-def chat_order(
-    body: Mapping[str, object],
-    info: ModelInfo,
-    service: Service,
-    client: str = "",
-    loaded: Loaded = NONE_LOADED,
-) -> Order:
-    """Read a request of this client; raises an ApiError that names a wrong field."""
-    orders.check(body, info, service, KNOWN, built=toolschemas.NAMES)
-    wanted = scores.of_chat(body)
-    prompt, how = asked(body, info, service, wanted, messages(body, loaded))
-    order = orders.order(body, info, client, [prompt], wanted, "messages")
-    return orders.bounded(replace(order, reading=how))
-
-
-def asked(
-    body: Mapping[str, object],
-    info: ModelInfo,
-    service: Service,
-    wanted: Wanted,
-    said: tuple[Message, ...],
-    *,
-    resumes: bool = True,
-) -> tuple[GenerateRequest, Reading]:
-    """The engine's request for these messages, and the parsers of its answers. `resumes`: a last message of
-    the assistant is continued."""
-    said, pictures = taken_out(said, info)
-    tools = toolschemas.tools_of(body)
-    params = sampling_params(body, info, service.sampling, wanted)
-    if tools.all and params.structure and params.json_schema is None:
-        form = form_field(body)
-        message = f"{form} and tools are both given: an answer cannot follow both"
-        raise ApiError(message, form, "invalid_value")
-    options = {**template_options(body), **turn(body, said, resumes=resumes)}
-    resumed = bool(options.get(OPTION))
-    reads = ReadingOptions(service.tool_parser, service.reasoning_format, info.tool_format, info.thought_mark)
-    has_form = params.structure is not None
-    with api_errors():
-        how = reading(tools, reads, has_form=has_form, resumed=resumed)
-    thinks = options.get("enable_thinking") is not False
-    # `SamplingParams` keeps a schema as JSON text.
-    schema = None if params.json_schema is None else str(params.json_schema)
-    prompt = GenerateRequest(
-        params,
-        messages=said,
-        pictures=pictures,
-        template_options=options,
-        tools=tuple(tool.given for tool in tools.all),
-        parts=parts(how, schema, has_form=has_form, thinks=thinks),
-    )
-    return prompt, how
-
-
-def whole(order: Order, found: Whole) -> Json:
+def whole(order: Order, found: Sequence[Choice]) -> Json:
     """The whole answer."""
-    choices = [_choice(i, choice, order) for i, choice in enumerate(found.choices)]
-    more = found.totals()
+    choices = [_choice(i, choice, order) for i, choice in enumerate(found)]
+    more = totals(order, found)
     if order.wanted.prompt is not None:
         # The first token of the prompt has none.
-        more["prompt_logprobs"] = Long([None], map(scores.ranked, found.choices[0].prompt.scores))
-    return Answer(order.info, "chat.completion", "chatcmpl").body(choices, **more)
+        more["prompt_logprobs"] = Long([None], map(scores.ranked, found[0].prompt_scores))
+    return AnswerFrame(order.info, "chat.completion", "chatcmpl").body(choices, **more)
 
 
 def _choice(index: int, choice: Choice, order: Order) -> Json:
@@ -162,51 +102,59 @@ def _content(found: list[TokenLogprob]) -> Json:
     return {"content": Long(map(scores.entry, found)), "refusal": None}
 
 
-async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
+class ChatStream:
     """The answer in chunks, for each choice: the role, texts, the reason for the end; then the usage.
 
     Chunks are JSON texts, because there is one for each token.
     """
-    answer, counts = Answer(order.info, "chat.completion.chunk", "chatcmpl"), Counts(order.tried)
-    templates: dict[int, Template] = {}
-    readers = [order.reading.reader() if order.reading else None for _ in range(order.choices)]
-    usage: Json = {"usage": None} if order.include_usage else {}
 
-    def chunk(index: int, delta: Json, logprobs: Json | None = None) -> Json:
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._frame = AnswerFrame(order.info, "chat.completion.chunk", "chatcmpl")
+        self._counts = Counts(order.tried)
+        self._readers = [order.reading.reader() if order.reading else None for _ in range(order.choices)]
+        self._usage: Json = {"usage": None} if order.include_usage else {}
+
+    def write(self, index: int, event: Event) -> Iterator[str]:
+        if event.kind == "prompt" and not event.progress:
+            return
+        if not self._frame.has_begun(index):
+            self._frame.begin(index, self._chunk(index, {"content": ""}), "content")
+            # If there may be calls, it is not known yet whether there will be any text.
+            begin = "" if self._readers[index] is None else None
+            yield json_text(self._chunk(index, {"role": "assistant", "content": begin}))
+        if event.progress:
+            yield json_text(self._chunk(index, {}) | {"prompt_progress": prompt_progress(event.progress)})
+        elif reader := self._readers[index]:
+            for delta, logprobs in _read(reader, event):
+                text = delta.get("content")
+                if logprobs is None and isinstance(text, str):
+                    yield self._frame.with_text(index, text)
+                else:
+                    yield json_text(self._chunk(index, delta, logprobs))
+        elif event.kind == "token" and event.logprob is not None:
+            yield json_text(self._chunk(index, {"content": event.text}, _content([event.logprob])))
+        elif event.text:
+            yield self._frame.with_text(index, event.text)
+        if event.kind == "done":
+            yield json_text(self._last(index, event))
+
+    def end(self) -> Iterator[str]:
+        if self._order.include_usage:
+            usage, timings = self._counts.usage(), self._counts.timings()
+            yield json_text(self._frame.body([], usage=usage, timings=timings))
+
+    def response(self, texts: AsyncGenerator[str, None]) -> EventStream:
+        return EventStream(texts)
+
+    def _chunk(self, index: int, delta: Json, logprobs: Json | None = None) -> Json:
         choice: Json = {"index": index, "delta": delta, "finish_reason": None, "logprobs": logprobs}
-        return answer.body([choice], **usage)
+        return self._frame.body([choice], **self._usage)
 
-    def end(index: int, event: Event) -> Json:
-        reason = _reason(finish_reason(event), readers[index])
+    def _last(self, index: int, event: Event) -> Json:
+        """The chunk with the reason for a choice's end; the last of all has the times."""
+        reason = _reason(finish_reason(event), self._readers[index])
         choice: Json = {"index": index, "delta": {}, "finish_reason": reason, "logprobs": None}
-        last = counts.ended(index, event) == order.choices and not order.include_usage
-        return answer.body([choice], **usage, **({"timings": counts.timings()} if last else {}))
-
-    async with aclosing(events):
-        async for index, event in events:
-            if event.kind == "error":
-                raise order.failure(event.error)
-            if event.kind == "prompt" and not event.progress:
-                continue
-            if index not in templates:
-                templates[index] = Template(chunk(index, {"content": ""}), "content")
-                # If there may be calls, it is not known yet whether there will be any text.
-                begin = "" if readers[index] is None else None
-                yield json_text(chunk(index, {"role": "assistant", "content": begin}))
-            if event.progress:
-                yield json_text(chunk(index, {}) | {"prompt_progress": prompt_progress(event.progress)})
-            elif reader := readers[index]:
-                for delta, logprobs in _read(reader, event):
-                    text = delta.get("content")
-                    if logprobs is None and isinstance(text, str):
-                        yield templates[index].with_text(text)
-                    else:
-                        yield json_text(chunk(index, delta, logprobs))
-            elif event.kind == "token" and event.logprob is not None:
-                yield json_text(chunk(index, {"content": event.text}, _content([event.logprob])))
-            elif event.text:
-                yield templates[index].with_text(event.text)
-            if event.kind == "done":
-                yield json_text(end(index, event))
-    if order.include_usage:
-        yield json_text(answer.body([], usage=counts.usage(), timings=counts.timings()))
+        complete = self._counts.ended(index, event) == self._order.choices
+        times = {"timings": self._counts.timings()} if complete and not self._order.include_usage else {}
+        return self._frame.body([choice], **self._usage, **times)

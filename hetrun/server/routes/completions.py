@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from starlette.middleware import Middleware
@@ -12,39 +11,38 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo, TokenLogprob
-from hetrun.server import logprobs as scores, request as orders
+from hetrun.server import request as orders
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import count, flag
+from hetrun.server.fields import COMPLETION_LOGPROBS, Wanted, count, flag, wanted_of_completion
 from hetrun.server.infill import check_fills, fill_tokens
 from hetrun.server.inputs import Field, texts
-from hetrun.server.json_stream import json_text, long_text
-from hetrun.server.logprobs import Echo, Offsets, Wanted, legacy
+from hetrun.server.json_stream import json_text
+from hetrun.server.logprobs import Echo, Offsets, legacy
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.pictures.parts import marked
 from hetrun.server.request import MOST_CHOICES, MOST_TOGETHER, Order
 from hetrun.server.response_driver import (
-    Answer,
+    AnswerFrame,
     Choice,
-    Events,
+    ChoicesWriter,
     Json,
-    Prompt,
-    Template,
-    Whole,
     finish_reason,
     prompt_progress,
     respond,
+    totals,
 )
 from hetrun.server.routes.models import meant
 from hetrun.server.sampling import limit_field, sampling_params
 from hetrun.server.service import Service
+from hetrun.server.sse import EventStream
 from hetrun.server.usage import Counts
 
 MOST_TOKENS = 16  # OpenAI's default length limit
 STRICT_BEST_OF = 20
 PROMPT = Field("prompt", "prompt", "continue", MOST_TOGETHER, blank=True)
-KNOWN = (*orders.COMMON, *scores.COMPLETION_NAMES, PROMPT.name, "suffix", "echo", "best_of")
+KNOWN = (*orders.COMMON, *COMPLETION_LOGPROBS, PROMPT.name, "suffix", "echo", "best_of")
 
 
 def routes(service: Service) -> list[Route]:
@@ -54,7 +52,9 @@ def routes(service: Service) -> list[Route]:
         order = completion_order(body, await here.info(), here, asker(request, body))
         if suffix := _suffix(body, order):
             order = await _with_gap(order, suffix, here)
-        return await respond(request, here, order, whole, chunks)
+        return await respond(
+            request, here, order, whole=lambda order: ChoicesWriter(order, whole), stream=CompletionStream
+        )
 
     crowd = Middleware(Crowd, most_requests=service.most_requests)
     # Without /v1 it is llama.cpp's own endpoint, with other fields (`llamacpp/`).
@@ -67,7 +67,7 @@ def completion_order(
     """Read a request of this client; raises an ApiError that names a wrong field."""
     orders.check(body, info, service, KNOWN)
     echo = flag(body, "echo")
-    wanted = scores.of_completion(body, echo)
+    wanted = wanted_of_completion(body, echo)
     params = sampling_params(body, info, service.sampling, _computed(body, wanted, echo), MOST_TOKENS)
     prompt = body.get(PROMPT.name)
     if isinstance(prompt, dict) and isinstance(text := prompt.get("prompt_string"), str):
@@ -140,18 +140,18 @@ def _tried(body: Mapping[str, object], order: Order, strict: bool) -> Order:
     return orders.bounded(replace(order, tried=best_of), field="best_of")
 
 
-def whole(order: Order, found: Whole) -> Json:
+def whole(order: Order, found: Sequence[Choice]) -> Json:
     """The whole answer: for each prompt, in order, its best attempts."""
     chosen = [
         (choice, prompt)
         for p, prompt in enumerate(order.prompts)
-        for choice in best(found.choices[p * order.tried : (p + 1) * order.tried], order.n)
+        for choice in best(found[p * order.tried : (p + 1) * order.tried], order.n)
     ]
     choices = [_choice(i, choice, prompt, order) for i, (choice, prompt) in enumerate(chosen)]
-    return Answer(order.info, "text_completion", "cmpl").body(choices, **found.totals())
+    return AnswerFrame(order.info, "text_completion", "cmpl").body(choices, **totals(order, found))
 
 
-def best(tried: list[Choice], n: int) -> list[Choice]:
+def best(tried: Sequence[Choice], n: int) -> Sequence[Choice]:
     """The n attempts with the highest mean log-probability per token, the best first; all: in their order."""
     if n == len(tried):
         return tried
@@ -165,15 +165,16 @@ def _mean(choice: Choice) -> float:
 
 def _with_end(choice: Choice) -> list[TokenLogprob]:
     """An answer's scores, including the token that ended it, as in other servers."""
-    end = choice.end.logprob if choice.end else None
+    end = choice.end.logprob
     return choice.scores if end is None else [*choice.scores, end]
 
 
 def _choice(index: int, choice: Choice, prompt: GenerateRequest, order: Order) -> Json:
-    echoed = prompt_text(prompt, choice.prompt)
+    leader = choice.leader
+    echoed = prompt_text(prompt, leader)
     logprobs = None
     if order.wanted.answer is not None:
-        echo = Echo(echoed, choice.prompt.pieces, choice.prompt.scores) if prompt.echo else None
+        echo = Echo(echoed, leader.prompt_pieces, leader.prompt_scores) if prompt.echo else None
         answer = [] if order.params.max_tokens == 0 else _with_end(choice)
         logprobs = legacy(echo, answer, Offsets(len(echoed)), order.wanted.answer)
     return _as_json(index, echoed + choice.text, logprobs, choice.finish_reason)
@@ -183,60 +184,70 @@ def _as_json(index: int, text: str, logprobs: Json | None, reason: str | None) -
     return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
 
-def prompt_text(request: GenerateRequest, prompt: Prompt) -> str:
+def prompt_text(request: GenerateRequest, leader: Choice) -> str:
     """An echoed prompt; empty if none is echoed."""
     if not request.echo:
         return ""
     if request.text is not None:
         return request.text
-    return b"".join(prompt.pieces).decode(errors="replace")
+    return b"".join(leader.prompt_pieces).decode(errors="replace")
 
 
-async def chunks(order: Order, events: Events) -> AsyncGenerator[str, None]:
+class CompletionStream:
     """The answer in chunks, for each choice: the prompt if it is echoed, texts, the reason for the end."""
-    answer, counts = Answer(order.info, "text_completion", "cmpl"), Counts(order.tried)
-    prompts = [Prompt() for _ in order.prompts]
-    offsets: dict[int, Offsets] = {}
-    templates: dict[int, Template] = {}
-    usage: Json = {"usage": None} if order.include_usage else {}
 
-    def chunk(index: int, text: str, logprobs: Json | None = None) -> Json:
-        return answer.body([_as_json(index, text, logprobs, None)], **usage)
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._frame = AnswerFrame(order.info, "text_completion", "cmpl")
+        self._counts = Counts(order.tried)
+        self._leaders = [Choice() for _ in order.prompts]
+        self._offsets: dict[int, Offsets] = {}
+        self._usage: Json = {"usage": None} if order.include_usage else {}
 
-    def echo(index: int) -> Json:
-        request, prompt = order.prompts[index // order.tried], prompts[index // order.tried]
-        text, logprobs = prompt_text(request, prompt), None
-        offsets[index] = Offsets(len(text))
-        if order.wanted.answer is not None:
-            echoed = Echo(text, prompt.pieces, prompt.scores)
-            logprobs = legacy(echoed, (), offsets[index], order.wanted.answer)
-        return chunk(index, text, logprobs)
+    def write(self, index: int, event: Event) -> Iterator[str | Json]:
+        if event.kind == "prompt":
+            self._leaders[index // self._order.tried].add_prompt(event)
+            if event.progress:
+                yield json_text(self._chunk(index, "") | {"prompt_progress": prompt_progress(event.progress)})
+            return
+        if not self._frame.has_begun(index):
+            self._frame.begin(index, self._chunk(index, ""), "text")
+            self._offsets[index] = Offsets()
+            if self._order.prompts[0].echo:
+                yield self._echo(index)
+        top = self._order.wanted.answer
+        if event.logprob is not None and top is not None:
+            logprobs = legacy(None, (event.logprob,), self._offsets[index], top)
+            yield json_text(self._chunk(index, event.text, logprobs))
+        elif event.text:
+            yield self._frame.with_text(index, event.text)
+        if event.kind == "done":
+            yield json_text(self._last(index, event))
 
-    def end(index: int, event: Event) -> Json:
+    def end(self) -> Iterator[str]:
+        if self._order.include_usage:
+            usage, timings = self._counts.usage(), self._counts.timings()
+            yield json_text(self._frame.body([], usage=usage, timings=timings))
+
+    def response(self, texts: AsyncGenerator[str, None]) -> EventStream:
+        return EventStream(texts)
+
+    def _chunk(self, index: int, text: str, logprobs: Json | None = None) -> Json:
+        return self._frame.body([_as_json(index, text, logprobs, None)], **self._usage)
+
+    def _echo(self, index: int) -> Json:
+        number = index // self._order.tried
+        request, leader = self._order.prompts[number], self._leaders[number]
+        text, logprobs = prompt_text(request, leader), None
+        self._offsets[index] = Offsets(len(text))
+        if (top := self._order.wanted.answer) is not None:
+            echoed = Echo(text, leader.prompt_pieces, leader.prompt_scores)
+            logprobs = legacy(echoed, (), self._offsets[index], top)
+        return self._chunk(index, text, logprobs)
+
+    def _last(self, index: int, event: Event) -> Json:
+        """The chunk with the reason for a choice's end; the last of all has the times."""
         choice = _as_json(index, "", None, finish_reason(event))
-        last = counts.ended(index, event) == order.choices and not order.include_usage
-        return answer.body([choice], **usage, **({"timings": counts.timings()} if last else {}))
-
-    async with aclosing(events):
-        async for index, event in events:
-            if event.kind == "error":
-                raise order.failure(event.error)
-            if event.kind == "prompt":
-                prompts[index // order.tried].saw(event)
-                if event.progress:
-                    yield json_text(chunk(index, "") | {"prompt_progress": prompt_progress(event.progress)})
-                continue
-            if index not in templates:
-                templates[index] = Template(chunk(index, ""), "text")
-                offsets[index] = Offsets()
-                if order.prompts[0].echo:
-                    yield await long_text(echo(index))
-            if event.logprob is not None and order.wanted.answer is not None:
-                logprobs = legacy(None, (event.logprob,), offsets[index], order.wanted.answer)
-                yield json_text(chunk(index, event.text, logprobs))
-            elif event.text:
-                yield templates[index].with_text(event.text)
-            if event.kind == "done":
-                yield json_text(end(index, event))
-    if order.include_usage:
-        yield json_text(answer.body([], usage=counts.usage(), timings=counts.timings()))
+        complete = self._counts.ended(index, event) == self._order.choices
+        times = {"timings": self._counts.timings()} if complete and not self._order.include_usage else {}
+        return self._frame.body([choice], **self._usage, **times)

@@ -15,12 +15,11 @@ from starlette.routing import Route
 from hetrun.client.events import ModelInfo
 from hetrun.client.queries import Detokenize, Render, Tokenize, TokenizerInfo
 from hetrun.errors import OptionError
-from hetrun.server import tools as toolschemas
 from hetrun.server.body import json_object
+from hetrun.server.chat import TOOLS, TURN, messages, template_options, tools_of, turn
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body
 from hetrun.server.json_stream import Long, json_response
-from hetrun.server.messages import TURN, messages, template_options, turn
 from hetrun.server.pictures.parts import taken_out
 from hetrun.server.query import asked, few, refuse_pictures
 from hetrun.server.request import check
@@ -45,7 +44,7 @@ def routes(service: Service) -> list[Route]:
         body = await json_object(request)
         here = await meant(body, service)
         info = await here.info()
-        check(body, info, here, TOKENIZE, built=toolschemas.NAMES)
+        check(body, info, here, TOKENIZE, built=TOOLS)
         source, question = await _text(here, body)
         spelled = _flag(body, "with_pieces"), _flag(body, "return_token_strs")
         most = MOST_SPELLED if any(spelled) else MOST_TEXT
@@ -73,7 +72,7 @@ def routes(service: Service) -> list[Route]:
     async def rendered(request: Request) -> Response:
         body = await json_object(request)
         here = await meant(body, service)
-        check(body, await here.info(), here, ("model", *TEMPLATE), built=toolschemas.NAMES)
+        check(body, await here.info(), here, ("model", *TEMPLATE), built=TOOLS)
         return JSONResponse({"prompt": await asked(here, await _render(body, here))})
 
     async def described(request: Request) -> Response:
@@ -128,7 +127,7 @@ async def _render(body: Body, service: Service, counts: bool = False) -> Render:
         refuse_pictures(pictures)
     end = turn(body, said)
     more: dict[str, object] = end if OPTION in end else {"add_generation_prompt": True, **end}
-    if tools := toolschemas.tools_of(body).all:
+    if tools := tools_of(body).all:
         more["tools"] = [tool.given for tool in tools]
     return Render(said, {**template_options(body), **more})
 

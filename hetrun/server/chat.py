@@ -1,4 +1,4 @@
-"""The messages of a chat request, and variables for its template."""
+"""A chat's request: its messages, tools and variables for the template become a request to the engine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from reprlib import repr as short
 
-from hetrun.client.events import Message
+from hetrun.client.events import GenerateRequest, Message, ModelInfo
+from hetrun.client.pictures import PART_TYPES
+from hetrun.server import request as orders
 from hetrun.server.errors import ApiError, api_errors, wrong_type
-from hetrun.server.pictures.parts import KINDS, Loaded, Part, content_of, part_of
+from hetrun.server.fields import CHAT_LOGPROBS, Body, Wanted, flag, wanted_of_chat
+from hetrun.server.pictures.parts import Loaded, Part, content_of, part_of, taken_out
+from hetrun.server.request import Order
+from hetrun.server.sampling import form_field, sampling_params
+from hetrun.server.service import Service
+from hetrun.text.answers.reading import Reading, ReadingOptions, parts, reading
+from hetrun.text.answers.tools import Tools, read_tools
 from hetrun.text.chat import continuation
 from hetrun.text.chat.messages import RESERVED, ROLES
 from hetrun.text.chat.reasoning import switched
@@ -28,8 +36,76 @@ SENSES: Mapping[str, str] = {
 MOST_EFFORT = 64  # characters of reasoning_effort
 MOST_TEMPLATE_OPTIONS = 1 << 14  # characters of JSON
 
-
 NONE_LOADED: Loaded = {}
+TURN = ("add_generation_prompt", continuation.OPTION)
+TOOLS = ("tools", "tool_choice", "functions", "function_call")
+KNOWN = (*orders.COMMON, *CHAT_LOGPROBS, "messages", "chat_template_kwargs", *TURN)
+
+
+def chat_order(
+    body: Body, info: ModelInfo, service: Service, client: str = "", loaded: Loaded = NONE_LOADED
+) -> Order:
+    """Read a request of this client; raises an ApiError that names a wrong field."""
+    orders.check(body, info, service, KNOWN, built=TOOLS)
+    wanted = wanted_of_chat(body)
+    prompt, how = chat_request(body, info, service, wanted, messages(body, loaded))
+    return orders.bounded(orders.order(body, info, client, [prompt], wanted, "messages", reading=how))
+
+
+def chat_request(
+    body: Body,
+    info: ModelInfo,
+    service: Service,
+    wanted: Wanted,
+    said: tuple[Message, ...],
+    *,
+    resumes: bool = True,
+) -> tuple[GenerateRequest, Reading]:
+    """The engine's request for these messages, and the parsers of its answers. `resumes`: a last message of
+    the assistant is continued."""
+    said, pictures = taken_out(said, info)
+    with api_errors():
+        tools = _tools(body)
+        params = sampling_params(body, info, service.sampling, wanted)
+        if tools.all and params.structure and params.json_schema is None:
+            form = form_field(body)
+            message = f"{form} and tools are both given: an answer cannot follow both"
+            raise ApiError(message, form, "invalid_value")
+        options = {**template_options(body), **_turn(body, said, resumes=resumes)}
+        reads = ReadingOptions(
+            service.tool_parser, service.reasoning_format, info.tool_format, info.thought_mark
+        )
+        has_form, resumed = params.structure is not None, bool(options.get(continuation.OPTION))
+        how = reading(tools, reads, has_form=has_form, resumed=resumed)
+    thinks = options.get("enable_thinking") is not False
+    # `SamplingParams` keeps a schema as JSON text.
+    schema = None if params.json_schema is None else str(params.json_schema)
+    prompt = GenerateRequest(
+        params,
+        messages=said,
+        pictures=pictures,
+        template_options=options,
+        tools=tuple(tool.given for tool in tools.all),
+        parts=parts(how, schema, has_form=has_form, thinks=thinks),
+    )
+    return prompt, how
+
+
+def tools_of(body: Body) -> Tools:
+    """The tools of a request; ApiError says which field is wrong."""
+    with api_errors():
+        return _tools(body)
+
+
+def _tools(body: Body) -> Tools:
+    """The same; errors are FieldErrors, too."""
+    for name, neutral in (("functions", ([],)), ("function_call", ("none", "auto"))):
+        value = body.get(name)
+        if value is not None and value not in neutral:
+            message = f"{name} is the older form, which this server does not take: send tools and tool_choice"
+            raise ApiError(message, name, "unsupported_parameter")
+    parallel = body.get("parallel_tool_calls") is None or flag(body, "parallel_tool_calls")
+    return read_tools(body.get("tools"), body.get("tool_choice"), parallel=parallel)
 
 
 def senseless(kind: str, where: str) -> ApiError:
@@ -69,10 +145,13 @@ def thinking(body: Mapping[str, object]) -> Mapping[str, object]:
     return {field: effort, "reasoning_strength": effort, **switched(effort != "none")}
 
 
-TURN = ("add_generation_prompt", continuation.OPTION)
+def turn(body: Body, said: Sequence[Message]) -> dict[str, object]:
+    """How the prompt ends, see `_turn`; ApiError says which field is wrong."""
+    with api_errors():
+        return _turn(body, said)
 
 
-def turn(body: Mapping[str, object], said: Sequence[Message], *, resumes: bool = True) -> dict[str, object]:
+def _turn(body: Body, said: Sequence[Message], *, resumes: bool = True) -> dict[str, object]:
     """How the prompt ends, as options of the template: with the beginning of an answer, which is the usual
     end, with the last message, or within it.
 
@@ -83,20 +162,18 @@ def turn(body: Mapping[str, object], said: Sequence[Message], *, resumes: bool =
     if begins is not None and not isinstance(begins, bool):
         raise wrong_type(TURN[0], "true or false", begins)
     if wanted is None:
-        is_open = resumes and begins is None and _can_be_continued(said[-1])
+        last = said[-1]
+        is_open = (
+            resumes and begins is None and last.get("role") == "assistant" and not last.get("tool_calls")
+        )
         return {continuation.OPTION: True} if is_open else {} if begins is None else {TURN[0]: begins}
     if wanted is False:
         return {} if begins is None else {TURN[0]: begins}
     if begins:
         message = f"{TURN[0]} and {TURN[1]} are both true: a prompt ends in one way"
         raise ApiError(message, TURN[1], "invalid_value")
-    with api_errors():
-        continuation.part_of(said[-1], wanted)
+    continuation.part_of(said[-1], wanted)
     return {continuation.OPTION: wanted}
-
-
-def _can_be_continued(message: Message) -> bool:
-    return message.get("role") == "assistant" and not message.get("tool_calls")
 
 
 def given_messages(body: Mapping[str, object]) -> list[object]:
@@ -218,7 +295,7 @@ def _part(part: object, where: str, loaded: Loaded) -> str | Part:
     if not isinstance(part, dict):
         raise wrong_type(where, "an object", part)
     kind = part.get("type")
-    if isinstance(kind, str) and kind in KINDS:
+    if isinstance(kind, str) and kind in PART_TYPES:
         return part_of(part, where, loaded)
     if isinstance(kind, str) and kind in SENSES:
         raise senseless(kind, where)
