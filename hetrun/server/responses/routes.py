@@ -188,7 +188,9 @@ def response_order(
         messages = input.with_instructions(instructions, [*history, *said])
         # An answer is a new message here, also where the conversation ends with one.
         prompt, how = chat_request(chat, info, service, wanted, messages, resumes=False)
-        order = orders.order(chat, info, client, [prompt], wanted, input.FIELD, reading=how, names=NAMES)
+        order = orders.order(
+            chat, info, client, [prompt], wanted=wanted, field=input.FIELD, reading=how, names=NAMES
+        )
         order = orders.bounded(order)
     store = body.get("store") is None or flag(body, "store")
     turns = () if before is None else before.turns
