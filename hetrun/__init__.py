@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from hetrun.api.async_llm import AsyncLLM as AsyncLLM
     from hetrun.api.llm import LLM as LLM
     from hetrun.api.ranking import Ranked as Ranked
-    from hetrun.client.completion import ChatChunk as ChatChunk
-    from hetrun.client.completion import Completion as Completion
-    from hetrun.client.completion import ToolCall as ToolCall
-    from hetrun.client.events import Event as Event
-    from hetrun.client.events import ModelInfo as ModelInfo
+    from hetrun.client.completion import (
+        ChatChunk as ChatChunk,
+        Completion as Completion,
+        ToolCall as ToolCall,
+    )
+    from hetrun.client.events import Event as Event, ModelInfo as ModelInfo
     from hetrun.client.sampling_params import SamplingParams as SamplingParams
-    from hetrun.errors import HetrunError as HetrunError
-    from hetrun.errors import UserError as UserError
+    from hetrun.errors import HetrunError as HetrunError, UserError as UserError
 
 __version__ = "0.1.0"
 

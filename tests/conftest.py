@@ -22,8 +22,10 @@ from hetrun.system import entry_points
 from tests.plugins.strangers import register as register  # a fixture
 
 # A test whose package has no wheel for this Python is skipped with that reason.
-from tests.support.absent import pytest_pycollect_makemodule as pytest_pycollect_makemodule
-from tests.support.absent import pytest_runtest_makereport as pytest_runtest_makereport
+from tests.support.absent import (
+    pytest_pycollect_makemodule as pytest_pycollect_makemodule,
+    pytest_runtest_makereport as pytest_runtest_makereport,
+)
 from tests.support.limits import within as within  # a fixture
 
 LIMIT_S = 60

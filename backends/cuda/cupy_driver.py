@@ -13,8 +13,7 @@ from functools import cache, partial
 from typing import NoReturn
 
 import numpy as np
-from cupy_backends.cuda.api import driver as cu
-from cupy_backends.cuda.api import runtime as rt
+from cupy_backends.cuda.api import driver as cu, runtime as rt
 from numpy.typing import NDArray
 
 from hetrun.backends.cuda.cublas import WORKSPACE, Cublas

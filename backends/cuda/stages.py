@@ -10,8 +10,7 @@ from itertools import combinations
 
 from hetrun.backend import Buffer, Buffers, WeightUse
 from hetrun.backends.cuda import fusion
-from hetrun.backends.cuda.driver import Driver, Graph, Launch, Product, Stream
-from hetrun.backends.cuda.driver import Work as Work
+from hetrun.backends.cuda.driver import Driver, Graph, Launch, Product, Stream, Work as Work
 from hetrun.backends.cuda.fusion import Fused
 from hetrun.backends.cuda.streamed.weight_ring import Block, Ring
 from hetrun.backends.cuda.weights import Crossing

@@ -19,11 +19,9 @@ from hetrun.backend.library_model import Whole
 from hetrun.backend.op_profile import Spent
 from hetrun.backend.picture_encoder import Pictures
 from hetrun.backend.weight_streaming import Cacheable, Mappable, Partial
-from hetrun.graph import Op, Value, Weight
-from hetrun.graph import Rows as WhichRows
+from hetrun.graph import Op, Rows as WhichRows, Value, Weight
 from hetrun.graph.ops import MIXTURE, Attention, Moe
-from hetrun.graph.top_logits import Greatest as Greatest
-from hetrun.graph.top_logits import Rows as Rows
+from hetrun.graph.top_logits import Greatest as Greatest, Rows as Rows
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.paged_allocator import KvView
 from hetrun.memory.kv.states import StateView

@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.loader.vision import NoVision as NoVision
-from hetrun.loader.vision import Vision as Vision
+from hetrun.loader.vision import NoVision as NoVision, Vision as Vision
 from hetrun.pictures.picture import Picture
 
 Floats = NDArray[np.float32]

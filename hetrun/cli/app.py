@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from hetrun import __version__
-from hetrun.cli import options
-from hetrun.cli import sampling_options as sampling
+from hetrun.cli import options, sampling_options as sampling
 from hetrun.cli.commands import InOrder
 from hetrun.cli.exit_codes import heed_sigterm
 from hetrun.config import Settings

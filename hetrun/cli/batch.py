@@ -215,8 +215,7 @@ def said_of_all(
     starts: bool = False,
 ) -> ForAll:
     """What the command line says of every request. `starts`: places start engines as it says."""
-    from hetrun.server import chat
-    from hetrun.server import sampling as fields
+    from hetrun.server import chat, sampling as fields
     from hetrun.server.routes import completions
 
     body = dict(sampling)

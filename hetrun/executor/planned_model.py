@@ -22,8 +22,7 @@ from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.executor import KEPT_FEW, Executor
 from hetrun.executor.interface import Limits, Model
 from hetrun.executor.library.model import WholeModel
-from hetrun.executor.library.plan import backend_for
-from hetrun.executor.library.plan import prepare as prepare_whole
+from hetrun.executor.library.plan import backend_for, prepare as prepare_whole
 from hetrun.executor.loading.backend_selection import vet
 from hetrun.executor.loading.context_length import USUAL_CONTEXT
 from hetrun.executor.loading.load_plan import Prepared, prepare

@@ -16,8 +16,7 @@ from hetrun.server import openapi
 from hetrun.server.anthropic import routes as anthropic
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
 from hetrun.server.library import Library
-from hetrun.server.llamacpp import infill, slots
-from hetrun.server.llamacpp import routes as llamacpp
+from hetrun.server.llamacpp import infill, routes as llamacpp, slots
 from hetrun.server.middleware.auth import RequireKey
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
 from hetrun.server.middleware.drain import Unread

@@ -10,8 +10,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backend import Available, Floats, Pass, Segment, SequencePart
 from hetrun.backends import llamacpp

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.backend import ReadInto, Segment, WeightUse
 from hetrun.backend.conformance.cases import EXACT, Case, Company, single

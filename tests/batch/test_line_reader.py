@@ -8,8 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.tools.batch import line_reader as module
 from hetrun.tools.batch.line_reader import Line, Lines

@@ -23,8 +23,7 @@ from hetrun.graph.quant import by_name
 from hetrun.planner.precision import precision_of
 from hetrun.system import entry_points
 from hetrun.tools import bench
-from hetrun.tools.bench import hetrun_side as ours_module
-from hetrun.tools.bench import interleave, matmul_peak
+from hetrun.tools.bench import hetrun_side as ours_module, interleave, matmul_peak
 from hetrun.tools.bench.cases import BenchOptions, Case, numbers
 from hetrun.tools.bench.hetrun_side import Ours, SegmentTime, Watch, open_llm
 from hetrun.tools.bench.interleave import Duel, measure

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.api.local_model import LocalModel
 from hetrun.backend import Backend, Unavailable, registry

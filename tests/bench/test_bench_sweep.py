@@ -15,14 +15,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.config import Settings
 from hetrun.errors import BudgetError, UserError
 from hetrun.tools import bench
-from hetrun.tools.bench import chart as charts
-from hetrun.tools.bench import interleave, svg
+from hetrun.tools.bench import chart as charts, interleave, svg
 from hetrun.tools.bench.cases import Case, Passage
 from hetrun.tools.bench.chart import Mark, Series
 from hetrun.tools.bench.disk_bandwidth import Ceiling, Disk

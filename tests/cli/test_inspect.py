@@ -23,8 +23,7 @@ from hetrun.tools import model_summary
 from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.gguf_writer import MetaValue, Tensor, write_model
 from hetrun.tools.convert.quant_mixtures import by_option
-from tests.hostile.trees import Table, parse_gguf
-from tests.hostile.trees import write_gguf as write_tree
+from tests.hostile.trees import Table, parse_gguf, write_gguf as write_tree
 from tests.models import tiny
 from tests.models.cases_hf import GEMMA3, SPARSE
 from tests.models.hf import Row, folder

@@ -31,8 +31,7 @@ from hetrun.tools.convert import pretokenizers, tokenizer
 from hetrun.tools.convert.gguf_writer import write_model
 from hetrun.tools.convert.pretokenizers import ROWS, SAMPLE, Row, built, cuts, recognise
 from hetrun.tools.convert.tokenizer import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
-from tests.models.hf import Row as Model
-from tests.models.hf import folder as model_folder
+from tests.models.hf import Row as Model, folder as model_folder
 
 N_VOCAB = 1200
 MODEL = Model("tokenizer", "llama", {"vocab_size": N_VOCAB, "hidden_size": 32, "num_hidden_layers": 1})

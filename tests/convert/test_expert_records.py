@@ -19,8 +19,7 @@ from hetrun.loader import expert_names
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.open_model import open_model
-from hetrun.tools.convert import Wish as Convert
-from hetrun.tools.convert import convert_model, expert_records
+from hetrun.tools.convert import Wish as Convert, convert_model, expert_records
 from hetrun.tools.convert.quant_mixtures import by_option
 from hetrun.tools.convert.reorder import RECORDS, Report, Wish, repack_model
 from tests.convert.test_reorder import assert_same_but_for_places, content, converted, foreign, stands

@@ -15,8 +15,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hetrun import LLM, SamplingParams
 from hetrun.backends.llamacpp import fusion
@@ -27,9 +26,7 @@ from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.formats.gguf_file import TensorInfo
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_reader import FileReader
-from hetrun.tools.convert import Wish as Convert
-from hetrun.tools.convert import convert_model
-from hetrun.tools.convert import reorder as module
+from hetrun.tools.convert import Wish as Convert, convert_model, reorder as module
 from hetrun.tools.convert.gguf_writer import Output
 from hetrun.tools.convert.quant_mixtures import by_option
 from hetrun.tools.convert.reorder import Report, Wish, repack_model

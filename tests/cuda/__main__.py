@@ -102,14 +102,12 @@ def _run(stage: str, models: Path, table: Table, only: str) -> None:
 
         speed(models, table, chosen(MODELS, only))
     elif stage == "disk":
-        from tests.cuda.disk import MODELS as LARGEST
-        from tests.cuda.disk import disk
+        from tests.cuda.disk import MODELS as LARGEST, disk
         from tests.cuda.models import chosen
 
         disk(models, table, chosen(LARGEST, only))
     else:
-        from tests.cuda.beyond import MODELS as LARGER
-        from tests.cuda.beyond import beyond
+        from tests.cuda.beyond import MODELS as LARGER, beyond
         from tests.cuda.models import chosen
 
         beyond(models, table, chosen(LARGER, only))

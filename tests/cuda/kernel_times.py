@@ -10,8 +10,7 @@ from functools import partial
 import numpy as np
 
 from hetrun.backends.cuda import attention_launch, matmul_launch
-from hetrun.backends.cuda.attention_launch import ROW, TILE, Joined
-from hetrun.backends.cuda.attention_launch import Table as SlabTable
+from hetrun.backends.cuda.attention_launch import ROW, TILE, Joined, Table as SlabTable
 from hetrun.backends.cuda.driver import Argument, Product
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real

@@ -24,8 +24,7 @@ from gguf import GGUFWriter
 from hetrun.config import dirs
 from tests.cuda.models import TOKENIZER as TOKENIZER_FILE
 from tests.cuda.needs import BUILT_FOR, PACK
-from tests.cuda.peer import FOLDER as PEER
-from tests.cuda.peer import PROJECT
+from tests.cuda.peer import FOLDER as PEER, PROJECT
 from tests.support.paths import ROOT
 from tests.tools.make_model import add_tokenizer
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.backends.cuda.arena import ALIGNMENT, Arena, GrowingArena
 from hetrun.errors import BudgetError

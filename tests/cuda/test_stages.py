@@ -8,15 +8,22 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backend import Available, Backend, Descriptor, Unavailable, registry
 from hetrun.backends.cuda.streamed import file_feed
 from hetrun.tools.bench.cases import Case
-from tests.cuda import __main__ as script
-from tests.cuda import beyond, conformance, disk, measured, models, placements, speed
-from tests.cuda import model as one_model
+from tests.cuda import (
+    __main__ as script,
+    beyond,
+    conformance,
+    disk,
+    measured,
+    model as one_model,
+    models,
+    placements,
+    speed,
+)
 from tests.cuda.best import Way, least
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.driver import EmulatedDriver
@@ -25,8 +32,7 @@ from tests.cuda.models import Wanted
 from tests.cuda.needs import needs
 from tests.cuda.rows import Line, Table
 from tests.support.rig import model_file
-from tests.support.streamed import MIB, made_small
-from tests.support.streamed import least as least_ram
+from tests.support.streamed import MIB, least as least_ram, made_small
 from tests.support.tiers import first
 
 TINY = Wanted("tiny", "Q4_0")

@@ -28,8 +28,7 @@ from hetrun.prefetch.expert_cache import ExpertCache
 from hetrun.prefetch.expert_records import Records
 from hetrun.tools.convert import Wish, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
-from hetrun.tools.convert.reorder import Wish as RepackWish
-from hetrun.tools.convert.reorder import repack_model
+from hetrun.tools.convert.reorder import Wish as RepackWish, repack_model
 from tests.engine.asking import Answer
 from tests.models import cases_hf, hf
 from tests.support.streamed import Disk, every_read, reads_from

@@ -44,8 +44,7 @@ from tests.support.streamed import (
 )
 from tests.support.supplies import eventually
 from tests.support.tiers import exhaustive, first
-from tests.tools.make_model import Shape
-from tests.tools.make_model import write_model as write_made
+from tests.tools.make_model import Shape, write_model as write_made
 
 PROMPT = (5, 6, 7)
 TEN = SamplingParams(max_tokens=10, temperature=0)

@@ -30,8 +30,7 @@ from hetrun.graph import Graph, Op
 from hetrun.graph.signature import units
 from hetrun.planner.options import Machine as Counts
 from hetrun.planner.plan import bucket_of
-from hetrun.tools.simulate.machine import Device as Described
-from hetrun.tools.simulate.machine import sides
+from hetrun.tools.simulate.machine import Device as Described, sides
 from hetrun.tools.simulate.machine_files import open_machine
 from tests.engine import simulated
 from tests.engine.simulated import NAMES, Simulated

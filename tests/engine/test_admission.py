@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import SamplingParams

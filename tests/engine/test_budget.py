@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.client.events import Streaming
 from hetrun.engine.engine import Engine
@@ -17,8 +16,7 @@ from hetrun.executor.interface import look, set_ram
 from hetrun.executor.steps import Step
 from hetrun.memory.kv.prefix_cache import LEAST, Prefixes
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
-from tests.engine.fakemodel import FakeModel
-from tests.engine.fakemodel import loaded as fake
+from tests.engine.fakemodel import FakeModel, loaded as fake
 
 FROM_DISK = Streaming(7, 1 << 20, 2e9, 0.5, 1e5, 300, 100, 1000, 500)
 LONG = "l" * (LEAST + 4)  # prompts that are worth keeping

@@ -10,8 +10,7 @@ from functools import cache
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel

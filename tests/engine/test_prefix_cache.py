@@ -18,8 +18,7 @@ from hetrun.engine import factory
 from hetrun.engine.loaded_model import Loaded, prompts_of
 from hetrun.errors import OptionError
 from hetrun.memory.kv.prefix_cache import LEAST
-from tests.engine.fakemodel import FakeModel
-from tests.engine.fakemodel import loaded as fake
+from tests.engine.fakemodel import FakeModel, loaded as fake
 from tests.models.cases import GQA, WIDE
 from tests.models.tiny import TinyLlama, random_tokens
 from tests.support.rig import model_file

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backend import Buffers, Done, Pass, PassShape, Runner, Segment
 from hetrun.errors import BackendError, BudgetError, Cancelled

@@ -7,8 +7,7 @@ from time import perf_counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.backend import Available, Buffers, Done, Pass, PassShape, Runner, Segment, interpreter, registry
 from hetrun.backend.op_profile import Spent

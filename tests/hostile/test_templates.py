@@ -18,8 +18,7 @@ from jinja2.exceptions import SecurityError
 
 from hetrun.errors import TemplateError
 from hetrun.system.sandbox import child
-from hetrun.text.chat import ChatTemplate, limits
-from hetrun.text.chat import sandbox_process as processes
+from hetrun.text.chat import ChatTemplate, limits, sandbox_process as processes
 from hetrun.text.chat.jinja_sandbox import compiled, rendered
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.template import CHATML, MOST_SOURCE

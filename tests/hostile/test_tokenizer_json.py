@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Theirs
+from tokenizers import Regex, Tokenizer as Theirs, models, normalizers, pre_tokenizers, processors
 
 from hetrun.errors import ModelFileError, OptionError
 from hetrun.loader.formats import precompiled_charsmap

@@ -13,8 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hetrun.errors import ModelFileError
 from hetrun.graph.quant import QUANTS, by_name

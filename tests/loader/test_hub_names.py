@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.errors import OptionError, UserError
 from hetrun.loader.hub.names import Wanted, is_on_the_hub, wanted

@@ -8,8 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from hetrun.errors import BudgetError
-from hetrun.executor.loading import context_length as lengths
-from hetrun.executor.loading import load_plan
+from hetrun.executor.loading import context_length as lengths, load_plan
 from hetrun.executor.loading.context_length import USUAL_CONTEXT, choose_context
 from hetrun.executor.loading.load_plan import prepare
 from hetrun.executor.loading.memory_estimates import HELPER, MAX_SEQUENCES, kv_of_all

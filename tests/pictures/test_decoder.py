@@ -17,8 +17,7 @@ from PIL import Image, ImageOps
 
 from hetrun.client.events import MOST_PICTURE_BYTES
 from hetrun.errors import EngineStopped, PictureError
-from hetrun.pictures import decoder as decoders
-from hetrun.pictures import limits
+from hetrun.pictures import decoder as decoders, limits
 from hetrun.pictures.decoder import PictureDecoder
 from hetrun.pictures.kinds import FORMATS
 from hetrun.system.sandbox.child import ENVIRONMENT

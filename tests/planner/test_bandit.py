@@ -7,8 +7,7 @@ from collections.abc import Callable
 from math import exp, log
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.planner.bandit import CERTAIN, MOST_ARMS, SHARE, WINDOW_S, Budget, Race, Verdict
 from hetrun.planner.plan import Plan, segment_of

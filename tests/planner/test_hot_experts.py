@@ -10,8 +10,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backend import Backend, Floats, WeightUse, use_of
 from hetrun.backend.expert_slots import ExpertSlots

@@ -12,8 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backend import Backend, Precision, WeightUse
 from hetrun.executor.autotune.setup import Setup, planner_for

@@ -6,8 +6,7 @@ from collections import Counter
 from itertools import combinations, product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests import run
 from tests.support.tiers import exhaustive, first, in_pairs, pairwise

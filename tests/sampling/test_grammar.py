@@ -13,8 +13,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 
 from hetrun.client.sampling_params import Structure
 from hetrun.errors import OptionError
-from hetrun.sampling.grammar import compiler
-from hetrun.sampling.grammar import token_mask as masks
+from hetrun.sampling.grammar import compiler, token_mask as masks
 from hetrun.sampling.grammar.token_mask import Grammars
 from tests.sampling.grammars import (
     CONTROL,

@@ -7,8 +7,7 @@ import json
 from itertools import count
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.client.events import TokenLogprob
 from hetrun.server import json_stream

@@ -17,11 +17,12 @@ from hetrun.errors import OptionError
 from hetrun.server import chat
 from hetrun.server.anthropic import request as anthropic
 from hetrun.server.app import create_app
-from hetrun.server.llamacpp import infill
-from hetrun.server.llamacpp import request as native
-from hetrun.server.ollama import embeddings as ollama_embeddings
-from hetrun.server.ollama import generation as ollama_generation
-from hetrun.server.ollama import options as ollama_options
+from hetrun.server.llamacpp import infill, request as native
+from hetrun.server.ollama import (
+    embeddings as ollama_embeddings,
+    generation as ollama_generation,
+    options as ollama_options,
+)
 from hetrun.server.openapi import document
 from hetrun.server.openapi.paths import written
 from hetrun.server.openapi.requests import SAMPLING

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.client import worker_main, worker_process, worker_supervisor
 from hetrun.client.engine_client import WorkerClient

@@ -6,8 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.tools.simulate.evaluator import Clock, predict
 from hetrun.tools.simulate.layer_paths import Cost, Path, best, moves, paths

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.errors import OptionError, UserError
 from hetrun.tools.simulate.machine_files import BEDS, known, open_machine, read_machine

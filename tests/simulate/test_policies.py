@@ -6,8 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.tools.simulate.costs import Part, decode, parts_of, prefill
 from hetrun.tools.simulate.evaluator import Clock, fits, predict

@@ -6,8 +6,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.text.chat.answer_parser import AnswerReader
 from hetrun.text.chat.channels import MOST_HEADER, ChannelReader, header_of

@@ -8,8 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backends.llamacpp.vocabulary import LlamaVocabulary, open_vocabulary
 from hetrun.backends.llamacpp.vocabulary.text_limits import _APART

@@ -16,8 +16,7 @@ import pytest
 
 from hetrun.errors import EngineStopped, HetrunError
 from hetrun.system.sandbox.child import ENVIRONMENT
-from hetrun.text.chat import ChatTemplate
-from hetrun.text.chat import sandbox_process as processes
+from hetrun.text.chat import ChatTemplate, sandbox_process as processes
 from hetrun.text.chat.jinja_sandbox import OutOfTime, compiled, line_of, rendered
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.template import CHATML, MOST_SOURCE

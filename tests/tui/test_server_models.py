@@ -24,8 +24,7 @@ from hetrun.server import listen
 from hetrun.server.app import create_app
 from hetrun.tui.app import ChatApp
 from hetrun.tui.widgets.machine import MachinePane
-from tests.server.test_remote_apis import ANTHROPIC, OLLAMA
-from tests.server.test_remote_apis import serving as scripted
+from tests.server.test_remote_apis import ANTHROPIC, OLLAMA, serving as scripted
 from tests.support.fakes import INFO, FakeEngine
 from tests.tui.driver import Driver
 

@@ -14,8 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.errors import UserError
 from hetrun.tui.store.export import FORMAT, read, to_json

@@ -10,8 +10,7 @@ from itertools import product
 from statistics import mean
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import SamplingParams

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.backends.llamacpp.attention_layout import MOST_ROWS, TILE, TILE_COST, Layout, layout, tiles
 

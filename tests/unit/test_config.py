@@ -8,8 +8,7 @@ from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.config import OPTIONS, Settings, config_file, default_model, dirs
 from hetrun.errors import OptionError, UserError

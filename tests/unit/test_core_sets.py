@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.system.core_sets import MOST_COUNTS, MOST_SETS, CoreSet, core_sets, counts, in_ranges, to_text
 from hetrun.system.cpu_topology import Core, TopoTree, read_topology

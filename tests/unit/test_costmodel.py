@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.config import dirs
 from hetrun.planner.costmodel import Cell, Forecast, Work, path_of_machine

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.system.cpu_topology import LEVELS, TopoTree, read_topology, this_machine
 from tests.support.sysfs import (

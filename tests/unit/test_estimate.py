@@ -9,8 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.prefetch.streamed_weights import FEW, Compute
 from hetrun.system.estimate import Estimate, Tracked

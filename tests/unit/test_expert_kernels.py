@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from hetrun.backends.llamacpp.kernels.matmul import CLAMPED, COUNTERS, PLAIN, ROWS, ExpertProducts, Routing

@@ -6,8 +6,7 @@ import mmap
 from typing import ClassVar
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from hetrun.errors import BudgetError

@@ -12,8 +12,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backends.llamacpp.kernels import matmul as module
 from hetrun.backends.llamacpp.kernels.matmul import (

@@ -17,8 +17,7 @@ from types import FrameType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.errors import BudgetError, UserError
 from hetrun.memory.kv import prefix_file

@@ -12,8 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backend import Floats, Pass, SequencePart
 from hetrun.backends.llamacpp.kernels import delta_net as module

@@ -7,8 +7,7 @@ from fractions import Fraction
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backend.weight_streaming import Cut, Piece
 from hetrun.graph import Extent, Weight

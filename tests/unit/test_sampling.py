@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from hetrun.client.sampling_params import SAMPLERS, SamplingParams
 from hetrun.errors import BackendError, OptionError
-from hetrun.sampling import native
-from hetrun.sampling import top_k as pruning
+from hetrun.sampling import native, top_k as pruning
 from hetrun.sampling.batch import choose
 from hetrun.sampling.candidates import Candidates, Past
 from hetrun.sampling.chain import Setting, build

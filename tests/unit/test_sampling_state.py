@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from hetrun.client.sampling_params import SAMPLERS, SamplingParams
 from hetrun.errors import BackendError, OptionError

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.engine.scheduler import Shares, last_in_line, share_out, split
 

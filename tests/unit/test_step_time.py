@@ -8,8 +8,7 @@ from itertools import pairwise
 from statistics import median
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.engine.size_curve import SizeCurve
 from hetrun.engine.step_time import (

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backends.llamacpp.kernels import matmul as module
 from hetrun.backends.llamacpp.kernels.matmul import PLAIN, ROWS, SWIGLU, Lookup, Partial, Product

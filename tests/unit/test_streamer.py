@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrun.backend.weight_streaming import Cut, Piece
 from hetrun.errors import BackendError, ModelFileError

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.config import TOOL_PARSERS
 from hetrun.text.tool_parsers.formats import FORMATS, family, takes_tools

@@ -11,8 +11,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrun.backends.llamacpp.kernels import matmul as module
 from hetrun.backends.llamacpp.kernels.matmul import ROWS

@@ -16,8 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from hetrun.backend import Floats
-from hetrun.backend.picture_encoder import PictureEncoder, PictureSetup, Piece, Rows
-from hetrun.backend.picture_encoder import Pictures as Encoding
+from hetrun.backend.picture_encoder import PictureEncoder, Pictures as Encoding, PictureSetup, Piece, Rows
 from hetrun.engine.pictures.marks import Seen, Span, part_name
 from hetrun.engine.size_curve import SizeCurve
 from hetrun.errors import BudgetError, OptionError

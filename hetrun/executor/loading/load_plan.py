@@ -74,8 +74,7 @@ from hetrun.prefetch.extents import can_stream, lay_out
 from hetrun.prefetch.lookahead import Load, Window, predict, window
 from hetrun.prefetch.mapped_weights import MappedPart
 from hetrun.prefetch.pass_times import Passes, PassTimes, basis_of
-from hetrun.prefetch.residency_policy import LAYER, Kept, Policy
-from hetrun.prefetch.residency_policy import choose as choose_pieces
+from hetrun.prefetch.residency_policy import LAYER, Kept, Policy, choose as choose_pieces
 from hetrun.prefetch.streamed_weights import Streamed, policy_of
 from hetrun.system.units import size_in_words
 

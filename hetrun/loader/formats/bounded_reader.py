@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from struct import Struct
-from struct import error as StructError
+from struct import Struct, error as StructError
 from typing import Any, NoReturn
 
 import numpy as np

@@ -25,8 +25,7 @@ from hetrun.graph.quant import QuantType
 from hetrun.memory.kv.arrivals import Arrivals
 from hetrun.memory.kv.paged_allocator import BLOCK, Group, KvView, Paged, RowIndex, region_rows
 from hetrun.memory.kv.states import LEAST_DISTANCE, Mark, States, StateView, state_bytes
-from hetrun.memory.kv.storage import KvTable as KvTable
-from hetrun.memory.kv.storage import Tables
+from hetrun.memory.kv.storage import KvTable as KvTable, Tables
 from hetrun.memory.kv.virtual_memory import most_mappings, reserve, whole_pages
 from hetrun.memory.kv.window_allocator import Runs
 

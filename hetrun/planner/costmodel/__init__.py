@@ -16,8 +16,7 @@ from hetrun.planner.costmodel import store
 from hetrun.planner.costmodel.fit import Fit
 from hetrun.planner.costmodel.key import Work as Work
 from hetrun.planner.costmodel.store import path_of_machine as path_of_machine
-from hetrun.planner.costmodel.timing_bin import Cell as Cell
-from hetrun.planner.costmodel.timing_bin import Size, size_of
+from hetrun.planner.costmodel.timing_bin import Cell as Cell, Size, size_of
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from reprlib import repr as short
 from hetrun.client import sampler_plugins
 from hetrun.client.events import ModelInfo
 from hetrun.errors import OptionError
-from hetrun.server import request as orders
-from hetrun.server import sampling
+from hetrun.server import request as orders, sampling
 from hetrun.server.anthropic.input import conversation
 from hetrun.server.chat import NONE_LOADED, chat_request
 from hetrun.server.errors import ApiError, renamed, wrong_type

@@ -16,8 +16,13 @@ from hetrun.server.json_stream import Long, json_text
 from hetrun.server.llamacpp.request import Native
 from hetrun.server.logprobs import finite
 from hetrun.server.request import Order
-from hetrun.server.response_driver import Choice, ChoicesWriter, Json, prompt_progress
-from hetrun.server.response_driver import respond as respond_with
+from hetrun.server.response_driver import (
+    Choice,
+    ChoicesWriter,
+    Json,
+    prompt_progress,
+    respond as respond_with,
+)
 from hetrun.server.service import Service
 from hetrun.server.sse import EventStream
 from hetrun.server.usage import rates, timings_of

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from hetrun.server.anthropic_format.errors import OVERLOADED, is_here
 from hetrun.server.errors import OLLAMA
 from hetrun.server.llamacpp import slots
-from hetrun.server.openapi import anthropic, ollama
-from hetrun.server.openapi import responses as replies
+from hetrun.server.openapi import anthropic, ollama, responses as replies
 from hetrun.server.openapi.schemas import NUMBER, STRING, Json, array, either, enum, ref, struct
 from hetrun.server.routes import rerank, unsupported
 

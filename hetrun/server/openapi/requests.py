@@ -23,8 +23,7 @@ from hetrun.client.sampling_params import (
 from hetrun.server import fields
 from hetrun.server.chat import MOST_EFFORT, MOST_ID, THOUGHTS
 from hetrun.server.fields import MOST_LEGACY_TOP, MOST_TOP
-from hetrun.server.llamacpp import infill, slots
-from hetrun.server.llamacpp import request as native
+from hetrun.server.llamacpp import infill, request as native, slots
 from hetrun.server.openapi import tools
 from hetrun.server.openapi.schemas import (
     ANYTHING,

@@ -15,8 +15,7 @@ from hetrun.server.openapi.schemas import (
     string,
     struct,
 )
-from hetrun.text.answers.tools import CHOICES, MOST_TOOLS
-from hetrun.text.answers.tools import NAME as NAMES
+from hetrun.text.answers.tools import CHOICES, MOST_TOOLS, NAME as NAMES
 
 NAME: Json = {"type": "string", "pattern": f"^{NAMES.pattern}$"}
 _FUNCTION = struct(

@@ -10,8 +10,7 @@ from reprlib import repr as short
 from typing import TypeVar
 
 from hetrun.client.events import MOST_PICTURE_BYTES, MOST_PICTURES, PICTURE, PICTURE_MARK, Message, ModelInfo
-from hetrun.client.pictures import DATA_URL, from_data_url
-from hetrun.client.pictures import from_base64 as decoded
+from hetrun.client.pictures import DATA_URL, from_base64 as decoded, from_data_url
 from hetrun.errors import PictureError
 from hetrun.pictures.kinds import format_of
 from hetrun.server.errors import ApiError, wrong_type

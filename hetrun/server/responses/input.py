@@ -9,8 +9,7 @@ from hetrun.client.events import Message
 from hetrun.client.pictures import PART_TYPES
 from hetrun.server.chat import MOST_ID, NONE_LOADED, SENSES, required_text, senseless
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.pictures.parts import Loaded, Part, part_of, texts_of
-from hetrun.server.pictures.parts import content_of as joined
+from hetrun.server.pictures.parts import Loaded, Part, content_of as joined, part_of, texts_of
 from hetrun.text.chat.messages import ROLES as CHAT_ROLES
 
 FIELD = "input"

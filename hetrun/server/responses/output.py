@@ -6,8 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hetrun.client.events import Event, TokenLogprob, Usage
-from hetrun.client.events import Message as Said
+from hetrun.client.events import Event, Message as Said, TokenLogprob, Usage
 from hetrun.server import logprobs
 from hetrun.server.errors import ApiError
 from hetrun.server.json_stream import json_text

@@ -12,11 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun.client.events import Message as Said
-from hetrun.client.events import ModelInfo
+from hetrun.client.events import Message as Said, ModelInfo
 from hetrun.errors import OptionError
-from hetrun.server import request as orders
-from hetrun.server import sampling
+from hetrun.server import request as orders, sampling
 from hetrun.server.body import json_object
 from hetrun.server.chat import NONE_LOADED, TOOLS, chat_request
 from hetrun.server.client_id import asker, owner

@@ -22,8 +22,7 @@ from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import DeadlineExceeded, Overloaded
-from hetrun.server import fields
-from hetrun.server import request as orders
+from hetrun.server import fields, request as orders
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.disconnect import unless_gone

@@ -13,16 +13,14 @@ from starlette.routing import Route
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.queries import RankPrompts
 from hetrun.errors import ContextFull, OptionError
-from hetrun.server import fields
-from hetrun.server import request as orders
+from hetrun.server import fields, request as orders
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.disconnect import unless_gone
 from hetrun.server.errors import FINAL, ApiError, api_error, wrong_type
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.query import asked
-from hetrun.server.routes.embeddings import Order as Texts
-from hetrun.server.routes.embeddings import in_time, pooled
+from hetrun.server.routes.embeddings import Order as Texts, in_time, pooled
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
 from hetrun.system.units import counted

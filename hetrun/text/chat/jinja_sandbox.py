@@ -13,8 +13,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateSyntaxError, nodes
-from jinja2 import TemplateError as JinjaError
+from jinja2 import Template, TemplateError as JinjaError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser

@@ -19,9 +19,7 @@ from hetrun.api.local_model import model_path
 from hetrun.config import Settings
 from hetrun.planner.precision import precision_of
 from hetrun.system.terminal_text import visible
-from hetrun.tools.bench.cases import BenchOptions as BenchOptions
-from hetrun.tools.bench.cases import Case
-from hetrun.tools.bench.cases import numbers as numbers
+from hetrun.tools.bench.cases import BenchOptions as BenchOptions, Case, numbers as numbers
 from hetrun.tools.bench.cpu_load import others
 from hetrun.tools.bench.hetrun_side import Ours, open_llm, spec_of
 from hetrun.tools.bench.interleave import Duel, Tick, Undisturbed, measure
@@ -58,8 +56,10 @@ def main(settings: Settings, options: BenchOptions) -> None:
 
 def serve(settings: Settings, options: ServingOptions) -> None:
     """The same for a server in processes of its own, with its clients in this one."""
-    from hetrun.tools.bench.serving import benchmark  # on use: nothing else here speaks to servers
-    from hetrun.tools.bench.serving import report as serving_report
+    from hetrun.tools.bench.serving import (
+        benchmark,  # on use: nothing else here speaks to servers
+        report as serving_report,
+    )
 
     _warn_if_busy()
     with _progress() as tell:
@@ -75,8 +75,7 @@ def serve(settings: Settings, options: ServingOptions) -> None:
 def in_budgets(settings: Settings, options: SweepOptions) -> None:
     """The same for answers in several budgets, each in processes of its own."""
     from hetrun.tools.bench import svg  # on use: nothing else here sweeps
-    from hetrun.tools.bench.sweep import report as sweep_report
-    from hetrun.tools.bench.sweep import sweep
+    from hetrun.tools.bench.sweep import report as sweep_report, sweep
 
     _warn_if_busy()
     with _progress() as tell:

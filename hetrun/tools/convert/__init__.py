@@ -32,8 +32,7 @@ from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.system import entry_points
 from hetrun.text.tokenizer import open_vocabulary
-from hetrun.tools.convert import quant_mixtures as recipes
-from hetrun.tools.convert import tokenizer
+from hetrun.tools.convert import quant_mixtures as recipes, tokenizer
 from hetrun.tools.convert.gguf_writer import (
     ALIGNMENT_KEY,
     MetaValue,
