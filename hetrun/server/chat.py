@@ -49,7 +49,9 @@ def chat_order(
     orders.check(body, info, service, KNOWN, built=TOOLS)
     wanted = wanted_of_chat(body)
     prompt, how = chat_request(body, info, service, wanted, messages(body, loaded))
-    return orders.bounded(orders.order(body, info, client, [prompt], wanted, "messages", reading=how))
+    return orders.bounded(
+        orders.order(body, info, client, [prompt], wanted=wanted, field="messages", reading=how)
+    )
 
 
 def chat_request(

@@ -32,13 +32,17 @@ class Order:
     prompts: tuple[GenerateRequest, ...]
     prompt_field: str
     wanted: Wanted
-    stream: bool = False
     include_usage: bool = False
     n: int = 1
     tried: int = 1
     form: str | None = None  # the field with the answer's format
     reading: Reading = PLAIN  # further contents of answers besides text
     names: Names = ()  # of fields, in errors of an API that has other ones than the chat
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is sent piece by piece."""
+        return not self.prompts[0].whole
 
     @property
     def choices(self) -> int:
@@ -89,9 +93,9 @@ def order(
     info: ModelInfo,
     client: str,
     prompts: Sequence[GenerateRequest],
+    *,
     wanted: Wanted,
     field: str,
-    *,
     reading: Reading = PLAIN,
     names: Names = (),
 ) -> Order:
@@ -103,7 +107,6 @@ def order(
         tuple(asked),
         field,
         wanted,
-        stream=stream,
         include_usage=fields.include_usage(body, stream),
         n=n,
         tried=n,

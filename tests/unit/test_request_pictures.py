@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import json
 import pickle
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from hetrun.client import events
 from hetrun.client.event_json import request_as_json, request_of
 from hetrun.client.events import MOST_PICTURES, PICTURE_MARK, GenerateRequest, picture_parts
-from hetrun.client.pictures import anthropic_content, data_url, openai_messages, type_of
+from hetrun.client.pictures import anthropic_content, data_url, from_data_url, openai_messages, type_of
 from hetrun.client.sampling_params import SamplingParams
 
 PARAMS = SamplingParams()
@@ -84,3 +85,12 @@ def test_the_shapes_of_other_apis() -> None:
     assert [type_of(file) for file in (b"GIF89a", b"RIFF1234WEBP", b"BM", b"x")] == [
         *("image/gif", "image/webp", "image/bmp", "application/octet-stream")
     ]
+
+
+def test_data_urls_are_read_as_they_are_written() -> None:
+    assert [from_data_url(data_url(file)) for file in FILES] == list(FILES)
+    assert from_data_url("DATA:image/png;charset=x; BASE64,YW\nI") == b"ab"
+    assert from_data_url("data:,a%20b") == b"a b"
+    assert from_data_url("https://example.com/a,b") is None
+    with pytest.raises(binascii.Error):
+        from_data_url("data:;base64,?")

@@ -102,8 +102,11 @@ def message_order(
     said = conversation(body, loaded, keep_billing_header=service.keep_billing_header)
     with renamed(NAMES):
         chat = _as_chat(body, max(limit, 1))
-        prompt, how = chat_request(chat, info, service, Wanted(None), said)
-        order = orders.order(chat, info, client, [prompt], Wanted(None), "messages", reading=how, names=NAMES)
+        wanted = Wanted(None)
+        prompt, how = chat_request(chat, info, service, wanted, said)
+        order = orders.order(
+            chat, info, client, [prompt], wanted=wanted, field="messages", reading=how, names=NAMES
+        )
     (prompt,) = order.prompts
     prompt = replace(prompt, prompt_only=limit == 0, progress=order.stream)
     return replace(order, prompts=(prompt,))

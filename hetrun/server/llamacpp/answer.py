@@ -54,8 +54,8 @@ def whole(native: Native, order: Order, found: Sequence[Choice]) -> object:
 def _whole(native: Native, index: int, choice: Choice) -> Json:
     tokens = choice.tokens if native.return_tokens else []
     answer = final(native, index, choice, choice.end, text=choice.text, tokens=tokens)
-    if native.n_probs:
-        answer["completion_probabilities"] = Long(probabilities(choice.scores, sampled=native.sampled))
+    if native.order.wanted.answer:
+        answer["completion_probabilities"] = Long(probabilities(choice.scores, native.order))
     return selected(answer, native.fields)
 
 
@@ -122,9 +122,10 @@ def selected(answer: Json, fields: Iterable[str]) -> Json:
     return found
 
 
-def probabilities(scores: Iterable[TokenLogprob], *, sampled: bool) -> Iterable[Json]:
-    """Tokens with their probabilities and the best alternatives; `sampled`: those with which they were drawn,
-    as probabilities, otherwise the model's own, as logarithms."""
+def probabilities(scores: Iterable[TokenLogprob], order: Order) -> Iterable[Json]:
+    """Tokens with their probabilities and the best alternatives: those with which they were drawn, as
+    probabilities, if the order asks for them, otherwise the model's own, as logarithms."""
+    sampled = order.prompts[0].sampled_logprobs
     tops = "top_probs" if sampled else "top_logprobs"
     for score in scores:
         pieces = score.top_pieces or (b"",) * len(score.top)
@@ -214,6 +215,6 @@ def _chunk(native: Native, index: int, stream: _Stream, event: Event) -> Json:
         chunk["prompt_progress"] = prompt_progress(event.progress)
     elif native.timings_per_token:
         chunk["timings"] = stream.timings()
-    if event.logprob is not None and native.n_probs:
-        chunk["completion_probabilities"] = list(probabilities([event.logprob], sampled=native.sampled))
+    if event.logprob is not None and native.order.wanted.answer:
+        chunk["completion_probabilities"] = list(probabilities([event.logprob], native.order))
     return chunk

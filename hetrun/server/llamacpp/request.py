@@ -56,8 +56,6 @@ class Native:
     """A parsed request: what is asked of the engine, and what the answer shows."""
 
     order: Order
-    n_probs: int
-    sampled: bool  # probabilities with which tokens were drawn, not the model's own
     return_tokens: bool
     timings_per_token: bool
     progress: bool
@@ -99,14 +97,12 @@ def native_order(
         )
         for prompt in prompts
     ]
-    order = orders.bounded(orders.order(body, info, client, requests, wanted, field))
+    order = orders.bounded(orders.order(body, info, client, requests, wanted=wanted, field=field))
     per_token, progress = flag(body, "timings_per_token"), flag(body, "return_progress")
     if order.stream and per_token:  # the counts that these times need
         order = replace(order, prompts=tuple(replace(p, progress=True) for p in order.prompts))
     return Native(
         order,
-        n_probs,
-        sampled,
         flag(body, "return_tokens"),
         per_token,
         progress,

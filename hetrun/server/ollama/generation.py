@@ -95,8 +95,10 @@ async def _order(body: Body, endpoint: Endpoint, service: Service, name: str, cl
         orders.check(body, info, service, endpoint.known, built=TOOLS)
         prompt, how = endpoint.read(body, info, service, name)
         fields = {"stream": streams(body)} | {name: body.get(name) for name in ("priority", "deadline_s")}
-        order = orders.order(fields, info, client, [prompt], _wanted(body), endpoint.field)
-        order = replace(order, reading=how, form="format" if prompt.structure else None)
+        order = orders.order(
+            fields, info, client, [prompt], wanted=_wanted(body), field=endpoint.field, reading=how
+        )
+        order = replace(order, form="format" if prompt.structure else None)
     if endpoint is GENERATE and (suffix := text_of(body, "suffix")):
         order = await filled(order, suffix, service)
     return orders.bounded(order)

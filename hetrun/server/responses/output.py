@@ -160,7 +160,7 @@ def usage(counted: Usage, thought: int) -> Json:
 class ResponseWriter:
     """A response, whole or in pieces."""
 
-    def __init__(self, head: Head, order: Order, keep: Keep) -> None:
+    def __init__(self, order: Order, *, head: Head, keep: Keep) -> None:
         self._head = head
         self._keep = keep
         self._telling = Telling(order.stream)

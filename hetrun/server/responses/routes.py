@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from time import time
 
@@ -28,7 +27,7 @@ from hetrun.server.request import Order
 from hetrun.server.response_driver import Json, respond
 from hetrun.server.responses import input
 from hetrun.server.responses.items import new_id
-from hetrun.server.responses.output import Head, ResponseWriter
+from hetrun.server.responses.output import Head, Keep, ResponseWriter
 from hetrun.server.responses.store import Archive, Kept, turn
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
@@ -76,26 +75,29 @@ MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512
 def routes(service: Service) -> list[Route]:
     archive = Archive()
 
-    async def read(request: Request) -> tuple[Service, str, Asked]:
+    async def read(request: Request) -> tuple[Service, Order, Head, Keep]:
         body, mine = await json_object(request), owner(request)
         before = previous(body, archive, mine)
         here = await meant(body, service)
         loaded, info = await service.pictures.loaded(body), await here.info()
-        return here, mine, response_order(body, info, here, before, asker(request, body), loaded)
+        order, head, said = response_order(body, info, here, before, asker(request, body), loaded)
+
+        def keep(text: bytes, answer: Said) -> None:
+            if head.fields["store"]:
+                turns = (*(before.turns if before else ()), turn([*said, answer]))
+                archive.keep(str(head.fields["id"]), Kept(mine, text, turns))
+
+        return here, order, head, keep
 
     async def create(request: Request) -> Response:
-        here, mine, asked = await read(request)
-        keep = partial(_keep, archive, mine, asked)
-
-        def writer(order: Order) -> ResponseWriter:
-            return ResponseWriter(asked.head, order, keep)
-
-        return await respond(request, here, asked.order, whole=writer, stream=writer)
+        here, order, head, keep = await read(request)
+        writer = partial(ResponseWriter, head=head, keep=keep)
+        return await respond(request, here, order, whole=writer, stream=writer)
 
     async def tokens(request: Request) -> Response:
-        here, _, asked = await read(request)
+        here, order, _, _ = await read(request)
         with renamed(NAMES):
-            return await counted(here, asked.order.prompts[0])
+            return await counted(here, order.prompts[0])
 
     async def one(request: Request) -> Response:
         name = request.path_params["name"]
@@ -129,17 +131,6 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A parsed request for a response."""
-
-    order: Order
-    head: Head
-    before: tuple[bytes, ...]  # the turns that it continues
-    said: list[Said]  # its new messages
-    store: bool
-
-
 def previous(body: Body, archive: Archive, mine: str) -> Kept | None:
     """The response that a request continues."""
     name = _text(body, "previous_response_id")
@@ -159,12 +150,6 @@ def _unknown(name: str, param: str, code: str, status: int) -> ApiError:
     return ApiError(message, param, code, status=status)
 
 
-def _keep(archive: Archive, mine: str, asked: Asked, body: bytes, said: Said) -> None:
-    if asked.store:
-        turns = (*asked.before, turn([*asked.said, said]))
-        archive.keep(str(asked.head.fields["id"]), Kept(mine, body, turns))
-
-
 def response_order(
     body: Body,
     info: ModelInfo,
@@ -172,8 +157,9 @@ def response_order(
     before: Kept | None = None,
     client: str = "",
     loaded: Loaded = NONE_LOADED,
-) -> Asked:
-    """Read a request of this client; ApiError names the field that is wrong."""
+) -> tuple[Order, Head, list[Said]]:
+    """Read a request of this client: the order, the answer's fields, and the new messages; ApiError names the
+    field that is wrong."""
     _refuse(body)
     wanted, instructions = _wanted(body), _text(body, "instructions")
     if body.get("input") is None and before is None:
@@ -186,11 +172,12 @@ def response_order(
         messages = input.with_instructions(instructions, [*history, *said])
         # An answer is a new message here, also where the conversation ends with one.
         prompt, how = chat_request(chat, info, service, wanted, messages, resumes=False)
-        order = orders.order(chat, info, client, [prompt], wanted, input.FIELD, reading=how, names=NAMES)
+        order = orders.order(
+            chat, info, client, [prompt], wanted=wanted, field=input.FIELD, reading=how, names=NAMES
+        )
         order = orders.bounded(order)
     store = body.get("store") is None or flag(body, "store")
-    turns = () if before is None else before.turns
-    return Asked(order, _head(body, chat, order, store), turns, said, store)
+    return order, _head(body, chat, order, store), said
 
 
 def _refuse(body: Body) -> None:

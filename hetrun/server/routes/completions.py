@@ -82,7 +82,9 @@ def completion_order(
             for prompt in texts(body, info, PROMPT)
         ]
     return _tried(
-        body, orders.order(body, info, client, requests, wanted, PROMPT.name), strict=service.strict
+        body,
+        orders.order(body, info, client, requests, wanted=wanted, field=PROMPT.name),
+        strict=service.strict,
     )
 
 
