@@ -7,7 +7,6 @@ pieces, and those that do not fit come from disk for every pass (`hetrun.prefetc
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from hetrun.backend import Backend, Segment, WeightUse
 from hetrun.backend.weight_streaming import Cut, Mixture
-from hetrun.errors import BudgetError, printable
+from hetrun.errors import BudgetError
 from hetrun.executor.loading.backend_selection import create_backends
 from hetrun.executor.loading.context_length import (
     Context,
@@ -42,50 +41,42 @@ from hetrun.executor.loading.memory_estimates import (
     mixture_bytes,
     work_bytes,
 )
+from hetrun.executor.loading.pieced_plan import BYTES_S, PiecedPlan, Wanted, billed
+from hetrun.executor.loading.plan_notes import about_states, about_vision, about_whole
 from hetrun.executor.loading.prompt_device import (
     PromptDevice,
-    fits_beside,
-    lookup,
-    placements_of,
-    plans_for,
-    ways,
 )
+from hetrun.executor.loading.prompt_devices import WORK_SHARE, PromptDevices
 from hetrun.executor.mtp import PlannedBlock, plan_block
-from hetrun.graph import Extent, Graph, Op, in_scope, kept_by, states_of
+from hetrun.graph import Extent, Graph, Op, kept_by, states_of
 from hetrun.graph.quant import QuantType
 from hetrun.loader.architectures import build_graph
-from hetrun.loader.hf_mapping import SEES
 from hetrun.loader.source import ModelSource
-from hetrun.loader.vision import NoVision, Vision
 from hetrun.memory import breakdown
-from hetrun.memory.kv.cache import checkpoint_distance, promised_for, sequence_bytes, token_bytes
+from hetrun.memory.kv.cache import promised_for, sequence_bytes
 from hetrun.memory.kv.paged_allocator import BLOCK
-from hetrun.memory.kv.states import MOST_CHECKPOINTS, state_bytes
 from hetrun.memory.ledger import Granted, granted
 from hetrun.planner.options import Options, Wishes, this_machine
-from hetrun.planner.plan import Placement, Plan, PlanSet
-from hetrun.planner.rates import SHORT, Rates, Residence
+from hetrun.planner.plan import Placement, PlanSet
+from hetrun.planner.rates import SHORT, Residence
 from hetrun.planner.static import LARGEST_UBATCH, StaticPlanner
 from hetrun.prefetch import expert_cache, ring_buffer
 from hetrun.prefetch.cached_experts import ExpertPart, buffers_in, readers_of
 from hetrun.prefetch.disk_probe import UNKNOWN_RATE, USUAL, Disk, disk_of
 from hetrun.prefetch.expert_records import records_of
 from hetrun.prefetch.extents import can_stream, lay_out
-from hetrun.prefetch.lookahead import Load, Window, predict, window
+from hetrun.prefetch.lookahead import Load, Window, window
 from hetrun.prefetch.mapped_weights import MappedPart
-from hetrun.prefetch.pass_times import Passes, PassTimes, basis_of
-from hetrun.prefetch.residency_policy import LAYER, Kept, Policy, choose as choose_pieces
+from hetrun.prefetch.pass_times import Passes, PassTimes
+from hetrun.prefetch.residency_policy import LAYER, choose as choose_pieces
 from hetrun.prefetch.streamed_weights import Streamed, policy_of
 from hetrun.system.units import size_in_words
 
 PROMPTS = (2048, 1024, 512, 256)  # tokens of a pass while experts come from disk
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
 AS_MANY = "each pass reads the {}, so it takes as many tokens as fit and are worthwhile"
-WORK_SHARE = 1 / 16  # of a budget that does not hold all weights, for what passes work in
 OF_BYTES = 5e-3  # the error of a product whose activations are rounded to 8 bits, in parts of its size
-ROWS_LEAVE = 0.7  # of the layers on a device must stay there where it is to run prompts of all layers as well
 WORTH = 1.1  # times as fast passes must be with less on a device
-BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
 
 
 def plan_graph(
@@ -116,9 +107,6 @@ def _rounds_to_bytes(plans: PlanSet, backends: Mapping[str, Backend]) -> bool:
         return False
     segments = (s for p in {id(p.stages): p for p in plans.plans.values()}.values() for s in p.segments)
     return any(backends[s.backend].rounding(op) >= OF_BYTES for s in segments for op in s.ops)
-
-
-Wanted = dict[str, list[WeightUse]]  # by backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,24 +146,6 @@ def prepare(source: ModelSource, options: Options, to_come: int = LIBRARIES) -> 
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """A model on one backend, its weights in pieces."""
-
-    backend: str
-    plans: PlanSet
-    wanted: Wanted
-    cut: Cut
-    whole: int  # bytes of weights that have to be there as a whole
-    work: int  # that passes work in
-    disk: Disk
-    window: Window
-    fixed: int  # bytes that are held whatever stays of the weights
-    besides: Mapping[str, int]  # of these what is no weight, as a bill has it
-    passes: Passes  # as earlier runs saw them
-    prompts: PromptDevice | None = None  # a device that reads all weights from disk itself for them
-
-
 class Deciding:
     """One model on its way through the decisions."""
 
@@ -196,7 +166,10 @@ class Deciding:
         self._source, self._options = source, options
         self._graph, self._backends, self._quant = graph, backends, quant
         own = granted_to(backends, options.vram)
+        # No method of this object, which what it is handed to would keep.
+        self._rows_of = partial(_row_bytes, source, options, quant)
         self._own = with_streaming(graph, backends, own, self._rows_of)
+        self._prompts = PromptDevices(options, backends, self._own, self._rows_of, self._granted.nbytes)
         self._allowed = list(backends)
         self._homes: tuple[Placement, ...] = ()  # on devices, because RAM has no room for all
         self._spared = 0  # bytes of the process that writes templates that come out of the reserve
@@ -223,7 +196,7 @@ class Deciding:
             self._homes = self._places.homes()
             plans, wanted = self._planned(self._backends)
             if self._options.streaming != "off" and not self._fits(plans, wanted):
-                self._homes = self._fastest(self._beside_prompts(self._homes))
+                self._homes = self._fastest(self._prompts.leave_room(self._graph, self._homes))
                 if found := self._not_in_memory():
                     return found
         return self._in_memory(plans, wanted)
@@ -271,11 +244,6 @@ class Deciding:
             parts = {**parts, breakdown.HELPERS: parts.get(breakdown.HELPERS, 0) - self._spared}
             parts = {name: size for name, size in parts.items() if size > 0}
         return {**parts, breakdown.MTP: self._block.nbytes} if self._block else parts
-
-    def _rows_of(self, ops: Sequence[Op]) -> int:
-        """Keys and values of a sequence of some length, as far as some ops keep them."""
-        most, context = self._options.wishes.ubatch or LARGEST_UBATCH, usual(self._source, self._options)
-        return sequence_bytes(kept_by(ops), self._quant, most, context, states_of(ops))
 
     def _not_in_memory(self) -> Prepared | None:
         """In pieces where that is possible; else mapped. None where nothing of both is."""
@@ -432,7 +400,7 @@ class Deciding:
         """Passes of as many tokens as a device takes, where plans may come to run prompts there alone:
         weights that do not stay there cross for each pass, however many tokens it has. The host's passes stay
         as long as they are."""
-        if not self._decides_passes or self._homes:
+        if not self._prompts.decides_passes or self._homes:
             return plans
         devices = {n: b.most_at_once(self._graph.ops) for n, b in self._backends.items() if b.asynchronous}
         most = max(devices.values(), default=0)
@@ -445,7 +413,7 @@ class Deciding:
             most //= 2
         return plans
 
-    def _from_disk(self, found: Pieces) -> Prepared | None:
+    def _from_disk(self, found: PiecedPlan) -> Prepared | None:
         """Weights in pieces."""
         kv_bytes = self._kv_bytes(found.plans)
         context = choose_context(self._source, self._options, found.fixed, kv_bytes, whole=False)
@@ -473,7 +441,7 @@ class Deciding:
             found.append((seconds if not found else seconds * WORTH, some))
         return min(found, key=lambda each: each[0])[1]
 
-    def _token_seconds(self, found: Pieces, off: float) -> tuple[float, PassTimes | None]:
+    def _token_seconds(self, found: PiecedPlan, off: float) -> tuple[float, PassTimes | None]:
         """A token of an answer in a short text, as runs saw it; else what disk and host would take, `off` by
         as much as other passes here."""
         context = self._options.ctx or usual(self._source, self._options)
@@ -485,7 +453,7 @@ class Deciding:
             return seen.seconds(1, kept.streamed_bytes, found.disk.rate), seen
         return off * max(total / BYTES_S, kept.streamed_bytes / found.disk.rate), None
 
-    def _cut(self, name: str) -> Pieces | None:
+    def _cut(self, name: str) -> PiecedPlan | None:
         """What has no home on a device on one backend, as one segment, in pieces."""
         backend = self._backends[name]
         partly = backend.partial()
@@ -502,66 +470,12 @@ class Deciding:
         others = sum(parts.values()) + whole
         plans = self._at_once(plans, others)
         work = work_bytes(self._graph, plans.ubatch)
-        if prompts := self._prompt_device(name, plans):
+        if prompts := self._prompts.choose(self._graph, name, plans, self._homes):
             work = max(work, crossing_bytes(self._graph, prompts.ubatch)) + prompts.host_bytes
             plans, wanted = prompts.over(plans), {**wanted, prompts.backend: [*prompts.wanted]}
         ahead = self._window(cut, disk, self._room(plans, others + work), plans.plan(1).threads)
         fixed, passes = others + work + ahead.nbytes, self._passes(name, plans)
-        return Pieces(name, plans, wanted, cut, whole, work, disk, ahead, fixed, parts, passes, prompts)
-
-    def _prompt_device(self, host: str, plans: PlanSet) -> PromptDevice | None:
-        """A device that runs prompts with weights from disk; None where none can, or has no room for the keys
-        and values of all layers, or the host none for what crosses."""
-        if not self._decides_passes:
-            return None
-        for name, device in ways(self._backends, self._own):
-            way = self._backends[name]
-            placements = placements_of(self._graph, way, host, self._homes, self._backends)
-            if placements is None or not self._has_room_for_rows(device, self._homes):
-                continue
-            ubatch, room = way.most_at_once(self._graph.ops), WORK_SHARE * self._granted.nbytes
-            while ubatch > plans.ubatch and crossing_bytes(self._graph, ubatch) > room:
-                ubatch //= 2
-            made = plans_for(self._graph, plans, placements, self._backends)
-            if made and ubatch > plans.ubatch and way.bytes_from_files <= room:
-                return self._made(way, device, ubatch, made)
-        return None
-
-    def _made(self, way: Backend, device: str, ubatch: int, plans: Mapping[str, Plan]) -> PromptDevice:
-        segments = next(iter(plans.values())).segments
-        wanted = tuple(use for s in segments if s.backend == way.name for use in way.wants(s.ops))
-        found = lookup(self._graph)
-        assert found
-        nbytes = sum(use.weight.nbytes for use in wanted if way.streams(use))
-        return PromptDevice(way.name, device, ubatch, plans, wanted, found[1], nbytes, way.bytes_from_files)
-
-    @property
-    def _decides_passes(self) -> bool:
-        """Whether nothing that was asked for says how prompts run."""
-        options, wishes = self._options, self._options.wishes
-        fixed = wishes.ubatch or wishes.plan or wishes.deterministic or options.rule
-        return options.measures and not fixed
-
-    def _has_room_for_rows(self, device: str, homes: Sequence[Placement]) -> bool:
-        """Whether a device has room for keys and values of all layers beside what has its home there."""
-        mine = [home.scope for home in homes if home.backend == device]
-        ops = [op for op in self._graph.ops if any(in_scope(op.scope, scope) for scope in mine)]
-        held = self._backends[device].wants(ops) if ops else ()
-        return fits_beside(device, self._backends, self._own, held, self._rows_of(self._graph.ops))
-
-    def _beside_prompts(self, homes: tuple[Placement, ...]) -> tuple[Placement, ...]:
-        """As many of them as leave room for keys and values of all layers on the device that can run prompts,
-        unless that is most of them: a prompt is read from disk once instead of once for some hundred tokens,
-        and each answer reads a little more."""
-        if not self._decides_passes:
-            return homes
-        for _, device in ways(self._backends, self._own):
-            fewer = homes
-            while fewer and not self._has_room_for_rows(device, fewer):
-                fewer = fewer[:-1]
-            if len(fewer) >= ROWS_LEAVE * len(homes) and self._has_room_for_rows(device, fewer):
-                return fewer
-        return homes
+        return PiecedPlan(name, plans, wanted, cut, whole, work, disk, ahead, fixed, parts, passes, prompts)
 
     def _passes(self, backend: str, plans: PlanSet) -> Passes:
         """Those of this model, by a name for all that take equally long."""
@@ -629,7 +543,7 @@ class Deciding:
         load = Load(streamed, max(1, pieces), max(slots), max(1, layers), compute_s)
         return window(load, disk.way.readers, threads, disk.rate, room)
 
-    def _in_pieces(self, found: Pieces, context: Context) -> Prepared:
+    def _in_pieces(self, found: PiecedPlan, context: Context) -> Prepared:
         one, limit = self._kv_bytes(found.plans)(context.tokens), self._granted.nbytes
         of_all = max(one, min(MAX_SEQUENCES * one, limit - found.fixed))
         paid = {
@@ -703,111 +617,7 @@ class Deciding:
         return self._graph != before
 
 
-def about_states(graph: Graph, quant: QuantType) -> tuple[str, ...]:
-    """What layers keep of a sequence that is not keys and values, and what it takes that it cannot be cut
-    anywhere."""
-    if not (size := state_bytes(states_of(graph.ops))):
-        return ()
-    every = checkpoint_distance(size, sum(token_bytes(shape, quant) for shape in kept_by(graph.ops).values()))
-    return (
-        f"a state of {size / 2**20:.1f} MiB for each sequence, of any length; a running sequence has two. If "
-        f"there is memory, copies are kept: one every {every:,} tokens (at most {MOST_CHECKPOINTS}), and one "
-        "wherever two texts begin to differ. A text that continues from a place without a copy computes up "
-        f"to {every:,} tokens again",
-    )
-
-
-def about_whole(backends: Mapping[str, Backend]) -> tuple[str, ...]:
-    """Which backends leave attention to others because of pictures."""
-    left_out = [name for name, b in backends.items() if b.whole and not b.sees_whole]
-    if not left_out:
-        return ()
-    return (
-        f"rows of this model's pictures see each other, which {' and '.join(left_out)} cannot compute: "
-        "attention runs on other backends; with --mmproj none it need not",
-    )
-
-
-def about_vision(source: ModelSource, vision: Vision | NoVision | None) -> tuple[str, ...]:
-    """What a model reads pictures with, or why it reads none though others of its kind do."""
-    if isinstance(vision, Vision):
-        took = size_in_words(vision.nbytes)
-        return (
-            f"reads pictures with {printable(os.path.basename(vision.path))}, which takes {took}, and work "
-            "memory that depends on a picture's size, from the first picture on",
-        )
-    if vision is None or vision.usual:
-        seen = "its vision tower is left out: the model reads texts here, and no pictures"
-        return (seen,) if source.get_bool(SEES, False) else ()
-    return (f"reads no pictures: {vision.reason}",)
-
-
-def billed(found: Pieces, paid: Mapping[str, int], short: int, policy: Policy, granted: Granted) -> PlanSet:
-    """The plan of a model in pieces within a budget: what it takes beside what is `paid` anyway, and why.
-    Weights have the room that a `short` text leaves, until a longer one comes."""
-    room = granted.nbytes - found.fixed
-    short = min(short, room)  # one text must fit whatever becomes of the weights
-    kept = choose_pieces(found.cut, max(0, room - max(short, paid[breakdown.KV_ONE])), policy)
-    first = choose_pieces(found.cut, room - short, policy)
-    memory = {**paid, breakdown.WEIGHTS: found.whole + kept.locked_bytes}
-    total = sum(piece.kept_bytes for piece in found.cut.pieces)
-    outlook = _outlook(found, kept, total)
-    notes: tuple[str, ...] = (
-        f"in a full context each pass reads {kept.streamed_bytes / 2**20:,.0f} MiB of weights from disk, "
-        f"because {granted.words} is less than all of them need; {kept.why}",
-        f"a token in a full context: {outlook}",
-        f"read ahead: {found.window.why}",
-        f"disk: {found.disk.why}",
-        *_about_prompts(found.prompts),
-    )
-    if not kept.streamed:
-        notes = (f"all weights stay in memory now: {granted.words} is enough",)
-    return replace(
-        found.plans,
-        memory=breakdown.complete(memory, granted.nbytes),
-        notes=notes,
-        weights=Residence(
-            total,
-            first.locked_bytes,
-            kept.locked_bytes,
-            first.streamed_bytes,
-            kept.streamed_bytes,
-        ),
-        rates=_rates(found, first, kept, total),
-    )
-
-
-def _about_prompts(device: PromptDevice | None) -> tuple[str, ...]:
-    if device is None:
-        return ()
-    return (
-        f"long prompts: {device.device} can compute up to {device.ubatch:,} tokens at once, and reads "
-        f"{size_in_words(device.nbytes)} of weights from disk for them; it does where that is faster",
-    )
-
-
-def _outlook(found: Pieces, kept: Kept, total: int) -> str:
-    """A token in a full context, as runs saw their passes; before the first, at most."""
-    seen = found.passes.at(kept.locked_bytes / total)
-    if seen is None:
-        return str(predict(total / BYTES_S, kept.streamed_bytes, found.disk.rate))
-    outlook = predict(seen.least_s, kept.streamed_bytes, seen.rate or found.disk.rate)
-    return f"bound by {outlook.bound}: {outlook.times}"
-
-
-def _rates(found: Pieces, first: Kept, full: Kept, total: int) -> Rates:
-    """Passes as the last runs saw them; before the first, none is faster than its disk."""
-
-    def rate(kept: Kept, times: PassTimes | None, tokens: int) -> float | None:
-        if times:
-            seconds = times.seconds(tokens, kept.streamed_bytes, found.disk.rate)
-            return tokens / seconds if seconds else None
-        return 1 / max(total / BYTES_S, kept.streamed_bytes / found.disk.rate) if tokens == 1 else None
-
-    short, long = (found.passes.at(kept.locked_bytes / total) for kept in (first, full))
-    return Rates(
-        rate(first, short, found.plans.host_ubatch or found.plans.ubatch),
-        rate(first, short, 1),
-        rate(full, long, 1),
-        basis_of(short),
-    )
+def _row_bytes(source: ModelSource, options: Options, quant: QuantType, ops: Sequence[Op]) -> int:
+    """Keys and values of a sequence of some length, as far as some ops keep them."""
+    most, context = options.wishes.ubatch or LARGEST_UBATCH, usual(source, options)
+    return sequence_bytes(kept_by(ops), quant, most, context, states_of(ops))
