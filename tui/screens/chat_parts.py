@@ -9,10 +9,10 @@ from textual.screen import Screen
 
 from hetrun.client.interface import ChatClient
 from hetrun.tui.conversation import Talk
+from hetrun.tui.conversation_list import ConversationList
 from hetrun.tui.host import Doors
 from hetrun.tui.screens.answer_writer import AnswerWriter
 from hetrun.tui.screens.conversation_actions import ConversationActions
-from hetrun.tui.screens.conversation_list import ConversationList
 from hetrun.tui.screens.conversation_settings import ConversationSettings
 from hetrun.tui.screens.conversation_view import ConversationView
 from hetrun.tui.screens.draft import MessageDraft
@@ -38,17 +38,7 @@ class ChatParts:
     ) -> None:
         self._screen = screen
         self.notices = notices = ChatNotices(screen, reports)
-        self.engine = engine = EngineControl(
-            screen,
-            client,
-            doors,
-            notices,
-            on_loaded=lambda info: self.machine.begin_model(info),
-            on_known=lambda info: self.machine.update_model(info),
-            on_failure=lambda text: self.view.complain(text),
-            note=lambda reason: self.figures.facts.note(reason),
-            free=lambda: self.conversations.free(),
-        )
+        self.engine = engine = self._engine(client, doors)
         self.cards = cards = PictureCards(screen, talk.store)
         self.draft = draft = MessageDraft(screen, talk, engine, notices, cards=cards)
         self.figures = figures = AnswerFigures(screen, engine)
@@ -94,6 +84,19 @@ class ChatParts:
             view=view,
             listing=listing,
             answers=answers,
+        )
+
+    def _engine(self, client: ChatClient, doors: Doors) -> EngineControl:
+        return EngineControl(
+            self._screen,
+            client,
+            doors,
+            self.notices,
+            on_loaded=lambda info: self.machine.begin_model(info),
+            on_known=lambda info: self.machine.update_model(info),
+            on_failure=lambda text: self.view.complain(text),
+            note=lambda reason: self.figures.facts.note(reason),
+            free=lambda: self.conversations.free(),
         )
 
     def _commands(self, screen: Screen[None], talk: Talk) -> PromptCommands:

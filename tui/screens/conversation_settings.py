@@ -10,7 +10,7 @@ from hetrun.system.terminal_text import visible
 from hetrun.tui.conversation import Talk, parsed_value
 from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.settings import Chosen, SettingsScreen
-from hetrun.tui.screens.workers import begin_work
+from hetrun.tui.workers import begin_work
 
 
 class ConversationSettings:

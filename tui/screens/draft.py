@@ -21,10 +21,10 @@ from hetrun.tui.screens.dialogs import Ask
 from hetrun.tui.screens.engine_control import EngineControl
 from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.picture_cards import PictureCards
-from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.widgets.chips import Chip, Chips
 from hetrun.tui.widgets.prompt import Prompt
+from hetrun.tui.workers import begin_work
 
 READING = "one moment: a picture is being read"
 

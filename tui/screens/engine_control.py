@@ -19,9 +19,9 @@ from hetrun.tui.host import Doors, Offered, Opening
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
 from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.whatif import WhatIfScreen
-from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.widgets.status import StatusLine
 from hetrun.tui.widgets.welcome import Welcome
+from hetrun.tui.workers import begin_work
 
 EXCHANGING = "one moment: the engine before the next one ends"
 ANOTHER = "another"  # all other names are whole paths

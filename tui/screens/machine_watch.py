@@ -9,8 +9,8 @@ from hetrun.tui.machine import look
 from hetrun.tui.screens.answer_writer import AnswerWriter
 from hetrun.tui.screens.engine_control import EngineControl
 from hetrun.tui.screens.figures import AnswerFigures
-from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.widgets.machine import MachinePane
+from hetrun.tui.workers import begin_work
 
 LOOK_S = 1.0  # between two looks at the machine while it answers: each draws its pane again
 IDLE_LOOKS = 3  # this many times as long while it does not

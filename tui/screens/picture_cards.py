@@ -8,12 +8,12 @@ from textual.screen import Screen
 
 from hetrun.errors import HetrunError
 from hetrun.tui.pictures import Gallery
-from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.store.store import Store
 from hetrun.tui.store.tree import Pictured, Turn
 from hetrun.tui.transcript.thumbnails import Card, KittyPainter, Paint, has_placeholders, in_half_blocks
 from hetrun.tui.transcript.turn import Entry
 from hetrun.tui.transcript.widget import Transcript
+from hetrun.tui.workers import begin_work
 
 
 class PictureCards:

@@ -6,8 +6,8 @@ from textual.screen import Screen
 
 from hetrun.errors import UserError
 from hetrun.tui.screens.dialogs import Choice, Choose
-from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.store.store import Store
+from hetrun.tui.workers import begin_work
 
 
 class ThemeChoice:

@@ -18,10 +18,10 @@ from hetrun.tui.screens.engine_control import EXCHANGING, EngineControl
 from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.tokens import Continue, TokensScreen
 from hetrun.tui.screens.turn_menu import TurnAction, turn_choices
-from hetrun.tui.screens.workers import begin_work
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.transcript.turn import Entry, divided
 from hetrun.tui.widgets.prompt import Prompt
+from hetrun.tui.workers import begin_work
 
 
 class TurnActions:
