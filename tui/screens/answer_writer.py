@@ -11,14 +11,14 @@ from textual.worker import Worker, WorkerState
 
 from hetrun.client.events import GenerateRequest
 from hetrun.tui.conversation import Talk
-from hetrun.tui.conversation_list import ConversationList
 from hetrun.tui.messages import Measured
+from hetrun.tui.notices import ChatNotices
 from hetrun.tui.pictures import as_text
+from hetrun.tui.screens.conversation_list import ConversationList
 from hetrun.tui.screens.conversation_view import ConversationView
 from hetrun.tui.screens.draft import MessageDraft
 from hetrun.tui.screens.engine_control import EngineControl, percent
 from hetrun.tui.screens.figures import AnswerFigures
-from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.streaming import Answering
 from hetrun.tui.transcript.turn import Entry

@@ -9,10 +9,11 @@ from textual.screen import Screen
 
 from hetrun.client.interface import ChatClient
 from hetrun.tui.conversation import Talk
-from hetrun.tui.conversation_list import ConversationList
 from hetrun.tui.host import Doors
+from hetrun.tui.notices import ChatNotices
 from hetrun.tui.screens.answer_writer import AnswerWriter
 from hetrun.tui.screens.conversation_actions import ConversationActions
+from hetrun.tui.screens.conversation_list import ConversationList
 from hetrun.tui.screens.conversation_settings import ConversationSettings
 from hetrun.tui.screens.conversation_view import ConversationView
 from hetrun.tui.screens.draft import MessageDraft
@@ -21,7 +22,6 @@ from hetrun.tui.screens.figures import AnswerFigures
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.machine_watch import MachineWatch
 from hetrun.tui.screens.message_sender import MessageSender
-from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.panes import SidePanes
 from hetrun.tui.screens.picture_cards import PictureCards
 from hetrun.tui.screens.prompt_commands import PromptCommands

@@ -9,13 +9,13 @@ from textual.screen import Screen
 
 from hetrun.errors import UserError
 from hetrun.tui.conversation import Talk
-from hetrun.tui.conversation_list import ConversationList
+from hetrun.tui.notices import ChatNotices
 from hetrun.tui.paths import path_of
 from hetrun.tui.screens.answer_writer import AnswerWriter
+from hetrun.tui.screens.conversation_list import ConversationList
 from hetrun.tui.screens.conversation_view import ConversationView
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
 from hetrun.tui.screens.draft import MessageDraft
-from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.store import export as exchange
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.workers import begin_work

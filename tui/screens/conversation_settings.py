@@ -8,7 +8,7 @@ from textual.widgets import Static
 from hetrun.errors import UserError
 from hetrun.system.terminal_text import visible
 from hetrun.tui.conversation import Talk, parsed_value
-from hetrun.tui.screens.notices import ChatNotices
+from hetrun.tui.notices import ChatNotices
 from hetrun.tui.screens.settings import Chosen, SettingsScreen
 from hetrun.tui.workers import begin_work
 

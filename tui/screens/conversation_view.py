@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.screen import Screen
 
 from hetrun.tui.conversation import Talk
-from hetrun.tui.conversation_list import ConversationList
+from hetrun.tui.screens.conversation_list import ConversationList
 from hetrun.tui.screens.conversation_settings import ConversationSettings
 from hetrun.tui.screens.figures import AnswerFigures
 from hetrun.tui.screens.picture_cards import PictureCards

@@ -15,11 +15,11 @@ from hetrun.client.pictures import read_picture, type_of
 from hetrun.errors import HetrunError, UserError
 from hetrun.tui.clipboard import Reader, copied_picture, reader
 from hetrun.tui.conversation import Talk, attached, with_files, with_pictures
+from hetrun.tui.notices import ChatNotices
 from hetrun.tui.paths import dropped, path_of
 from hetrun.tui.pictures import Attached, check_number, check_readable, seems_picture
 from hetrun.tui.screens.dialogs import Ask
 from hetrun.tui.screens.engine_control import EngineControl
-from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.picture_cards import PictureCards
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.widgets.chips import Chip, Chips

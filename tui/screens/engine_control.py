@@ -16,8 +16,8 @@ from hetrun.client.queries import SetRam
 from hetrun.errors import HetrunError, UserError
 from hetrun.option_types import parse_size
 from hetrun.tui.host import Doors, Offered, Opening
+from hetrun.tui.notices import ChatNotices
 from hetrun.tui.screens.dialogs import Ask, Choice, Choose
-from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.whatif import WhatIfScreen
 from hetrun.tui.widgets.status import StatusLine
 from hetrun.tui.widgets.welcome import Welcome

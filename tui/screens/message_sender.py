@@ -10,13 +10,13 @@ from pathlib import Path
 from textual.screen import Screen
 
 from hetrun.errors import HetrunError, UserError
-from hetrun.tui.conversation_list import ConversationList
+from hetrun.tui.notices import ChatNotices
 from hetrun.tui.paths import without_paths
 from hetrun.tui.screens.answer_writer import AnswerWriter
+from hetrun.tui.screens.conversation_list import ConversationList
 from hetrun.tui.screens.conversation_view import ConversationView
 from hetrun.tui.screens.draft import READING, MessageDraft
 from hetrun.tui.screens.engine_control import EXCHANGING, EngineControl
-from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.prompt_commands import PromptCommands
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.workers import begin_work

@@ -6,7 +6,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import Input
 
-from hetrun.tui.conversation_list import ConversationList
+from hetrun.tui.screens.conversation_list import ConversationList
 from hetrun.tui.screens.machine_watch import MachineWatch
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.widgets.sidebar import Sidebar, Titles

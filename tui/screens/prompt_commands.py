@@ -12,8 +12,8 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError
 from hetrun.tui.commands import Offer, command_of, is_command, offers
 from hetrun.tui.conversation import Talk
+from hetrun.tui.notices import ChatNotices
 from hetrun.tui.paths import names_picture
-from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.theme_choice import ThemeChoice
 from hetrun.tui.screens.turn_actions import TurnActions
 from hetrun.tui.screens.turn_menu import TurnAction

@@ -9,13 +9,13 @@ from textual.screen import Screen
 
 from hetrun.errors import UserError
 from hetrun.tui.conversation import Talk
+from hetrun.tui.notices import ChatNotices
 from hetrun.tui.screens.answer_writer import AnswerWriter
 from hetrun.tui.screens.conversation_actions import ConversationActions
 from hetrun.tui.screens.conversation_view import ConversationView
 from hetrun.tui.screens.dialogs import Choice, Choose
 from hetrun.tui.screens.draft import MessageDraft
 from hetrun.tui.screens.engine_control import EXCHANGING, EngineControl
-from hetrun.tui.screens.notices import ChatNotices
 from hetrun.tui.screens.tokens import Continue, TokensScreen
 from hetrun.tui.screens.turn_menu import TurnAction, turn_choices
 from hetrun.tui.store.tree import Turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.screen import Screen
 
 from hetrun.tui.conversation import Talk
-from hetrun.tui.screens.notices import ChatNotices
+from hetrun.tui.notices import ChatNotices
 from hetrun.tui.widgets.sidebar import Sidebar
 
 
