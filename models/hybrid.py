@@ -56,7 +56,11 @@ def read_hybrid(b: GraphBuilder, meta: ModelMeta, tiled: bool) -> Hybrid:
         sections=read_sections(b, meta, rope),
         recurrent=read_recurrent(b, meta),
         delta=DeltaNet(
-            *(0, k_heads, v_heads, meta.require_int("ssm.state_size", 1, 1 << 12), inner // v_heads),
+            layer=0,
+            k_heads=k_heads,
+            v_heads=v_heads,
+            k_dim=meta.require_int("ssm.state_size", 1, 1 << 12),
+            v_dim=inner // v_heads,
             tiled=tiled and not meta.get_bool("ssm.grouped", False),
             log=meta.get_bool("ssm.log", False),
         ),

@@ -121,8 +121,11 @@ def descriptors() -> tuple[Descriptor, ...]:
         files = [name for name in os.listdir(FILES) if name.removeprefix("nvidia").isdecimal()]
     return tuple(
         Descriptor(
-            *(name_of(number), partial(probe, number), partial(create, number)),
-            "an NVIDIA GPU through CuPy: weights stay quantised as in the file, cuBLAS for many tokens",
+            name=name_of(number),
+            probe=partial(probe, number),
+            create=partial(create, number),
+            summary="an NVIDIA GPU through CuPy: weights stay quantised as in the file, "
+            "cuBLAS for many tokens",
             preference=95,
             own_memory=True,
             by_name=True,

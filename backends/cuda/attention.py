@@ -84,9 +84,20 @@ def _turn_and_write(e: Emitter, turned: Turned, source: Source, table: Table, sl
     queries = Turning(e.at[query] if rows else 0, target, q, whose.value, rows, a.n_heads)
     warps = 2 * a.n_kv_heads * tokens + rows * a.n_heads
     e.do(
-        *(source, "turn_and_write", (-(-warps // WARPS),), 32 * WARPS),
-        *(queries, at(e.at[key]), at(k), at(e.at[values]), e.told(slots), table),
-        *(number(a.n_kv_heads), number(tokens), number(r.n_rot // 2), number(r.interleaved)),
+        source,
+        "turn_and_write",
+        (-(-warps // WARPS),),
+        32 * WARPS,
+        queries,
+        at(e.at[key]),
+        at(k),
+        at(e.at[values]),
+        e.told(slots),
+        table,
+        number(a.n_kv_heads),
+        number(tokens),
+        number(r.n_rot // 2),
+        number(r.interleaved),
         shared=FLOAT_BYTES * WARPS * a.head_dim,
     )
 

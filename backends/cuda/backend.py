@@ -190,8 +190,21 @@ class CudaBackend(Backend):
         scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
         chip = device.processors, 0 if self.exact else int8.most_rows(device)
         place = Place(
-            *(gpu.library, fused, weights, blocks, kv, slabs, borrowed, states, gpu.slots, self.exact),
-            *(gpu.rotations, gpu.tellers, *scratch, *chip, gpu.few_rows),
+            gpu.library,
+            fused,
+            weights,
+            blocks,
+            kv,
+            slabs,
+            borrowed,
+            states,
+            gpu.slots,
+            self.exact,
+            gpu.rotations,
+            gpu.tellers,
+            *scratch,
+            *chip,
+            gpu.few_rows,
         )
         return CudaRunner(self, segment, shape, place)
 

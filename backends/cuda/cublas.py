@@ -43,9 +43,25 @@ class Cublas:
         """Row by row here is column by column there: the same numbers, transposed."""
         self._call(
             "cublasGemmEx",
-            *(self._handle, TRANSPOSED, PLAIN, p.out, p.rows, p.inner, byref(c_float(1.0))),
-            *(c_void_p(p.w), BF16, p.inner, c_void_p(p.x), BF16, p.inner),
-            *(byref(c_float(float(p.add))), c_void_p(p.c), F32, p.ldc, SUMS_IN_F32, BY_ITSELF),
+            self._handle,
+            TRANSPOSED,
+            PLAIN,
+            p.out,
+            p.rows,
+            p.inner,
+            byref(c_float(1.0)),
+            c_void_p(p.w),
+            BF16,
+            p.inner,
+            c_void_p(p.x),
+            BF16,
+            p.inner,
+            byref(c_float(float(p.add))),
+            c_void_p(p.c),
+            F32,
+            p.ldc,
+            SUMS_IN_F32,
+            BY_ITSELF,
         )
 
     def close(self) -> None:

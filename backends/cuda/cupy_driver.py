@@ -57,7 +57,10 @@ def properties(number: int) -> Device:
         p = rt.getDeviceProperties(number)
     name = p["name"].decode(errors="replace")
     return Device(
-        *(name, (p["major"], p["minor"]), p["multiProcessorCount"], p["totalGlobalMem"]),
+        name=name,
+        capability=(p["major"], p["minor"]),
+        processors=p["multiProcessorCount"],
+        memory=p["totalGlobalMem"],
         engines=p["asyncEngineCount"],
         shared=p["sharedMemPerBlockOptin"],
     )
@@ -268,8 +271,15 @@ class CupyDriver:
         self._select()
         try:
             cu.launchKernel(
-                *(launch.kernel, *launch.grid, launch.block, 1, 1),
-                *(launch.shared, stream, launch.pointers, 0),
+                launch.kernel,
+                *launch.grid,
+                launch.block,
+                1,
+                1,
+                launch.shared,
+                stream,
+                launch.pointers,
+                0,
             )
         except ERRORS as e:
             self._fail("starting a kernel", e)

@@ -165,7 +165,9 @@ class Gpu:
             self.grant(None)
             log.warning(
                 "other programs have taken memory of %s: %.0f of %.0f MiB are left",
-                *(driver.device.name, self._left / 2**20, before / 2**20),
+                driver.device.name,
+                self._left / 2**20,
+                before / 2**20,
             )
         try:
             return Memory(driver, self._left, self._step)

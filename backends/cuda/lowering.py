@@ -411,8 +411,17 @@ class Emitter:
         pairs = n * a.n_heads * (a.head_dim // 2)
         whose = self.told("wanted") if op.rows == "wanted" else at(0)
         self.each(
-            *("rope", pairs, at(self.at[op.inputs[0]]), at(turns), whose, at(self.make(op.out)), number(n)),
-            *(number(a.n_heads), number(a.head_dim), number(a.n_rot), number(a.interleaved)),
+            "rope",
+            pairs,
+            at(self.at[op.inputs[0]]),
+            at(turns),
+            whose,
+            at(self.make(op.out)),
+            number(n),
+            number(a.n_heads),
+            number(a.head_dim),
+            number(a.n_rot),
+            number(a.interleaved),
         )
 
     def turns(self, op: Op) -> Address:
@@ -425,8 +434,14 @@ class Emitter:
             pairs, n = a.n_rot // 2, self.shape.tokens
             self._angles[key] = self.arena.take(2 * FLOAT_BYTES * pairs * n, "angles")
             self.each(
-                *("angles", pairs * n, at(turning.address), self.told(AXES[a.axis]), at(self._angles[key])),
-                *(real(turning.magnitude), number(pairs), number(n)),
+                "angles",
+                pairs * n,
+                at(turning.address),
+                self.told(AXES[a.axis]),
+                at(self._angles[key]),
+                real(turning.magnitude),
+                number(pairs),
+                number(n),
             )
         return self._angles[key]
 
@@ -478,8 +493,16 @@ def _grow(e: Emitter, op: Op) -> None:
     assert isinstance(a, Grow)
     whose = e.told("wanted") if op.rows == "wanted" else at(0)
     e.each(
-        *("grow", n, at(e.at[op.inputs[0]]), e.told(AXES[0]), whose, at(e.make(op.out)), long(n)),
-        *(number(op.out.width), real(a.by), number(a.every)),
+        "grow",
+        n,
+        at(e.at[op.inputs[0]]),
+        e.told(AXES[0]),
+        whose,
+        at(e.make(op.out)),
+        long(n),
+        number(op.out.width),
+        real(a.by),
+        number(a.every),
     )
 
 

@@ -77,8 +77,15 @@ def _route(e: Emitter, op: Op, a: Moe, router: Held, more: More, chosen: Address
     slots = e.place.slots.table_of(op) if a.slots else None
     routing = routing_of(a, {name: held.address for name, held in more.items()}, slots)
     e.do(
-        *(SMALL, "route", (-(-n // WARPS),), 32 * WARPS),
-        *(at(scores), at(chosen), at(shares), number(n), routing),
+        SMALL,
+        "route",
+        (-(-n // WARPS),),
+        32 * WARPS,
+        at(scores),
+        at(chosen),
+        at(shares),
+        number(n),
+        routing,
         shared=route_shared(a),
     )
     e.arena.give(scores)
@@ -133,8 +140,17 @@ def _many(
     inner = e.arena.take(pairs * (matmul_launch.int8_row(a.n_ff) if in_bytes else 2 * a.n_ff), op.scope)
     threads = grouped_launch.THREADS
     e.do(
-        *(grouped_launch.GROUPING, "group_pairs", grouped_launch.grouping_grid(held), threads),
-        *(at(chosen), number(first), number(held), number(pairs), at(order), at(tiles), number(most)),
+        grouped_launch.GROUPING,
+        "group_pairs",
+        grouped_launch.grouping_grid(held),
+        threads,
+        at(chosen),
+        number(first),
+        number(held),
+        number(pairs),
+        at(order),
+        at(tiles),
+        number(most),
         shared=grouped_launch.grouping_shared(held),
     )
     begin, told = e.in_bytes(x)[0] if in_bytes else e.rounded(x), (at(order), at(tiles), number(held))

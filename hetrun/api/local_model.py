@@ -117,7 +117,13 @@ class LocalModel:
             self._decoder = decoder = undo.enter_context(PictureDecoder())
             self._engine = Engine(
                 lambda: load(
-                    *(source, templates, settings, options, progress, most_waiting, first),
+                    source=source,
+                    templates=templates,
+                    settings=settings,
+                    options=options,
+                    progress=progress,
+                    most_waiting=most_waiting,
+                    first=first,
                     vision=vision,
                     decode=decoder.decode,
                 )

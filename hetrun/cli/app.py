@@ -49,7 +49,10 @@ def run_command(arguments: list[str]) -> int:
     "--continue", "go_on", is_flag=True, help="continue the last conversation of -i, with its model"
 )
 @click.option(
-    *("-a", "--attach", "--image", "attached"),
+    "-a",
+    "--attach",
+    "--image",
+    "attached",
     multiple=True,
     metavar="FILE",
     help="a picture that the prompt is about; -: standard input; may be repeated",
@@ -192,7 +195,12 @@ def _refuse_api(settings: Settings) -> None:
 @hetrun.command(cls=sampling.Command, short_help="Talk to a model in the terminal.")
 @options.model
 @options.settings(
-    *("url", "api", "api_key", *options.ANSWERING, "prompt_cache", *options.RUNNING),
+    "url",
+    "api",
+    "api_key",
+    *options.ANSWERING,
+    "prompt_cache",
+    *options.RUNNING,
     help={"api_key": "with --url: the key of the server"},
 )
 @sampling.options(*sampling.SAMPLING)
@@ -217,7 +225,9 @@ def chat(**given: object) -> None:
 @options.settings("host", "port", "ollama", "uds", "api_key", "allowed_hosts", "cors_origins", "queue")
 @options.settings("strict")
 @options.settings(
-    *("max_tokens", "temperature", "seed"),
+    "max_tokens",
+    "temperature",
+    "seed",
     help={"max_tokens": "most tokens in an answer of requests that set no limit; -1: no limit"},
     shows={"temperature": "what the model recommends, or 1", "seed": "random"},
 )
@@ -244,7 +254,11 @@ def serve(verbose: bool, **given: object) -> None:
 @click.argument("name", required=False)
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]", type=click.UNPROCESSED)
 @options.settings(
-    *("model", "ctx", "ram", "url", "api_key"),
+    "model",
+    "ctx",
+    "ram",
+    "url",
+    "api_key",
     help={
         "ctx": "context length of a server that is started",
         "ram": "memory limit of a server that is started, such as 2GiB or 50%",
@@ -398,8 +412,23 @@ def bench(
     from hetrun.tools.bench.options import Asked, options_of
 
     asked = Asked(
-        *(prompt, generate, depth, batch, rounds, vs, explain, clients, requests),
-        *(shared_prefix, arrival, output, vs_threads, beside, ram, picture, text),
+        prompt,
+        generate,
+        depth,
+        batch,
+        rounds,
+        vs,
+        explain,
+        clients,
+        requests,
+        shared_prefix,
+        arrival,
+        output,
+        vs_threads,
+        beside,
+        ram,
+        picture,
+        text,
     )
     chosen = options_of(asked)
     if isinstance(chosen, tool.SweepOptions):

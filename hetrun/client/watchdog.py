@@ -86,7 +86,9 @@ class Watchdog:
             log.debug(
                 "the machine is busy: a step has been in %s for %.1f s, %s expected; its threads are "
                 "waiting for cores",
-                *(doing.what or "no segment", seconds, _expected(doing.expected_s)),
+                doing.what or "no segment",
+                seconds,
+                _expected(doing.expected_s),
             )
 
     def _ill(self, stuck: Stuck) -> None:
@@ -94,7 +96,9 @@ class Watchdog:
             self._stuck = True
             log.warning(
                 "a step is stuck: it has been in %s for %.1f s, %s expected. Stacks of all threads:",
-                *(stuck.what or "no segment", stuck.seconds, _expected(stuck.expected_s)),
+                stuck.what or "no segment",
+                stuck.seconds,
+                _expected(stuck.expected_s),
             )
             faulthandler.dump_traceback(all_threads=True)
         self._tell(stuck)

@@ -142,7 +142,13 @@ class Answering:
         tell(
             r,
             Event(
-                *("done", text, None, r.end, reason, r.usage(), timings),
+                kind="done",
+                text=text,
+                token=None,
+                logprob=r.end,
+                finish_reason=reason,
+                usage=r.usage(),
+                timings=timings,
                 embedding=vector,
                 stopped=stopped,
                 slot=r.slot,

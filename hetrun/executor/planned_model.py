@@ -216,9 +216,12 @@ class PlannedModel:
     def _in_memory(self, prepared: Prepared) -> InMemory:
         mapped, store = prepared.mapped, self._store
         return InMemory(
-            *(self.books, self._kv, lambda: mapped.left if mapped else store.resident_bytes),
-            *((lambda: {}) if mapped else (lambda: store.copied_bytes), partial(kv_of_all, prepared.kv_one)),
-            mapped,
+            books=self.books,
+            kv=self._kv,
+            weights=lambda: mapped.left if mapped else store.resident_bytes,
+            copies=(lambda: {}) if mapped else (lambda: store.copied_bytes),
+            kv_of_all=partial(kv_of_all, prepared.kv_one),
+            mapped=mapped,
         )
 
     @property

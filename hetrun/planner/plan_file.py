@@ -44,8 +44,9 @@ def load_plan(path: Path, graph: Graph) -> SavedPlan:
         buckets.pop(BEFORE, None)
         at_once = _count(data, "host_ubatch", MOST_TOKENS) if data.get("host_ubatch") else 0
         saved = SavedPlan(
-            *(_count(data, "ubatch", MOST_TOKENS), {b: buckets[b] for b in BUCKETS if b in buckets}),
-            at_once,
+            ubatch=_count(data, "ubatch", MOST_TOKENS),
+            buckets={b: buckets[b] for b in BUCKETS if b in buckets},
+            host_ubatch=at_once,
         )
     except KeyError as e:
         raise OptionError(f"{path} is not a plan as `hetrun plan --json` writes it: it lacks {e}") from e

@@ -140,7 +140,9 @@ class FromExperts:
         readers = readers_of(part.records, part.disk.way)
         most = max(m.experts for m in part.records.mixtures)
         self.cache = books.take(
-            *(breakdown.WINDOW, "anonymous", part.buffers * part.records.buffer_bytes),
+            breakdown.WINDOW,
+            "anonymous",
+            part.buffers * part.records.buffer_bytes,
             lambda: ExpertCache(part.records, Reading(part.buffers, readers, most=most)),
         )
         caching.prepare(part.records.mixtures, self.cache)

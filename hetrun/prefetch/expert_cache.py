@@ -153,10 +153,18 @@ class ExpertCache:
         table = self.records.table(self._opened.numbers)
         first = np.ascontiguousarray(self.records.first, np.int64)
         setup = _Setup(
-            *(len(table), len(self.records.mixtures), len(sizes)),
-            *(self._most_buffers, self.records.buffer_bytes, reading.threads),
-            *(len(files), TRACED),
-            *(table.ctypes.data, first.ctypes.data, ctypes.addressof(kinds), ctypes.addressof(files)),
+            len(table),
+            len(self.records.mixtures),
+            len(sizes),
+            self._most_buffers,
+            self.records.buffer_bytes,
+            reading.threads,
+            len(files),
+            TRACED,
+            table.ctypes.data,
+            first.ctypes.data,
+            ctypes.addressof(kinds),
+            ctypes.addressof(files),
             (c_double * len(HALF_LIVES))(*HALF_LIVES),
             FIRST_RULE,
         )

@@ -151,7 +151,9 @@ class FromDisk:
         way = streamed.disk.way
         synchronous = streamed.streaming == "synchronous"
         self._streamer = books.take(
-            *(breakdown.WINDOW, "anonymous", streamed.window),
+            breakdown.WINDOW,
+            "anonymous",
+            streamed.window,
             lambda: Streamer(cut, streamed.window, way.readers, way.direct, synchronous=synchronous),
         )
         self._kept = choose(cut, 0, self._policy)

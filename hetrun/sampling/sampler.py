@@ -170,8 +170,13 @@ class ChainSampler:
         constraint = self._constraint.clone() if self._constraint else None
         mirostat = self._mirostat.clone() if self._mirostat else None
         return ChainSampler(
-            *(self._params, self._chain, self._bias, self._past.clone(), constraint, mirostat),
-            self._sampled_logprobs,
+            params=self._params,
+            chain=self._chain,
+            bias=self._bias,
+            past=self._past.clone(),
+            constraint=constraint,
+            mirostat=mirostat,
+            sampled_logprobs=self._sampled_logprobs,
         )
 
     def permitted(self, logits: Floats) -> npt.NDArray[np.float32]:

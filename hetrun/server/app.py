@@ -81,7 +81,12 @@ def create_app(
     instead of its file's. `pictures`: what the server may read that requests name by an address.
     """
     service = Service(
-        *(client, strict, sampling or {}, tool_parser, reasoning_format, most_requests),
+        client=client,
+        strict=strict,
+        sampling=sampling or {},
+        tool_parser=tool_parser,
+        reasoning_format=reasoning_format,
+        most_requests=most_requests,
         needs_key=api_key is not None,
         library=library,
         ollama=ollama_client,

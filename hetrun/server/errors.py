@@ -67,7 +67,9 @@ class ApiError(Exception):
             said, param = name.sub(other, said), name.sub(other, param)
         code = self.error["code"]
         return ApiError(
-            *(said, param or None, None if code is None else str(code)),
+            message=said,
+            param=param or None,
+            code=None if code is None else str(code),
             status=self.status,
             kind=str(self.error["type"]),
             headers=self.headers,

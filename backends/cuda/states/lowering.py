@@ -26,8 +26,15 @@ def causal_conv(e: Emitter, op: Op) -> None:
     told = e.told("parts"), e.told("spans"), e.told("writes"), long(states.at[a.layer, op.kind])
     grid = -(-a.width // threads), e.given.spans
     e.do(
-        *(launch.CONVOLUTION, op.kind, grid, threads),
-        *(*pointers, *told, number(a.width), number(a.kernel), number(a.silu)),
+        launch.CONVOLUTION,
+        op.kind,
+        grid,
+        threads,
+        *pointers,
+        *told,
+        number(a.width),
+        number(a.kernel),
+        number(a.silu),
     )
 
 
@@ -51,7 +58,13 @@ def delta_net(e: Emitter, op: Op) -> None:
     )
     grid = -(-a.v_dim // launch.delta_rows(a.k_dim)), a.v_heads, len(e.shape.parts)
     e.do(
-        *(launch.delta_net(a.k_dim), op.kind, grid, launch.THREADS),
-        *(*pointers, at(e.make(op.out)), *told, *facts),
+        launch.delta_net(a.k_dim),
+        op.kind,
+        grid,
+        launch.THREADS,
+        *pointers,
+        at(e.make(op.out)),
+        *told,
+        *facts,
         shared=launch.delta_shared(a.k_dim),
     )

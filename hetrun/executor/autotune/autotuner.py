@@ -93,18 +93,41 @@ class Pilot:
         self.aside = Aside(executor)
         others = Others()
         self._weights = Weights(
-            *(graph, backends, store, self.planner, forecast, self._state, self.aside, setup.own, setup.room)
+            graph=graph,
+            backends=backends,
+            store=store,
+            planner=self.planner,
+            forecast=forecast,
+            state=self._state,
+            aside=self.aside,
+            own=setup.own,
+            room=setup.room,
         )
         self._in_force = InForce(
             graph, self.planner, executor, forecast, setup.threads, others.look, others.count
         )
         self._measuring = Measuring(
-            *(graph, backends, self.planner, self.prober, forecast, self._weights, executor, setup),
-            *(self._state, self._refuse),
+            graph=graph,
+            backends=backends,
+            planner=self.planner,
+            prober=self.prober,
+            forecast=forecast,
+            weights=self._weights,
+            executor=executor,
+            setup=setup,
+            state=self._state,
+            refuse=self._refuse,
         )
         self._watcher = Watcher(self.planner, forecast)
         self._explorer = Explorer(
-            *(self.planner, executor, self.prober, forecast, store, backends, setup.context, setup.room)
+            planner=self.planner,
+            executor=executor,
+            prober=self.prober,
+            forecast=forecast,
+            store=store,
+            backends=backends,
+            context=setup.context,
+            room=setup.room,
         )
 
     @property

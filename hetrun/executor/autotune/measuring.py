@@ -140,7 +140,16 @@ class Measuring:
         at_once = plans.host_ubatch or plans.ubatch
         ubatch = plans.ubatch if device else at_once
         trials = trials_of(
-            *(self._graph, units, name, home, threads or s.threads, s.context, ubatch, s.wide, device, part)
+            graph=self._graph,
+            units=units,
+            backend=name,
+            home=home,
+            threads=threads or s.threads,
+            context=s.context,
+            ubatch=ubatch,
+            wide=s.wide,
+            device=device,
+            there=part,
         )
         able = self._planner.costs.able
         forms = {u.form for i, u in enumerate(units) if name in able[i]}

@@ -271,14 +271,18 @@ class Deciding:
         of_all = max(one, min(MAX_SEQUENCES * one, self._granted.nbytes - found.least))
         self._keep_only(found.plans)
         part = ExpertPart(
-            *(name, found.records, self._granted, found.whole, found.fixed, found.work_of, found.disk),
-            *(
-                found.buffers,
-                self._options.measures,
-                partial(found.billed, one, short),
-                short,
-                found.passes.key,
-            ),
+            backend=name,
+            records=found.records,
+            granted=self._granted,
+            whole=found.whole,
+            fixed=found.fixed,
+            work_of=found.work_of,
+            disk=found.disk,
+            buffers=found.buffers,
+            learns=self._options.measures,
+            within=partial(found.billed, one, short),
+            short=short,
+            key=found.passes.key,
             work=found.work,
         )
         plans = part.within(self._granted)
@@ -309,7 +313,18 @@ class Deciding:
         buffers = buffers_in(records, room, readers_of(records, disk.way))
         passes = self._passes(name, plans)
         return ExpertPlan(
-            *(name, plans, wanted, records, whole, work_of, work, disk, buffers, parts, BYTES_S, passes)
+            backend=name,
+            plans=plans,
+            wanted=wanted,
+            records=records,
+            whole=whole,
+            work_of=work_of,
+            work=work,
+            disk=disk,
+            buffers=buffers,
+            besides=parts,
+            bytes_s=BYTES_S,
+            passes=passes,
         )
 
     def _prompts_at_once(self, plans: PlanSet, mixtures: Sequence[Mixture]) -> PlanSet:
@@ -556,9 +571,19 @@ class Deciding:
         within = partial(billed, found, paid, short, policy_of(self._options.streaming))
         self._keep_only(found.plans)
         streamed = Streamed(
-            *(found.backend, found.cut, self._granted, found.whole, found.fixed, found.work, found.disk),
-            *(found.window.nbytes, self._options.streaming, self._options.measures, within),
-            *(short, found.passes.key),
+            backend=found.backend,
+            cut=found.cut,
+            granted=self._granted,
+            whole=found.whole,
+            fixed=found.fixed,
+            work=found.work,
+            disk=found.disk,
+            window=found.window.nbytes,
+            streaming=self._options.streaming,
+            learns=self._options.measures,
+            within=within,
+            short=short,
+            key=found.passes.key,
         )
         plans = within(self._granted)
         prepared = self._prepared(plans, found.wanted, context, found.whole, of_all, streamed=streamed)
@@ -591,8 +616,20 @@ class Deciding:
         )
         own = {name: own for name, own in self._own.items() if name in self._backends}
         return Prepared(
-            *(self._graph, self._backends, plans, wanted, self._quant, context.tokens, self._granted),
-            *(weights, kv_bytes, self._kv_bytes(plans)(context.tokens), room, streamed, mapped, own),
+            graph=self._graph,
+            backends=self._backends,
+            plans=plans,
+            wanted=wanted,
+            quant=self._quant,
+            context=context.tokens,
+            granted=self._granted,
+            weights=weights,
+            kv_bytes=kv_bytes,
+            kv_one=self._kv_bytes(plans)(context.tokens),
+            room=room,
+            streamed=streamed,
+            mapped=mapped,
+            own=own,
             block=self._block,
             experts=experts,
         )

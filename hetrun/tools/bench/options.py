@@ -66,8 +66,16 @@ def options_of(asked: Asked) -> BenchOptions | ServingOptions | SweepOptions:
     threads = None if asked.vs_threads is None else _number("--vs-threads", asked.vs_threads)
     beside = 0 if asked.beside is None else _number("--beside", asked.beside)
     return BenchOptions(
-        *(prompt, generate, depth, batch, asked.rounds),
-        *(asked.vs, asked.explain, asked.output, threads, beside),
+        prompt=prompt,
+        generate=generate,
+        depth=depth,
+        batch=batch,
+        rounds=asked.rounds,
+        vs=asked.vs,
+        explain=asked.explain,
+        output=asked.output,
+        vs_threads=threads,
+        beside=beside,
         text=asked.text,
     )
 

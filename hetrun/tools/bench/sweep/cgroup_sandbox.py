@@ -39,8 +39,11 @@ class Version:
 
 
 VERSION_1 = Version(
-    *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max_usage_in_bytes"),
-    *("memory.force_empty", "memory.oom_control"),
+    limit="memory.limit_in_bytes",
+    swap="memory.memsw.limit_in_bytes",
+    peak="memory.max_usage_in_bytes",
+    reclaim="memory.force_empty",
+    events="memory.oom_control",
 )
 VERSION_2 = Version("memory.max", "memory.swap.max", "memory.peak", "memory.reclaim", "memory.events")
 

@@ -126,7 +126,14 @@ def run(settings: Settings, options: SweepOptions, tell: Tell | None = None) -> 
     each = options.rounds * (1 if options.vs is None else 2)
     progress = _Progress(tell, each * (len(options.budgets) + 1))
     bench = _Bench(
-        *(path, settings, options, Disk(sorted(files)), weights, refusal is None, text, progress),
+        path=path,
+        settings=settings,
+        options=options,
+        disk=Disk(sorted(files)),
+        weights=weights,
+        groups=refusal is None,
+        text=text,
+        progress=progress,
     )
     room = options.control and available_memory() > MORE * weights + SPARE
     points = [_resident(bench)] if room else []
@@ -134,7 +141,10 @@ def run(settings: Settings, options: SweepOptions, tell: Tell | None = None) -> 
         progress.done = each * (1 + options.budgets.index(budget))
         points.append(_point(bench, budget, budget.of(source.nbytes)))
     return Sweep(
-        *(path.stem, source.nbytes, options.case, tuple(points)),
+        model=path.stem,
+        model_bytes=source.nbytes,
+        case=options.case,
+        points=tuple(points),
         load=(load, load_average()),
         kv_type=settings.kv_type,
         groupless=refusal,
@@ -220,8 +230,13 @@ class _Ours:
         order = worker.Look(self._bench.options.case)
         state = self._side.attempt(lambda: self._process.ask(order, State))
         return Point(
-            *(budget, nbytes, self._bench.options.batch, self._opened.context if self._opened else 0),
-            *(tuple(t for t in turns if t), state, self._group.peak if self._group else None),
+            budget=budget,
+            nbytes=nbytes,
+            batch=self._bench.options.batch,
+            context=self._opened.context if self._opened else 0,
+            turns=tuple(t for t in turns if t),
+            state=state,
+            group_peak=self._group.peak if self._group else None,
             failed=self._side.failed,
         )
 
@@ -296,6 +311,12 @@ class _Theirs:
         if peer is None:
             return Theirs("llama.cpp", peak=peak, failed=failed)
         return Theirs(
-            *(peer.name, peer.version, self._threads, tuple(self._samples)),
-            *(median(self._per_step) if self._per_step else 0.0, peak, failed, self._load),
+            name=peer.name,
+            version=peer.version,
+            threads=self._threads,
+            samples=tuple(self._samples),
+            per_step=median(self._per_step) if self._per_step else 0.0,
+            peak=peak,
+            failed=failed,
+            load=self._load,
         )

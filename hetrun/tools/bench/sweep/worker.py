@@ -153,7 +153,11 @@ class Measured:
         first, last = noting.first, noting.last
         self._seconds = last.at - first.at
         return Sample(
-            *(watch.rate, case.tokens, self._seconds, last.streamed - first.streamed, last.read - first.read)
+            tok_s=watch.rate,
+            steps=case.tokens,
+            seconds=self._seconds,
+            streamed=last.streamed - first.streamed,
+            read=last.read - first.read,
         )
 
     def look(self, case: Case) -> State:
