@@ -169,7 +169,7 @@ def complete(demands: Sequence[Demand], held: frozenset[Copy]) -> bool:
 def _solve(demands: Sequence[Demand], copies: Copies, candidates: Sequence[Copy]) -> frozenset[Copy] | None:
     """The integer programme: x places a unit of a bucket with some threads, y holds a copy, z joins two
     neighbours into one segment, p chooses the threads of a bucket, s starts a backend."""
-    from hetrun.planner.milp import Programme  # on use: it imports scipy
+    from hetrun.planner.milp import Programme  # on use: it imports HiGHS
 
     lp = Programme()
     held = {c: lp.binary(0.0) for c in candidates}

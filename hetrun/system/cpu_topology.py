@@ -23,6 +23,10 @@ from hetrun.system.units import counted
 
 LEVELS = "socket", "node", "cache", "module"  # from the outermost
 UNKNOWN = -1  # in a path: the group is all that is around it
+SIBLINGS = (
+    "topology/core_cpus",
+    "topology/thread_siblings",
+)  # the hardware threads of a core; what older systems have
 # A core is of the next kind below where it is so much slower than the fastest of its kind: the favoured cores
 # of one kind differ by less than a tenth, the kinds of one chip by a quarter and more.
 SAME_KIND = 0.87
@@ -100,7 +104,7 @@ def read_topology(root: Path = Path("/"), allowed: Iterable[int] | None = None) 
     groups = _Groups(root / "sys/devices/system/cpu", cpus)
     paths = _paths(root, groups)
     kinds = _kinds_of(root, cpus)
-    siblings = groups.by("topology/core_cpus", "topology/thread_siblings")
+    siblings = groups.by(*SIBLINGS)
     cores = [
         Core(tuple(cores), min(kinds[cpu] for cpu in cores), paths[cores[0]])
         for cores in _members({cpu: (*paths[cpu], siblings.get(cpu, cpu)) for cpu in cpus})
@@ -114,6 +118,13 @@ def read_topology(root: Path = Path("/"), allowed: Iterable[int] | None = None) 
 def this_machine() -> TopoTree:
     """The machine that this is. Asked once: later the thread that asks may have been put on fewer CPUs."""
     return read_topology(allowed=_allowed())
+
+
+def physical_cores(root: Path = Path("/")) -> int | None:
+    """How many cores the whole machine has; None where the system does not say."""
+    system = root / "sys/devices/system/cpu"
+    labels = _Groups(system, sorted(_numbered(system, "cpu"))).by(*SIBLINGS)
+    return len(set(labels.values())) or None
 
 
 def _allowed() -> Iterable[int]:
@@ -206,7 +217,7 @@ def _paths(root: Path, groups: _Groups) -> dict[int, tuple[int, ...]]:
     # Some boards call each kind of cores a package. What shares a cache is one socket.
     sockets = {cpu: sockets.get(caches.get(cpu, cpu), sockets[cpu]) for cpu in sockets}
     nodes = _nodes(root, groups.cpus)
-    cores = groups.by("topology/core_cpus", "topology/thread_siblings")
+    cores = groups.by(*SIBLINGS)
     alone = _of_one_core(caches, cores)  # no group of cores
     return {
         cpu: (

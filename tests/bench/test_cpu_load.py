@@ -18,6 +18,7 @@ from hetrun.errors import OptionError
 from hetrun.system import subprocesses
 from hetrun.tools import bench
 from hetrun.tools.bench import interleave
+from hetrun.tools.bench import peer as peer_module
 from hetrun.tools.bench.cases import BenchOptions, Case
 from hetrun.tools.bench.cpu_load import others
 from hetrun.tools.bench.llamacpp_peer import Run
@@ -170,11 +171,9 @@ def test_a_trial_is_as_much_as_tells() -> None:
 
 
 def test_by_default_it_has_a_thread_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    import psutil
-
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     for physical, threads in ((4, 4), (16, 8), (None, 8)):
-        monkeypatch.setattr(psutil, "cpu_count", lambda logical, physical=physical: physical)
+        monkeypatch.setattr(peer_module, "physical_cores", lambda physical=physical: physical)
         assert default_threads() == threads
 
 

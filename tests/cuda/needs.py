@@ -13,7 +13,7 @@ from pathlib import Path
 from hetrun.backend import Unavailable, registry
 from hetrun.system.memory_info import available_memory
 
-PACKAGES = ("numpy", "cupy", "llama_cpp", "gguf", "scipy", "pluggy", "pytest", "hypothesis")
+PACKAGES = ("numpy", "cupy", "llama_cpp", "gguf", "highspy", "pluggy", "pytest", "hypothesis")
 OLDEST = (3, 11)
 PACK = "TESTS_PACK"  # where a pack was unpacked that this runs from
 BUILT_FOR = "site/cpu.txt"  # in it: what ggml's libraries were built for

@@ -52,7 +52,7 @@ export PYTHONPATH="$here/tree:$here/site" %s="$here" %s="$here/%s"
 exec "${PYTHON:-python3}" -m tests.cuda "$@"
 """
 LARGE = (
-    "an NVIDIA driver, numpy, scipy, pytest, hypothesis, cuda-pathfinder, CuPy, cuBLAS, NVRTC with headers"
+    "an NVIDIA driver, numpy, highspy, pytest, hypothesis, cuda-pathfinder, CuPy, cuBLAS, NVRTC with headers"
 )
 
 

@@ -21,7 +21,7 @@ sys.argv = ["hetrun", "run", "Write a short poem about the sea and the mountains
 try:
     main()
 finally:
-    print(json.dumps({"torch": "torch" in sys.modules, "scipy": "scipy" in sys.modules}), file=sys.stderr)
+    print(json.dumps({"torch": "torch" in sys.modules, "highspy": "highspy" in sys.modules}), file=sys.stderr)
 """
 EAGER = """
 import json, sys
@@ -43,7 +43,7 @@ def test_a_short_prompt_never_loads_what_only_long_ones_need() -> None:
     done = in_a_process(SHORT)
     answer = json.loads(done.stdout)
     assert 30 <= answer["usage"]["prompt_tokens"] <= 64
-    assert json.loads(done.stderr.splitlines()[-1]) == {"torch": False, "scipy": False}
+    assert json.loads(done.stderr.splitlines()[-1]) == {"torch": False, "highspy": False}
     bucket = answer["plan"]["plans"][0]
     assert bucket["expected"]["predicted_s"] > 0
     assert all(s["predicted_s"] for stage in bucket["stages"] for s in stage)

@@ -64,7 +64,7 @@ def test_the_optimum_is_that_of_every_assignment(times: tuple[tuple[float, ...],
 @given(st.integers(1, 10).flatmap(lambda n: st.tuples(*[st.tuples(*[TIMES] * n)] * 2)))
 @settings(max_examples=25)
 def test_highs_finds_the_same_optimum(times: tuple[tuple[float, ...], tuple[float, ...]]) -> None:
-    pytest.importorskip("scipy")
+    pytest.importorskip("highspy")
     host, other = times
     found = makespan(module._solve(host, other, [0.0] * len(host), 0.0), host, other)
     assert found == pytest.approx(by_brute_force(host, other), rel=1e-5, abs=1e-5)
@@ -72,7 +72,7 @@ def test_highs_finds_the_same_optimum(times: tuple[tuple[float, ...], tuple[floa
 
 def test_more_operations_than_can_be_enumerated() -> None:
     """Four layers: four times the optimum of one is an upper bound, cut operations are a lower one."""
-    pytest.importorskip("scipy")
+    pytest.importorskip("highspy")
     host, other = CPU * 4, GPU * 4
     found = balance(host, other)
     assert len(host) > module.ENUMERATED
@@ -166,7 +166,7 @@ def test_what_the_host_waits_for_counts_beside_its_own_work(
         for here in every
     )
     assert found.seconds == pytest.approx(best, rel=1e-9)
-    pytest.importorskip("scipy")
+    pytest.importorskip("highspy")
     solved = module._solve(host, other, between, rest)
     assert makespan(solved, host, other, between, rest) == pytest.approx(best, rel=1e-5)
 

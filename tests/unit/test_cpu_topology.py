@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrun.system.cpu_topology import LEVELS, TopoTree, read_topology, this_machine
+from hetrun.system.cpu_topology import LEVELS, TopoTree, physical_cores, read_topology, this_machine
 from tests.support.sysfs import (
     ARM_SERVER,
     EPYC,
@@ -53,6 +53,7 @@ def test_real_machines(machine: Described, expected: tuple[int, ...]) -> None:
     tree = read_topology(of(machine))
     assert tree == read_topology(of(machine))
     assert tuple(shape(tree).values()) == expected
+    assert physical_cores(of(machine)) == len(tree.cores)
 
 
 def test_who_is_slow_and_who_only_favoured() -> None:
@@ -170,6 +171,7 @@ def test_a_set_of_cpus_is_kept_to(tmp_path: Path) -> None:
 
 
 def test_no_files_at_all(tmp_path: Path) -> None:
+    assert physical_cores(tmp_path) is None
     assert read_topology(tmp_path).cpus == (0,)
     assert read_topology(tmp_path, {3, 5}).to_text() == "2 cores, 1 socket, 1 NUMA node"
 

@@ -96,7 +96,7 @@ def _solve(
 ) -> tuple[bool, ...]:
     """As a mixed integer programme: lambda, in parts of what all would take on the better device, and a
     choice for each operation. HiGHS keeps its constraints to about a millionth."""
-    from hetrun.planner.milp import Programme  # scipy: only where there is something to solve
+    from hetrun.planner.milp import Programme  # on use: it imports HiGHS
 
     all_here, all_there = (True,) * len(host), (False,) * len(host)
     alone = min(all_here, all_there, key=lambda c: makespan(c, host, other, between, rest))

@@ -17,6 +17,7 @@ from hetrun.backend import Floats
 from hetrun.errors import BackendUnavailable, OptionError, UserError
 from hetrun.loader.open_model import is_folder
 from hetrun.system import entry_points
+from hetrun.system.cpu_topology import physical_cores
 from hetrun.tools.bench.cases import Case
 from hetrun.tools.bench.llamacpp_peer import N_BATCH, PACKAGE, Begin, Logits, Open, Opened, Order, Run
 from hetrun.tools.bench.process import Process
@@ -167,10 +168,8 @@ def trial(case: Case, steps: int = TRIAL_STEPS) -> Case:
 
 def default_threads() -> int:
     """As many as llama.cpp takes unless it is told: the cores, of which two hardware threads share one."""
-    import psutil  # on use: it takes a while
-
     usable = len(os.sched_getaffinity(0))
-    return min(usable, psutil.cpu_count(logical=False) or usable)
+    return min(usable, physical_cores() or usable)
 
 
 def thread_counts(cores: int) -> list[int]:
