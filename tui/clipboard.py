@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hetrun.client.events import MOST_PICTURE_BYTES
 from hetrun.errors import UserError
+from hetrun.system.units import format_bytes
 
 PATIENCE_S = 5.0  # the program whose picture it is may have to make it first
 MOST_KINDS = 1 << 16  # bytes of a list of kinds
@@ -69,7 +70,7 @@ async def copied_picture(found: Reader) -> bytes | None:
     except ValueError as error:
         raise UserError("the clipboard's picture is damaged") from error
     if len(picture) > MOST_PICTURE_BYTES:
-        raise UserError(f"the clipboard's picture is larger than {MOST_PICTURE_BYTES >> 20} MiB")
+        raise UserError(f"the clipboard's picture is larger than {format_bytes(MOST_PICTURE_BYTES)}")
     return picture or None
 
 
@@ -110,5 +111,5 @@ async def _read(process: asyncio.subprocess.Process, most: int) -> bytes:
         parts.append(part)
         size += len(part)
         if size > most:
-            raise UserError(f"what is on the clipboard is larger than {most >> 20} MiB")
+            raise UserError(f"what is on the clipboard is larger than {format_bytes(most)}")
     return b"".join(parts)

@@ -11,6 +11,7 @@ from hetrun.client.events import PICTURE, Event, GenerateRequest, Message, accep
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import UserError
 from hetrun.system.files import open_regular
+from hetrun.system.units import format_bytes
 from hetrun.tui.store import export
 from hetrun.tui.store.store import Store
 from hetrun.tui.store.tree import Conversation, Pictured, Tree, Turn, fork_title, title_of
@@ -191,7 +192,7 @@ def attached(path: Path) -> tuple[str, str]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if len(raw) > MOST_ATTACHED:
-        raise UserError(f"{path} is larger than {MOST_ATTACHED >> 20} MiB: attach a part of it")
+        raise UserError(f"{path} is larger than {format_bytes(MOST_ATTACHED)}: attach a part of it")
     try:
         return path.name, raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

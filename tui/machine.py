@@ -13,7 +13,7 @@ from hetrun.client.interface import ChatClient
 from hetrun.client.queries import EngineState, LayerPlace, Layers, State
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
-from hetrun.system.units import counted
+from hetrun.system.units import counted, format_bytes
 
 # One colour for a backend wherever it is named; a terminal's theme says what they look like.
 COLOURS = ("$success", "$primary", "$warning", "$accent", "$secondary", "$error")
@@ -200,11 +200,11 @@ def _devices(facts: Facts, width: int) -> list[Content]:
 
 
 def _bill(name: str, bill: Mapping[str, int], used: int, limit: int, width: int) -> list[Content]:
-    lines = [_head(name, f"{_size(used)} of {_size(limit)}" if limit else _size(used))]
+    lines = [_head(name, f"{format_bytes(used)} of {format_bytes(limit)}" if limit else format_bytes(used))]
     if limit:
         lines.append(_bar(used / limit, width))
     told = [(what, n) for what, n in bill.items() if n >= LEAST_TOLD and what not in NO_PARTS]
-    return lines + [_row(what, _size(n), width) for what, n in told]
+    return lines + [_row(what, format_bytes(n), width) for what, n in told]
 
 
 def _links(facts: Facts, width: int) -> list[Content]:
@@ -225,15 +225,15 @@ def _disk(facts: Facts, width: int) -> list[Content]:
     if streaming.experts:
         return [
             _head("from disk", f"{streaming.disk_bytes_s / 1e9:.2f} GB/s"),
-            _row("each token", _size(int(streaming.bytes_per_token)), width),
+            _row("each token", format_bytes(int(streaming.bytes_per_token)), width),
             _row("slots for experts", f"{streaming.slots:,} of {streaming.experts:,}", width),
             _row("chosen and there", f"{100 * streaming.found:.0f} %", width),
             _row("waiting for it", f"{100 * streaming.waiting:.0f} % of the time", width),
         ]
     return [
         _head("from disk", f"{streaming.disk_bytes_s / 1e9:.2f} GB/s"),
-        _row("each pass", _size(streaming.streamed_bytes), width),
-        _row("stays in memory", _size(streaming.locked_bytes), width),
+        _row("each pass", format_bytes(streaming.streamed_bytes), width),
+        _row("stays in memory", format_bytes(streaming.locked_bytes), width),
         _row("waiting for it", f"{100 * streaming.waiting:.0f} % of the time", width),
     ]
 
@@ -291,7 +291,3 @@ def _bar(share: float, width: int) -> Content:
     full = min(max(round(share * width), 0), width)
     colour = "$error" if share > 0.95 else "$warning" if share > 0.8 else "$success"
     return Content.assemble(("━" * full, colour), ("─" * (width - full), "dim"))
-
-
-def _size(nbytes: float) -> str:
-    return f"{nbytes / (1 << 30):,.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):,.0f} MiB"

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 
 from hetrun.errors import BudgetError
+from hetrun.system.units import format_bytes
 
 ALIGNMENT = 256  # bytes: what the widest loads and cuBLAS like
 
@@ -140,6 +141,6 @@ class GrowingArena:
 def no_room(what: str, size: int, left: int, nbytes: int) -> BudgetError:
     """Something does not fit."""
     return BudgetError(
-        f"no room in GPU memory for {what}: {size / 2**20:.1f} MiB are needed, "
-        f"{left / 2**20:.1f} of {nbytes / 2**20:.1f} MiB are left; grant more with --vram"
+        f"no room in GPU memory for {what}: {format_bytes(size)} are needed, "
+        f"{format_bytes(left)} of {format_bytes(nbytes)} are left; grant more with --vram"
     )

@@ -30,6 +30,7 @@ from hetrun.backends.cuda.driver import (
 )
 from hetrun.errors import BackendError, BudgetError, DeviceLost
 from hetrun.system.native_library import load_library
+from hetrun.system.units import format_bytes
 
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 MANAGEMENT = "libnvidia-ml.so.1"
@@ -165,14 +166,14 @@ class CupyDriver:
             return max(0, int(rt.memGetInfo()[0]) - LATER)
 
     def allocate(self, nbytes: int) -> Address:
-        with self._here(f"taking {nbytes / 2**20:.0f} MiB of GPU memory"):
+        with self._here(f"taking {format_bytes(nbytes)} of GPU memory"):
             try:
                 address = int(rt.malloc(nbytes))
                 self._sizes[address] = nbytes
                 return address
             except rt.CUDARuntimeError as e:
                 if e.status == OUT_OF_MEMORY:
-                    raise MemoryError(f"{self.device.name} has no {nbytes / 2**20:.0f} MiB left") from e
+                    raise MemoryError(f"{self.device.name} has no {format_bytes(nbytes)} left") from e
                 raise
 
     def free(self, address: Address) -> None:
@@ -180,14 +181,14 @@ class CupyDriver:
         self._give_back("giving GPU memory back", lambda: rt.free(address))
 
     def pinned(self, nbytes: int) -> NDArray[np.uint8]:
-        with self._here(f"page-locking {nbytes / 2**20:.0f} MiB of memory"):
+        with self._here(f"page-locking {format_bytes(nbytes)} of memory"):
             try:
                 address = self._locked.take(max(1, nbytes))
             except rt.CUDARuntimeError as e:
                 if e.status not in NOT_LOCKED:
                     raise
                 raise BudgetError(
-                    f"{nbytes / 2**20:.0f} MiB of RAM cannot be page-locked for {self.device.name} ({e}): "
+                    f"{format_bytes(nbytes)} of RAM cannot be page-locked for {self.device.name} ({e}): "
                     "the system has no more for it. Containers and WSL2 may allow less than there is RAM"
                 ) from e
         held = (ctypes.c_uint8 * nbytes).from_address(address)

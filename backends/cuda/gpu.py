@@ -23,6 +23,7 @@ from hetrun.backends.cuda.streamed.weight_ring import Ring
 from hetrun.backends.cuda.weights import Loading, device_bytes
 from hetrun.errors import BackendError, BudgetError
 from hetrun.memory.kv.cache import KvCache
+from hetrun.system.units import format_bytes, format_minimum
 
 log = logging.getLogger(__name__)
 
@@ -78,16 +79,16 @@ class Gpu:
         free, held, total = driver.free_memory(), driver.held_memory(), driver.device.memory
         limit = held + int(free * (1 - MARGIN)) if nbytes is None else nbytes
         if limit < (least := self.least):
-            size = f"{limit / 2**20:.0f} MiB"
+            size = format_bytes(limit)
             words = f"{size} of GPU memory that are free are" if nbytes is None else f"--vram {size} is"
             raise BudgetError(
-                f"{words} too little: CUDA itself and what kernels work in take {least / 2**20:.0f} MiB of "
+                f"{words} too little: CUDA itself and what kernels work in take {format_minimum(least)} of "
                 f"{driver.device.name}"
             )
         if limit > free + held:
             raise BudgetError(
-                f"--vram {limit / 2**20:.0f} MiB is more than is free of {driver.device.name}: "
-                f"{(free + held) / 2**20:.0f} of {total / 2**20:.0f} MiB"
+                f"--vram {format_bytes(limit)} is more than is free of {driver.device.name}: "
+                f"{format_bytes(free + held)} of {format_bytes(total)}"
             )
         self._limit, self._left, self._grows = limit, limit - held, nbytes is None
         return self._granted(driver)
@@ -164,10 +165,10 @@ class Gpu:
             before = self._left
             self.grant(None)
             log.warning(
-                "other programs have taken memory of %s: %.0f of %.0f MiB are left",
+                "other programs have taken memory of %s: %s of %s are left",
                 driver.device.name,
-                self._left / 2**20,
-                before / 2**20,
+                format_bytes(self._left),
+                format_bytes(before),
             )
         try:
             return Memory(driver, self._left, self._step)

@@ -22,6 +22,7 @@ from hetrun.backends.llamacpp.streamed_weights import PartialWeights
 from hetrun.errors import BackendError
 from hetrun.graph import Weight
 from hetrun.system.native_library import load_library
+from hetrun.system.units import format_bytes
 
 CHUNK = 256 << 20  # address space taken at once; pages that are never written cost nothing
 SCRATCH = 16 << 20  # stored bytes in flight while a weight is repacked
@@ -70,7 +71,8 @@ class Arena:
         buffer = self._lib.ggml_backend_buft_alloc_buffer(self.buffer_type, size)
         if not buffer:
             raise BackendError(
-                f"ggml could not allocate {size >> 20} MiB for weights; free memory or use a smaller model"
+                f"ggml could not allocate {format_bytes(size)} for weights; "
+                "free memory or use a smaller model"
             )
         self._lib.ggml_backend_buffer_set_usage(buffer, WEIGHTS_USAGE)
         self._buffers.append(buffer)

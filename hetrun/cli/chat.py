@@ -19,6 +19,7 @@ from hetrun.client.interface import ChatClient
 from hetrun.client.worker_main import CHAT
 from hetrun.config import Settings, dirs
 from hetrun.errors import UserError
+from hetrun.system.units import format_bytes
 
 if TYPE_CHECKING:  # textual loads while the worker does
     from hetrun.tui.host import Doors, Opening, Tell
@@ -70,18 +71,16 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
         return partial(WorkerClient, changed(settings, changes, tell), log=log)
 
     def models() -> list[Offered]:
-        from hetrun.cli.output import size
         from hetrun.loader.hub.stores import available
 
         found = available(warn=lambda _: None)
-        return [Offered(model.name, str(model.path), size(model.size)) for model in found]
+        return [Offered(model.name, str(model.path), format_bytes(model.size)) for model in found]
 
     return Doors(reopen, models)
 
 
 def doors_of_server(settings: Settings, url: str) -> Doors:
     """Other models of a server."""
-    from hetrun.cli.output import size
     from hetrun.client.http_client import RemoteClient
     from hetrun.tui.host import Doors, Offered
 
@@ -93,7 +92,7 @@ def doors_of_server(settings: Settings, url: str) -> Doors:
 
     def models() -> list[Offered]:
         found = asyncio.run(client(None).models())
-        return [Offered(m.id, m.path, size(m.file_bytes) if m.file_bytes else "") for m in found]
+        return [Offered(m.id, m.path, format_bytes(m.file_bytes) if m.file_bytes else "") for m in found]
 
     return Doors(reopen, models, is_server=True)
 

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hetrun.cli.exit_codes import heed_sigterm
-from hetrun.cli.output import say, size
+from hetrun.cli.output import say
 from hetrun.cli.progress import loading
 from hetrun.errors import OptionError, printable
+from hetrun.system.units import format_bytes
 from hetrun.tools.convert import Report, Wish, convert_model
 from hetrun.tools.convert.quant_mixtures import RECIPES, by_option
 
@@ -38,7 +39,7 @@ def convert(
 def to_text(report: Report) -> str:
     """One line."""
     return (
-        f"{report.path}: {size(report.bytes_before)} -> {size(report.bytes_after)}, "
+        f"{report.path}: {format_bytes(report.bytes_before)} -> {format_bytes(report.bytes_after)}, "
         f"{report.bits_per_weight:.2f} bits per weight, {report.seconds:.1f} s"
     )
 

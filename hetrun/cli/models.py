@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from hetrun.cli.output import in_json, say, size
+from hetrun.cli.output import in_json, say
 from hetrun.config import Settings
 from hetrun.errors import UserError, printable
 from hetrun.loader.hub.download import Progress, fetch, not_here, offline
@@ -19,6 +19,7 @@ from hetrun.loader.hub.remove import removal, remove
 from hetrun.loader.hub.resolve import find
 from hetrun.loader.hub.stores import DEMO, Stored, available
 from hetrun.system.terminal_text import visible
+from hetrun.system.units import format_bytes
 
 MOST_NAMED = 3  # files of a folder
 
@@ -36,7 +37,7 @@ def pull(name: str, forbidden: bool, as_json: bool, pictures: bool = True) -> No
         return
     print(visible(str(path)))
     if sys.stderr.isatty():
-        say(f'{size(chosen.size)}; hetrun run {which.name} "a prompt" uses it')
+        say(f'{format_bytes(chosen.size)}; hetrun run {which.name} "a prompt" uses it')
 
 
 def print_list(as_json: bool) -> None:
@@ -48,7 +49,8 @@ def print_list(as_json: bool) -> None:
     wide = max((len(visible(model.name)) for model in models), default=0)
     for model in models:
         print(
-            f"{visible(model.name):<{wide}}  {size(model.size):>8}  {visible(model.kind):<8}  {model.store}"
+            f"{visible(model.name):<{wide}}  {format_bytes(model.size):>8}  "
+            f"{visible(model.kind):<8}  {model.store}"
         )
     if not models:
         say("there are no models here yet; hetrun pull user/repo downloads one from Hugging Face's hub")
@@ -84,15 +86,15 @@ def take_away(name: str, yes: bool, as_json: bool) -> None:
     what = removal(name)
     if not yes:
         if not sys.stdin.isatty():
-            raise UserError(f"{visible(what.name)} takes {size(what.size)}; add --yes to remove it")
-        say(f"{visible(what.name)} takes {size(what.size)}. Remove it? [y/N]")
+            raise UserError(f"{visible(what.name)} takes {format_bytes(what.size)}; add --yes to remove it")
+        say(f"{visible(what.name)} takes {format_bytes(what.size)}. Remove it? [y/N]")
         if input().strip().lower() not in ("y", "yes"):
             return
     remove(what)
     if as_json:
         print(in_json({"name": what.name, "freed": what.size}))
     else:
-        say(f"{visible(what.name)} was removed: {size(what.size)} freed")
+        say(f"{visible(what.name)} was removed: {format_bytes(what.size)} freed")
 
 
 def place_of(model: str, forbidden: bool = False, pictures: bool = True) -> Path:

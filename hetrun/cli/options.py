@@ -22,7 +22,7 @@ from hetrun.config import OPTIONS, Settings
 from hetrun.errors import OptionError
 from hetrun.option_types import SPECULATION, Choice
 from hetrun.system.memory_info import machine_memory
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -264,7 +264,7 @@ def _remark_on_excess(settings: Settings) -> None:
             "machine, which is slower"
         )
     if settings.ram is not None and settings.ram > (total := machine_memory()):
-        ram, whole = size_in_words(settings.ram), size_in_words(total)
+        ram, whole = format_bytes(settings.ram), format_bytes(total)
         say(f"--ram {ram} is more than the {whole} of this machine, so it limits nothing")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from threading import RLock
 
@@ -63,17 +62,3 @@ def in_json(value: object, indent: int | None = None) -> str:
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-
-
-def size(n: float) -> str:
-    """Bytes as people say them."""
-    for unit in ("B", "kB", "MB"):
-        if n < 999.5:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{_three(n)} {unit}"
-        n /= 1000
-    return f"{_three(n)} GB"
-
-
-def _three(n: float) -> str:
-    """Three digits that count."""
-    return f"{n:.{max(0, 2 - int(math.log10(n)))}f}" if n else "0"

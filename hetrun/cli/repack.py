@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hetrun.cli.exit_codes import heed_sigterm
-from hetrun.cli.output import in_json, say, size
+from hetrun.cli.output import in_json, say
 from hetrun.cli.progress import loading
 from hetrun.errors import printable
-from hetrun.system.units import counted
+from hetrun.system.units import counted, format_bytes
 from hetrun.tools.convert.in_place import is_begun
 from hetrun.tools.convert.reorder import Report, Wish, repack_model
 
@@ -40,7 +40,7 @@ def to_text(report: Report) -> str:
         how += f", {counted(report.records, 'expert')} as records"
     if not report.written:
         return f"{report.path}: {how}, already; nothing was written"
-    sizes = f"{size(report.bytes_before)} -> {size(report.bytes_after)}"
+    sizes = f"{format_bytes(report.bytes_before)} -> {format_bytes(report.bytes_after)}"
     return f"{report.path}: {how}, {sizes}, {report.seconds:.1f} s"
 
 

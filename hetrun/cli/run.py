@@ -21,7 +21,7 @@ from hetrun.config import Settings, runtime_dir
 from hetrun.errors import OptionError, UserError, printable
 from hetrun.sampling.sampler import random_seed
 from hetrun.system.terminal_text import visible
-from hetrun.system.units import counted, size_in_words
+from hetrun.system.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from hetrun.cli.run_remote import Answerer
@@ -302,7 +302,7 @@ def summary(last: Event, params: SamplingParams) -> str:
 def from_disk(s: Streaming) -> str:
     """One line on what passes were like that read weights from disk."""
     whole = s.locked_bytes + s.streamed_bytes
-    kept = f"{s.locked_bytes / 2**20:,.0f} of {whole / 2**20:,.0f} MiB of the weights in memory"
+    kept = f"{format_bytes(s.locked_bytes)} of {format_bytes(whole)} of the weights in memory"
     if not s.passes or not s.streamed_bytes:
         return f"[{kept}]"
     if s.experts:
@@ -310,7 +310,7 @@ def from_disk(s: Streaming) -> str:
             f"{s.slots:,} of {s.experts:,} experts have a slot, where {s.found:.0%} of the chosen ones were"
         )
     return (
-        f"[from disk: {size_in_words(s.bytes_per_token)} a token at {s.disk_bytes_s / 1e9:.2f} GB/s, "
+        f"[from disk: {format_bytes(s.bytes_per_token)} a token at {s.disk_bytes_s / 1e9:.2f} GB/s, "
         f"{100 * s.waiting:.0f} % of the time waiting; {kept}]"
     )
 

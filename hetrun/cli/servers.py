@@ -15,7 +15,7 @@ from hetrun.client.local_servers import RunningServer, ServedModel
 from hetrun.client.model_catalog import identity, name_of
 from hetrun.errors import OptionError, UserError
 from hetrun.system.terminal_text import visible
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 
 HEAD = ("MODEL", "ADDRESS", "MEMORY", "SINCE", "REQUESTS", "PID")
 SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"))
@@ -68,7 +68,7 @@ def memory_of(model: ServedModel) -> str:
         return f"loading {model.progress:.0%}"
     if model.status != "loaded":
         return visible(model.status)
-    return size_in_words(model.memory) if model.memory else "?"
+    return format_bytes(model.memory) if model.memory else "?"
 
 
 def ago(seconds: float) -> str:

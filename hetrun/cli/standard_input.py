@@ -7,6 +7,7 @@ import sys
 
 from hetrun.cli.output import say
 from hetrun.errors import UserError
+from hetrun.system.units import format_bytes
 
 MOST_PROMPT = 64 << 20  # bytes: far more than any context holds
 PATIENCE_S = 3.0  # without a byte on an open pipe, before the command says what it waits for
@@ -25,7 +26,7 @@ def read_text() -> str:
     _say_what_is_awaited()
     raw = sys.stdin.buffer.read(MOST_PROMPT + 1)
     if len(raw) > MOST_PROMPT:
-        raise UserError(f"the prompt on stdin is longer than {MOST_PROMPT >> 20} MiB")
+        raise UserError(f"the prompt on stdin is longer than {format_bytes(MOST_PROMPT)}")
     try:
         return raw.decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as e:

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from hetrun.client.sampling_params import SamplingParams, Structure
-from hetrun.system.units import counted
+from hetrun.system.units import counted, format_bytes
 
 if TYPE_CHECKING:  # numpy comes with it
     from hetrun.graph.pooling import Pooling
@@ -92,7 +92,7 @@ class GenerateRequest:
         if len(self.pictures) > MOST_PICTURES:
             raise ValueError(f"a request may have {MOST_PICTURES} pictures, not {len(self.pictures)}")
         if max(map(len, self.pictures), default=0) > MOST_PICTURE_BYTES:
-            raise ValueError(f"a picture may have {MOST_PICTURE_BYTES >> 20} MiB")
+            raise ValueError(f"a picture may have {format_bytes(MOST_PICTURE_BYTES)}")
 
     @property
     def most_tokens(self) -> int | None:

@@ -48,6 +48,7 @@ from hetrun.client.remote.openai_format import (
 from hetrun.client.remote.probe import APIS, api_of
 from hetrun.errors import HetrunError, UserError
 from hetrun.system.strict_json import parsed
+from hetrun.system.units import format_bytes
 
 A = TypeVar("A")
 Json = Mapping[str, Any]
@@ -342,7 +343,9 @@ class RemoteClient:
                         parts.append(bytes(event.data))
                         size += len(event.data)
                         if size > MOST_BODY:
-                            raise Broken(f"{self._where.url} answers with more than {MOST_BODY >> 20} MiB")
+                            raise Broken(
+                                f"{self._where.url} answers with more than {format_bytes(MOST_BODY)}"
+                            )
         except TimeoutError:
             raise Broken(f"{self._where.url} does not answer within {limit_s:g} s") from None
         try:

@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes
 from hetrun.client.events import MOST_PICTURE_BYTES, PICTURE, GenerateRequest, Message, ModelInfo
 from hetrun.errors import OptionError, printable
 from hetrun.system.files import open_regular
+from hetrun.system.units import format_bytes
 
 # Types of parts of messages that are pictures: those of OpenAI's two APIs, and that of templates.
 PART_TYPES = ("image_url", "input_image", "image")
@@ -96,7 +97,9 @@ def read_picture(path: str, where: str) -> bytes:
 def bounded(file: bytes, where: str) -> bytes:
     """A picture's file, if it is not too large."""
     if len(file) > MOST_PICTURE_BYTES:
-        raise OptionError(f"{where} is larger than {MOST_PICTURE_BYTES >> 20} MiB; make the picture smaller")
+        raise OptionError(
+            f"{where} is larger than {format_bytes(MOST_PICTURE_BYTES)}; make the picture smaller"
+        )
     return file
 
 

@@ -20,7 +20,7 @@ from hetrun.memory.kv.prefix_file import MOST_BYTES, Unusable
 from hetrun.memory.kv.radix_tree import Tokens
 from hetrun.memory.kv.row_serializer import SavedRows
 from hetrun.planner.options import Options
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Prompts:
             return 0
         entry = Entry(seq, tokens[:n])
         if not prefix_file.save(path, self.identity, [entry], self._rows, most, follow=False):
-            raise UserError(f"{n} tokens would take more than the {size_in_words(most)} that a file may have")
+            raise UserError(f"{n} tokens would take more than the {format_bytes(most)} that a file may have")
         return n
 
     def load_one(self, path: Path) -> Tokens:

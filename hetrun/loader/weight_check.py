@@ -21,7 +21,7 @@ from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.source import ModelSource
 from hetrun.loader.weight_reader import FileReader
 from hetrun.loader.zero_runs import ZeroFinder, Zeros
-from hetrun.system.units import counted, size_in_words
+from hetrun.system.units import counted, format_bytes
 
 SLICE = 1 << 20  # bytes that are looked at in one go: they are still in the processor's cache then
 
@@ -152,11 +152,11 @@ def _byte_of(weight: Weight, at: int) -> tuple[str, int]:
 
 def _hole_error(holes: Sequence[Hole]) -> HoleError:
     worst, *more = holes = sorted(holes, key=lambda hole: -hole.bytes)
-    total = size_in_words(sum(hole.bytes for hole in holes))
+    total = format_bytes(sum(hole.bytes for hole in holes))
     in_all = f"; with {counted(len(more), 'other tensor')} it is {total} in all" if more else ""
     return HoleError(
         worst.path,
-        f"the tensor {shown(worst.tensor)} has {size_in_words(worst.bytes)} of zero bytes among its weights, "
+        f"the tensor {shown(worst.tensor)} has {format_bytes(worst.bytes)} of zero bytes among its weights, "
         f"from row {worst.row} (byte {worst.offset} of the file) on{in_all}: an interrupted download or a "
         "failing disk leaves such runs of zeros; download it again",
         tuple(holes),

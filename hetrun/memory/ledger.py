@@ -23,7 +23,7 @@ from hetrun.memory import breakdown as bill
 from hetrun.memory.breakdown import Kind
 from hetrun.system.memory_info import free_memory
 from hetrun.system.sysfs import line_of, lines_of
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes, format_minimum
 
 KINDS: tuple[Kind, ...] = ("anonymous", "file-backed", "shared")
 # Never booked out: what comes and goes between two looks at the books (objects of Python, a page of a file
@@ -107,8 +107,9 @@ class Granted:
     def below_use(self, needed: int, mend: str) -> BudgetError:
         """Why the limit of a running model cannot become so low, and what to do instead."""
         return BudgetError(
-            f"the memory limit cannot be lowered to {size_in_words(self.nbytes)} while the model runs: "
-            f"{-(-needed >> 20)} MiB are in use, including room for one answer as long as the context. {mend}"
+            f"the memory limit cannot be lowered to {format_bytes(self.nbytes)} while the model runs: "
+            f"{format_minimum(needed)} are in use, including room for one answer as long as "
+            f"the context. {mend}"
         )
 
     @property
@@ -123,15 +124,13 @@ def granted(ram: int | None, margin: float = MARGIN, root: Path = Path("/")) -> 
     own, free = kernel_figures().total, free_memory(root)
     if ram is None:
         nbytes = own + int(free.nbytes * (1 - margin))
-        return Granted(
-            nbytes, f"{size_in_words(nbytes)}, with {1 - margin:.0%} of what is free of {free.of},"
-        )
+        return Granted(nbytes, f"{format_bytes(nbytes)}, with {1 - margin:.0%} of what is free of {free.of},")
     if free.limit is not None:  # the system ends who takes more than that
         # Pages of libraries may count against another group, which read them first.
         most = min(own + free.nbytes, free.limit)
         if ram > most:
-            return Granted(most, f"what is left of {free.of}, {size_in_words(most)} (--ram allows more),")
-    return Granted(ram, f"--ram {size_in_words(ram)}")
+            return Granted(most, f"what is left of {free.of}, {format_bytes(most)} (--ram allows more),")
+    return Granted(ram, f"--ram {format_bytes(ram)}")
 
 
 class Books:
@@ -177,9 +176,9 @@ class Books:
         """Take so much more; BudgetError, and nothing is booked, where there is less."""
         if nbytes > max(0, self.free):
             raise BudgetError(
-                f"{self.granted.words} is too little: {account} needs {_mib(nbytes)} more, but only "
-                f"{_mib(max(0, self.free))} are left beside {self._in_words()}; "
-                f"at least {_least(self.total + nbytes)} are needed in all"
+                f"{self.granted.words} is too little: {account} needs {format_bytes(nbytes)} more, but only "
+                f"{format_bytes(max(0, self.free))} are left beside {self._in_words()}; "
+                f"at least {format_minimum(self.total + nbytes)} are needed in all"
             )
         self.found(account, kind, nbytes)
 
@@ -287,13 +286,4 @@ class Books:
 
 
 def _list(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {_mib(size)}" for name, size in sizes.items())
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:.{0 if nbytes > 10 << 20 else 1}f} MiB"
-
-
-def _least(nbytes: int) -> str:
-    """Rounded up: who types it gets what was promised."""
-    return f"{-(-nbytes >> 20)} MiB"
+    return ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items())

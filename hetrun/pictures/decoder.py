@@ -16,6 +16,7 @@ from hetrun.system.sandbox.child import Child, Gone, computed_too_long
 from hetrun.system.sandbox.framing import HEAD
 from hetrun.system.sandbox.kept_child import KeptChild
 from hetrun.system.terminal_text import visible
+from hetrun.system.units import format_bytes
 
 CHILD = "from hetrun.pictures.decoder_main import main; main({pipe})"
 MOST_MESSAGE = 4096  # bytes
@@ -50,8 +51,8 @@ class PictureDecoder:
         scaled down. PictureError says why a file is not decoded.
         """
         if len(data) > MOST_PICTURE_BYTES:
-            size, most = len(data) >> 20, MOST_PICTURE_BYTES >> 20
-            raise PictureError(f"the picture's file has {size} MiB, and up to {most} are read")
+            size, most = format_bytes(len(data)), format_bytes(MOST_PICTURE_BYTES)
+            raise PictureError(f"the picture's file has {size}, and up to {most} are read")
         name = format_of(data)
         try:
             answer = self._asked(name, data)

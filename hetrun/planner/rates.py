@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hetrun.system.units import format_bytes
+
 SHORT = 256  # tokens of a short text: prompt and answer of a question
 
 
@@ -22,12 +24,15 @@ class Residence:
     def words(self) -> str:
         """For people."""
         if self.full >= self.total:
-            return f"all {_mib(self.total)} in memory"
-        short = f"{self.short / 2**20:,.0f} of {_mib(self.total)}"
-        said = f"{short} in memory, {_mib(self.read, 1)} read for each token"
+            return f"all {format_bytes(self.total)} in memory"
+        short = f"{format_bytes(self.short)} of {format_bytes(self.total)}"
+        said = f"{short} in memory, {format_bytes(self.read)} read for each token"
         if self.short == self.full:
             return said
-        return f"{said}; in a full context {_mib(self.full)} in memory, {_mib(self.read_full, 1)} read"
+        return (
+            f"{said}; in a full context {format_bytes(self.full)} in memory, "
+            f"{format_bytes(self.read_full)} read"
+        )
 
 
 Basis = Literal["measured", "partly measured", "predicted", "unknown"]
@@ -56,10 +61,6 @@ class Rates:
             return "unknown until it has been measured: the first run does that"
         known[0] += " tokens/s"
         return f"{', '.join(known)} ({WORDS[self.basis]})"
-
-
-def _mib(size: int, digits: int = 0) -> str:
-    return f"{size / 2**20:,.{digits}f} MiB"
 
 
 def _figures(rate: float) -> str:

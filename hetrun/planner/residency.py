@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hetrun.errors import BudgetError
 from hetrun.planner.shortest_path import Chain
+from hetrun.system.units import format_bytes, format_minimum
 
 if TYPE_CHECKING:
     from hetrun.planner.milp import Programme
@@ -93,8 +94,8 @@ def place_all(demands: Sequence[Demand], copies: Copies) -> list[Placed]:
     if found is None:
         least = sum(min((copies.nbytes[i, b] for b in t), default=0) for i, t in enumerate(_units(demands)))
         raise BudgetError(
-            f"the weights need at least {least / 2**20:.0f} MiB, and there is room for "
-            f"{copies.room / 2**20:.0f} MiB: allow more with --ram, or use a smaller model"
+            f"the weights need at least {format_minimum(least)}, and there is room for "
+            f"{format_bytes(copies.room)}: allow more with --ram, or use a smaller model"
         )
     return [best_of(d, found) for d in demands]
 

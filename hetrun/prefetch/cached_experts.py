@@ -42,6 +42,7 @@ from hetrun.prefetch.streamed_weights import (
 )
 from hetrun.system.address_space import HUGE_PAGE
 from hetrun.system.ema import smoothed
+from hetrun.system.units import format_minimum
 
 SHARES_S = 10.0  # between looks at which kinds of experts are worth their memory
 AHEAD_SHARE = 16  # buffers take at most 1 / AHEAD_SHARE of the room
@@ -210,7 +211,7 @@ class FromExperts:
     def set_limit(self, granted: Granted) -> None:
         """Another budget from now on."""
         if granted.nbytes < (least := self.least):
-            raise BudgetError(f"{granted.words} is too little: at least {-(-least >> 20)} MiB are needed")
+            raise BudgetError(f"{granted.words} is too little: at least {format_minimum(least)} are needed")
         before, self._books.granted = self.granted, granted
         self._widen(self._part.buffers)
         room = self._room()

@@ -8,7 +8,7 @@ from hetrun.prefetch.cached_experts import divided
 from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.lookahead import Outlook, predict
 from hetrun.prefetch.pass_times import PassTimes
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 
 # Where a share s of the experts has slots, tokens find about s ** SKEW of those that they choose there: three
 # in four where half have slots. Published traces of real mixtures lie between 67 and 81 % (LRU over half).
@@ -77,6 +77,6 @@ class Expected:
         return (
             f"one token at a time: {token}, if {self.found:.0%} of the chosen experts have a slot, as "
             f"in mixtures that were measured; if all are chosen alike: {alike.tokens_per_s:.3g}",
-            f"with {size_in_words(MORE)} more: {more.tokens_per_s:.3g} tokens/s, bound by {more.bound}; with "
+            f"with {format_bytes(MORE)} more: {more.tokens_per_s:.3g} tokens/s, bound by {more.bound}; with "
             f"a disk of {FASTER:.0f} times the speed: {faster.tokens_per_s:.3g}, bound by {faster.bound}",
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from hetrun.system.units import counted
+from hetrun.system.units import counted, format_bytes
 
 LAYERS_AHEAD = 3  # of streamed bytes; more is never read ahead
 ROOM_SHARE = 16  # the window takes at most 1 / ROOM_SHARE of the room, which could all be weights
@@ -102,4 +102,4 @@ def window(
     if pieces >= load.pieces:
         why, pieces = "all that is streamed", load.pieces
     size = pieces * load.largest
-    return Window(pieces, size, f"{counted(pieces, 'piece')}, {size / 2**20:.1f} MiB: {why}")
+    return Window(pieces, size, f"{counted(pieces, 'piece')}, {format_bytes(size)}: {why}")

@@ -21,6 +21,7 @@ from itertools import accumulate, chain, product
 from typing import Literal, get_args
 
 from hetrun.backend.weight_streaming import Cut, Piece
+from hetrun.system.units import format_bytes
 
 Policy = Literal["balanced", "unbalanced", "attention-first", "ffn-first", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -266,11 +267,13 @@ def _spread(n: int) -> list[int]:
 def _explain(kept: Kept) -> str:
     total = sum(p.kept_bytes for p in kept.cut.pieces)
     if not kept.count or kept.count == len(kept.order):
-        what = "all weights stay in memory" if kept.count else f"none of {_mib(total)} stays in memory"
+        what = (
+            "all weights stay in memory" if kept.count else f"none of {format_bytes(total)} stays in memory"
+        )
         return f"{kept.policy}: {what}"
     layers = layers_of(kept.cut)
     per_layer = [_held(kept, columns) for name, columns in layers.items() if name]
-    parts = [f"{_mib(kept.locked_bytes)} of {_mib(total)} stay in memory"]
+    parts = [f"{format_bytes(kept.locked_bytes)} of {format_bytes(total)} stay in memory"]
     if per_layer:
         sizes = [_bytes(columns) for name, columns in layers.items() if name]
         parts.append(f"{_range(per_layer)} of each layer's {_range(sizes)}")
@@ -307,9 +310,5 @@ def _shares(kept: Kept, layers: Mapping[str, Layer]) -> dict[str, float]:
 
 
 def _range(sizes: Sequence[int]) -> str:
-    least, most = f"{min(sizes) / 2**20:.1f}", f"{max(sizes) / 2**20:.1f}"
-    return f"{least} MiB" if least == most else f"{least} to {most} MiB"
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.0f} MiB"
+    least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
+    return least if least == most else f"{least} to {most}"

@@ -29,6 +29,7 @@ from hetrun.prefetch.residency_policy import POLICIES, Kept, Policy, choose, res
 from hetrun.prefetch.streamer import Streamer
 from hetrun.system.ema import smoothed
 from hetrun.system.estimate import Tracked
+from hetrun.system.units import format_minimum
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ class FromDisk:
     def set_limit(self, granted: Granted) -> None:
         """Another budget from now on."""
         if granted.nbytes < (least := self.least):
-            raise BudgetError(f"{granted.words} is too little: at least {-(-least >> 20)} MiB are needed")
+            raise BudgetError(f"{granted.words} is too little: at least {format_minimum(least)} are needed")
         before, self._books.granted = self.granted, granted
         try:
             if (room := self._room()) < 0:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from hetrun.server.errors import ApiError
 from hetrun.system.strict_json import parsed
+from hetrun.system.units import format_bytes
 
 MAX_BYTES = 64 * 2**20  # a picture of 32 MiB in base64 takes 43
 MOST_S = 60.0  # for the whole body: a client that stops halfway occupies a place
@@ -55,5 +56,5 @@ async def _joined(request: Request) -> bytes:
 
 def _too_large() -> ApiError:
     # The rest is not read, so the connection cannot be reused.
-    message = f"The body is larger than {MAX_BYTES // 2**20} MiB"
+    message = f"The body is larger than {format_bytes(MAX_BYTES)}"
     return ApiError(message, code="request_too_large", status=413, headers={"connection": "close"})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hetrun.system.cgroups import memory_limit
 from hetrun.system.sysfs import lines_of
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Free:
         return (
             "the machine's memory"
             if self.limit is None
-            else f"the container's limit of {size_in_words(self.limit)}"
+            else f"the container's limit of {format_bytes(self.limit)}"
         )
 
 

@@ -30,7 +30,7 @@ from hetrun.system.cgroups import memory_limit
 from hetrun.system.cpu_topology import this_machine
 from hetrun.system.subprocesses import ending, python
 from hetrun.system.sysfs import lines_of
-from hetrun.system.units import counted, size_in_words
+from hetrun.system.units import counted, format_bytes
 from hetrun.tools.missing_packages import Missing, not_to_be_had
 
 State = Literal["ok", "note", "warning", "error"]
@@ -148,9 +148,9 @@ def _pair(line: str) -> tuple[str, str]:
 def _memory() -> Iterator[Finding]:
     lines = dict(_pair(line) for line in lines_of(Path("/proc/meminfo")))
     whole, free = (1024 * int(lines.get(name, "0 kB").split()[0]) for name in ("MemTotal", "MemAvailable"))
-    yield Finding("machine", "memory", "ok", f"{size_in_words(whole)}, {size_in_words(free)} of it free")
+    yield Finding("machine", "memory", "ok", f"{format_bytes(whole)}, {format_bytes(free)} of it free")
     if (limit := memory_limit()) and limit.limit < whole:
-        left, most = size_in_words(limit.left), size_in_words(limit.limit)
+        left, most = format_bytes(limit.left), format_bytes(limit.limit)
         yield Finding("machine", "container", "note", f"may use {most} of it; {left} of that is free")
 
 
@@ -308,7 +308,7 @@ def _models() -> Iterator[Finding]:
         yield Finding("models", "here", "warning", trouble)
     folder = cache_folder()
     free = shutil.disk_usage(_existing(folder)).free
-    text = f"{folder} (Hugging Face's): {size_in_words(free)} free on its disk"
+    text = f"{folder} (Hugging Face's): {format_bytes(free)} free on its disk"
     if free > SPARE:
         yield Finding("models", "cache", "ok", text)
     else:
@@ -333,7 +333,7 @@ def _folders() -> Iterator[Finding]:
         ("cache", found.cache, "measurements of this machine"),
         ("data", found.data, "your own models, in models/"),
     ):
-        size = size_in_words(_bytes(folder)) if folder.is_dir() else "does not exist yet"
+        size = format_bytes(_bytes(folder)) if folder.is_dir() else "does not exist yet"
         above, text = _existing(folder), f"{folder}, for {use}"
         if not above.is_dir():
             yield Finding("folders", name, "warning", f"{text}: {above} is a file", "move it away")

@@ -226,7 +226,7 @@ def test_a_step_is_up_against_memory_and_a_prompt_against_products() -> None:
     step = limit_of(Case("decode", 4), demand(1, GIGA, GIGA), MEMORY, PEAK)
     assert (step.tok_s, step.bound, step.bytes_per_step) == (10.0, "memory", GIGA)
     assert step.why == (
-        "a step reads 1000.0 MB (900.0 MB of weights, the rest keys and values) and memory gives 10.0 GB/s "
+        "a step reads 954 MiB (858 MiB of weights, the rest keys and values) and memory gives 10.0 GB/s "
         "to 2 threads: at most 10 tokens/s"
     )
     prompt = limit_of(Case("prefill", 100), demand(100, 400 * GIGA, 100 * GIGA), MEMORY, PEAK)
@@ -237,7 +237,7 @@ def test_a_step_is_up_against_memory_and_a_prompt_against_products() -> None:
     )
     short = limit_of(Case("prefill", 2, batch=3), demand(6, 6 * GIGA, 0.0), MEMORY, PEAK)
     assert (short.tok_s, short.bound) == (60.0, "memory")
-    assert short.why.startswith("a batch of 3 prompts reads 1000.0 MB")
+    assert short.why.startswith("a batch of 3 prompts reads 954 MiB")
     many = limit_of(Case("decode", 4, batch=500), demand(500, 500 * GIGA, 0.0), MEMORY, PEAK)
     assert (many.tok_s, many.bound, many.bytes_per_step) == (1000.0, "products", GIGA)
 

@@ -17,8 +17,7 @@ from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.system import subprocesses
 from hetrun.tools import bench
-from hetrun.tools.bench import interleave
-from hetrun.tools.bench import peer as peer_module
+from hetrun.tools.bench import interleave, peer as peer_module
 from hetrun.tools.bench.cases import BenchOptions, Case
 from hetrun.tools.bench.cpu_load import others
 from hetrun.tools.bench.llamacpp_peer import Run

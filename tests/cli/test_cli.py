@@ -262,7 +262,7 @@ def test_run_says_what_came_from_disk(answer: Run, monkeypatch: pytest.MonkeyPat
     assert json.loads(answer("hello", "-n", "2", "--json=full").out)["streaming"] == asdict(found)
     assert answer("hello", "-n", "2", "-v").err.splitlines()[-1] == (
         "[from disk: 1.6 GiB a token at 3.10 GB/s, 83 % of the time waiting; "
-        "2,203 of 3,910 MiB of the weights in memory]"
+        "2.2 GiB of 3.8 GiB of the weights in memory]"
     )
     assert answer("hello", "-n", "2").err == ""
 

@@ -12,7 +12,6 @@ import pytest
 
 from hetrun import cli
 from hetrun.api.local_model import make_plan
-from hetrun.cli.output import size
 from hetrun.config import Settings
 from hetrun.executor.loading import memory_estimates
 from hetrun.graph.quant import by_name
@@ -206,9 +205,3 @@ def test_texts_from_a_file_cannot_command_the_terminal(run: Run, tmp_path: Path)
         assert control not in text + facts
     assert "\nparameters     none" not in text
     assert json.loads(facts)["name"] == evil["general.name"]
-
-
-def test_sizes_as_people_say_them() -> None:
-    assert [size(n) for n in (0, 999, 1000, 12_345, 123_456_789, 4_093_870_720)] == [
-        *("0 B", "999 B", "1.00 kB", "12.3 kB", "123 MB", "4.09 GB")
-    ]

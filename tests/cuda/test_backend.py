@@ -378,7 +378,7 @@ def test_memory_is_what_was_granted() -> None:
 
 @pytest.mark.parametrize(("grant", "words"), [
     (2 << 20, "--vram 2 MiB is too little: CUDA itself and what kernels work in take"),
-    (80 << 20, "--vram 80 MiB is more than is free of an emulated GPU: 64 of 64 MiB"),
+    (80 << 20, "--vram 80 MiB is more than is free of an emulated GPU: 64 MiB of 64 MiB"),
 ])  # fmt: skip
 def test_a_grant_that_cannot_work_is_refused(grant: int, words: str) -> None:
     with pytest.raises(BudgetError, match=words):

@@ -429,7 +429,7 @@ def test_what_is_needed_at_once_must_fit() -> None:
     driver = EmulatedDriver()
     memory = Memory(driver, 8 << 20)
     ring = Ring(memory, 64 << 10)
-    with pytest.raises(BackendError, match="needed at once, and 0 MiB of GPU memory are kept"):
+    with pytest.raises(BackendError, match="needed at once, and 64 KiB of GPU memory are kept"):
         ring.block([on_host(driver, 40 << 10), on_host(driver, 40 << 10)])
     memory.close()
     driver.close()

@@ -31,7 +31,7 @@ def test_one_line_when_it_is_done(capsys: pytest.CaptureFixture[str], tmp_path: 
     target = tmp_path / "x.gguf"
     code, out, err = run(capsys, str(folder(LLAMA)), "-q", "q4_k_m", "-o", str(target))
     assert (code, err) == (0, "")
-    assert out.startswith(f"{target}: 1.32 MB -> ")
+    assert out.startswith(f"{target}: 1.3 MiB -> ")
     assert " bits per weight, " in out
     assert out.count("\n") == 1
     assert read_gguf(target).metadata["general.file_type"] == 15

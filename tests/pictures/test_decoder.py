@@ -150,7 +150,7 @@ def test_4096_by_4096_is_kept_and_more_is_scaled_down(decoder: PictureDecoder) -
         (png(8, 8, 8, 2, b"\0" * 60), "PNG picture cannot be read: its end is missing"),
         (png(0, 8, 8, 2, b""), "PNG picture cannot be read: its (header is damaged|size is 0)"),
         (b"\xff\xd8\xff\xe0\0\x10JFIF", "JPEG picture cannot be read: its end is missing"),
-        (bytes(MOST_PICTURE_BYTES + 1), "the picture's file has 32 MiB, and up to 32 are read"),
+        (bytes(MOST_PICTURE_BYTES + 1), "the picture's file has 32 MiB, and up to 32 MiB are read"),
     ],
     ids=range(12),
 )

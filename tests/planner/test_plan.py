@@ -250,8 +250,8 @@ def test_what_a_plan_promises() -> None:
     rates = Rates(prompts=812.4, answers=53.26, full=9.876, basis="measured")
     assert promised(replace(plans, context=4096, context_why="a test", weights=some, rates=rates)) == (
         "context: 4,096 tokens, a test "
-        "weights: 300 of 400 MiB in memory, 100.0 MiB read for each token; "
-        "in a full context 100 MiB in memory, 300.0 MiB read "
+        "weights: 300 MiB of 400 MiB in memory, 100 MiB read for each token; "
+        "in a full context 100 MiB in memory, 300 MiB read "
         "speed: prompts 812 tokens/s, answers 53.3, in a full context 9.88 "
         "(from times measured on this machine) "
     )

@@ -221,7 +221,10 @@ async def picture(name: str, kept: str | None = None) -> str:
     def reopen(changes: object, tell: object) -> Opening:
         return lambda: LocalClient(engine)
 
-    offered = [Offered("SmolLM2-135M-Instruct", "/a.gguf", "98 MB"), Offered("Qwen3-4B", "/b.gguf", "2.5 GB")]
+    offered = [
+        Offered("SmolLM2-135M-Instruct", "/a.gguf", "94 MiB"),
+        Offered("Qwen3-4B", "/b.gguf", "2.3 GiB"),
+    ]
     client = unready() if scene is loading else LocalClient(engine)
     app = ChatApp(client, SamplingParams(seed=1), doors=Doors(reopen, lambda: offered))
     # On a busy machine figures come before an answer ends, too: only those of its end are drawn.

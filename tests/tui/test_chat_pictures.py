@@ -27,6 +27,7 @@ from hetrun.errors import UserError
 from hetrun.pictures.picture import Picture
 from hetrun.server import listen
 from hetrun.server.app import create_app
+from hetrun.system.units import format_bytes
 from hetrun.tui import clipboard
 from hetrun.tui.clipboard import copied_picture, reader
 from hetrun.tui.conversation import Talk
@@ -35,7 +36,7 @@ from hetrun.tui.pictures import Gallery, size_before
 from hetrun.tui.screens.dialogs import Choose
 from hetrun.tui.store import store as module
 from hetrun.tui.store.store import SCHEMA, Store
-from hetrun.tui.store.tree import Pictured, size_of
+from hetrun.tui.store.tree import Pictured
 from hetrun.tui.transcript.thumbnails import Card, KittyPainter, has_placeholders, reduced
 from hetrun.tui.widgets.chips import Chips
 from tests.support.fakes import FakeEngine
@@ -98,14 +99,14 @@ async def test_a_picture_is_attached_shown_and_sent(engine: FakeEngine, folder: 
     async with chatting(engine) as chat:
         await chat.command(f"/attach {folder}/cat.png")
         await attached(chat)
-        assert chips(chat) == [f"cat.png 64 x 32, {size_of(len(CAT))}"]
+        assert chips(chat) == [f"cat.png 64 x 32, {format_bytes(len(CAT))}"]
         await chat.exchange("say a cat")
         assert sent(engine) == ([asks("say a cat")], (CAT,))
         assert chips(chat) == []
         (asked,) = chat.entries("user")
         await chat.until(lambda: all(card.is_shown for card in asked.cards))
         assert chat.shown.count("▀") == 32 * 8, "64 x 32 pixels in 32 x 8 cells"
-        assert f"cat.png 64 x 32, {size_of(len(CAT))}" in chat.shown
+        assert f"cat.png 64 x 32, {format_bytes(len(CAT))}" in chat.shown
         await chat.exchange("say still there")  # sent again, with the same bytes, before the new message
         assert sent(engine) == ([asks("say a cat"), "a cat", "say still there"], (CAT,))
         await chat.do_with_turn(0, "e")

@@ -145,7 +145,7 @@ def test_a_block_that_a_cache_holds_has_two_numbers(monkeypatch: pytest.MonkeyPa
     assert small == Memory(2, 98_000_000, 60 * GIGA, 40 * GIGA)
     assert small.cached
     assert small.text == (
-        "memory gives 60.0 GB/s to 2 threads for blocks of 98 MB (in part from a cache), 40.0 from DRAM"
+        "memory gives 60.0 GB/s to 2 threads for blocks of 93 MiB (in part from a cache), 40.0 from DRAM"
     )
     measured.clear()
     large = memory(1, 3.2e9)

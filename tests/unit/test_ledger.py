@@ -27,7 +27,7 @@ from hetrun.memory.ledger import (
     strangers,
 )
 from hetrun.system.memory_info import free_memory
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 from tests.unit.test_memory_limit import GIB, lay_out, version_2
 
 MIB = 1 << 20
@@ -110,7 +110,7 @@ def test_a_refusal_says_what_how_much_what_is_left_and_what_would_do() -> None:
         books.book(breakdown.KV, "shared", 30 * MIB + 1)
     assert str(refused.value) == (
         "--ram 100 MiB is too little: KV needs 30 MiB more, but only 20 MiB are left beside weights 70 MiB, "
-        "reserve 10.0 MiB; at least 111 MiB are needed in all"
+        "reserve 10 MiB; at least 111 MiB are needed in all"
     )
 
 
@@ -130,7 +130,7 @@ def test_no_budget_is_larger_than_a_container(tmp_path: Path, is_more: bool) -> 
     root = lay_out(tmp_path, 2, "/", version_2("", limit, own + GIB))
     found = granted(limit if is_more else GIB, 0.15, root)
     assert abs(found.nbytes - (own + GIB if is_more else GIB)) < 16 * MIB
-    left = f"what is left of the container's limit of {size_in_words(limit)}, {size_in_words(found.nbytes)}"
+    left = f"what is left of the container's limit of {format_bytes(limit)}, {format_bytes(found.nbytes)}"
     assert found.words == (f"{left} (--ram allows more)," if is_more else "--ram 1.0 GiB")
     empty = lay_out(tmp_path / "empty", 2, "/", version_2("", limit, 0))
     assert granted(limit + GIB, 0.15, empty).nbytes == limit

@@ -265,14 +265,14 @@ def test_reasons_are_given_in_words() -> None:
     cut = Cut(tuple(pieces), len(pieces), ())
     assert choose(cut, 0).why == "balanced: none of 32 MiB stays in memory"
     assert choose(cut, 3 * MIB).why == (
-        "balanced: 3 MiB of 32 MiB stay in memory, 1.0 to 2.0 MiB of each layer's 16.0 MiB: 38 % of attn.out"
+        "balanced: 3 MiB of 32 MiB stay in memory, 1 MiB to 2 MiB of each layer's 16 MiB: 38 % of attn.out"
     )
     assert choose(cut, 26 * MIB).why == (
-        "balanced: 26 MiB of 32 MiB stay in memory, 13.0 MiB of each layer's 16.0 MiB: "
+        "balanced: 26 MiB of 32 MiB stay in memory, 13 MiB of each layer's 16 MiB: "
         "attn.out, ffn.gate and ffn.down whole, 25 % of attn.q"
     )
     assert choose(cut, 18 * MIB, "unbalanced").why == (
-        "unbalanced: 18 MiB of 32 MiB stay in memory, 2.0 to 16.0 MiB of each layer's 16.0 MiB: "
+        "unbalanced: 18 MiB of 32 MiB stay in memory, 2 MiB to 16 MiB of each layer's 16 MiB: "
         "the first 1 of 2 layers whole, and what fits of what follows"
     )
     assert choose(cut, 32 * MIB).why == "balanced: all weights stay in memory"

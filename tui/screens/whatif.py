@@ -17,6 +17,7 @@ from hetrun.client.interface import ChatClient
 from hetrun.client.queries import Foreseen, WhatIf
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
+from hetrun.system.units import format_bytes
 from hetrun.tui.screens.dialogs import Dialog
 
 # Name, what it is, and what the arrow keys do to it.
@@ -216,6 +217,4 @@ def _rate(rate: float | None) -> str:
 
 
 def _size(nbytes: int) -> str:
-    if abs(nbytes) >= 10 << 30:
-        return f"{nbytes / (1 << 30):,.1f} GiB"
-    return f"{nbytes / (1 << 20):,.0f} MiB" if nbytes else "-"
+    return format_bytes(nbytes) if nbytes else "-"

@@ -20,6 +20,7 @@ from hetrun.client.pictures import data_url
 from hetrun.errors import PictureError, UserError
 from hetrun.pictures.kinds import format_of
 from hetrun.system.strict_json import parsed
+from hetrun.system.units import format_bytes
 from hetrun.tui.store.tree import Conversation, Pictured, Role, Tree, Turn, title_of
 
 FORMAT = "hetrun conversation 1"
@@ -101,7 +102,7 @@ def write(path: Path, conversation: Conversation, tree: Tree, picture_of: Pictur
         nbytes = sum(picture.nbytes for turn in tree for picture in turn.pictures)
         if 4 * nbytes // 3 > MOST_BYTES - (MOST_BYTES >> 4):
             raise UserError(
-                f"its pictures have {nbytes >> 20} MiB, too much for a JSON file: export it as Markdown"
+                f"its pictures have {format_bytes(nbytes)}, too much for a JSON file: export it as Markdown"
             )
         text, pictures = to_json(conversation, tree, picture_of), {}
     else:
@@ -129,7 +130,7 @@ def read(path: Path) -> list[Imported]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if len(raw) > MOST_BYTES:
-        raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB, the limit for a conversation")
+        raise UserError(f"{path} is larger than {format_bytes(MOST_BYTES)}, the limit for a conversation")
     try:
         return list(_conversations(parsed(raw)))
     except (ValueError, RecursionError, PictureError) as error:
@@ -224,7 +225,7 @@ def _picture(name: str, url: str, *sides: object) -> tuple[Pictured, bytes]:
     except (binascii.Error, ValueError):
         raise ValueError("a picture is not in base64") from None
     if len(file) > MOST_PICTURE_BYTES:
-        raise ValueError(f"a picture has more than {MOST_PICTURE_BYTES >> 20} MiB")
+        raise ValueError(f"a picture has more than {format_bytes(MOST_PICTURE_BYTES)}")
     format_of(file)
     width, height = (side if isinstance(side, int) and 0 < side <= MOST_SIDE else 0 for side in sides)
     return Pictured(sha256(file).hexdigest(), " ".join(name.split())[:200], width, height, len(file)), file

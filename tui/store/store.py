@@ -18,6 +18,7 @@ from time import time
 from typing import Any
 
 from hetrun.errors import UserError
+from hetrun.system.units import format_bytes
 from hetrun.tui.store.tree import Conversation, Pictured, Role, Tree, Turn
 
 VERSION = 2
@@ -272,7 +273,7 @@ class Store:
             if kept > MOST_KEPT:
                 raise UserError(
                     f"there is no room for {picture.name}: the pictures of all conversations may have "
-                    f"{MOST_KEPT >> 30} GiB; delete conversations with pictures (F2)"
+                    f"{format_bytes(MOST_KEPT)}; delete conversations with pictures (F2)"
                 )
 
     def write(self, turn: Turn) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from hetrun.system.units import format_bytes
+
 Role = Literal["user", "assistant"]
 
 MOST_TITLE = 60  # characters
@@ -27,20 +29,12 @@ class Pictured(NamedTuple):
     def size(self) -> str:
         """In pixels and bytes."""
         pixels = f"{self.width} x {self.height}, " if self.width and self.height else ""
-        return pixels + size_of(self.nbytes)
+        return pixels + format_bytes(self.nbytes)
 
     @property
     def words(self) -> str:
         """Its name and size."""
         return f"{self.name} {self.size}"
-
-
-def size_of(nbytes: int) -> str:
-    """Bytes in two or three digits."""
-    for unit, least in (("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= least:
-            return f"{nbytes / least:.1f} {unit}" if nbytes < 10 * least else f"{nbytes / least:.0f} {unit}"
-    return f"{nbytes} B"
 
 
 @dataclass(slots=True)

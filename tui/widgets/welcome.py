@@ -8,6 +8,7 @@ from textual.widgets import ProgressBar, Static
 
 from hetrun.client.events import ModelInfo
 from hetrun.system.terminal_text import visible
+from hetrun.system.units import format_bytes
 
 
 class Welcome(Vertical):
@@ -43,14 +44,11 @@ class Welcome(Vertical):
 def _known(info: ModelInfo) -> list[str]:
     """What is known of a model; a server says little of one that it has not loaded."""
     size = f"{_count(info.parameters)} parameters" if info.parameters else ""
-    size += " in " * bool(size and info.file_bytes) + (_bytes(info.file_bytes) if info.file_bytes else "")
+    if info.file_bytes:
+        size += f"{' in ' if size else ''}{format_bytes(info.file_bytes)}"
     context = f"{info.context} tokens of context" if info.context else ""
     return [part for part in (visible(info.architecture), size, context) if part]
 
 
 def _count(n: int) -> str:
     return f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.0f} M"
-
-
-def _bytes(n: int) -> str:
-    return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"

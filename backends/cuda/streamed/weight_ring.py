@@ -30,6 +30,7 @@ from hetrun.backends.cuda.streamed.file_feed import FileFeed
 from hetrun.backends.cuda.weights import Crossing, InFile, OnHost, held_as, parts_of
 from hetrun.errors import BackendError, DeviceLost
 from hetrun.graph import Weight
+from hetrun.system.units import format_bytes
 
 PIECE = 8 << 20  # bytes of a weight that cross at once: a third of a millisecond of a fast link
 
@@ -104,8 +105,8 @@ class Ring:
         size = sum(in_arena(w.device_bytes) for w in weights)
         if size > self.nbytes:
             raise BackendError(
-                f"weights of {size >> 20} MiB are needed at once, and {self.nbytes >> 20} MiB of GPU memory "
-                "are kept for those that cross: grant more with --vram"
+                f"weights of {format_bytes(size)} are needed at once, and {format_bytes(self.nbytes)} of "
+                "GPU memory are kept for those that cross: grant more with --vram"
             )
         if self._at + size > self.nbytes:
             self._at = 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hetrun.cli.output import in_json, size
+from hetrun.cli.output import in_json
 from hetrun.errors import printable
 from hetrun.loader import expert_names, tensor_list
 from hetrun.loader.formats.gguf_file import StringArray, Value
@@ -25,7 +25,7 @@ from hetrun.loader.rerankers import is_reranker
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import Entry
 from hetrun.loader.vision import Vision
-from hetrun.system.units import counted
+from hetrun.system.units import counted, format_bytes
 from hetrun.text.chat import ChatTemplate
 from hetrun.tools import model_summary
 from hetrun.tools.model_summary import PARTS, LayerSize, Memory
@@ -164,7 +164,7 @@ def to_text(source: ModelSource, found: Sequence[Entry], tensors: bool) -> Itera
         yield from ("", f"{'tensors':<41} {'type':<8} {'shape':<18} {'bytes':>10}")
         for e in _experts_as_one(found):
             shape = " x ".join(map(str, e.shape))
-            yield f"  {printable(e.name):<39} {e.type:<8} {shape:<18} {size(e.nbytes):>10}"
+            yield f"  {printable(e.name):<39} {e.type:<8} {shape:<18} {format_bytes(e.nbytes):>10}"
 
 
 def _experts_as_one(found: Sequence[Entry]) -> Iterator[Entry]:
@@ -188,7 +188,7 @@ def _heading(facts: Mapping[str, Any]) -> Iterator[str]:
     rows = {
         "model": facts["name"],
         "path": facts["path"],
-        "format": f"{facts['format']}{files}, {size(facts['bytes'])}",
+        "format": f"{facts['format']}{files}, {format_bytes(facts['bytes'])}",
         "architecture": f"{facts['architecture']}, {facts['runs']}",
         "parameters": f"{facts['parameters']:,}, {facts['bits_per_weight']:.2f} bits each",
         "shape": ", ".join(
@@ -200,7 +200,7 @@ def _heading(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["reranker"]:
         rows["reranker"] = "yes: hetrun serve ranks documents with it (/v1/rerank)"
     if seen := facts["pictures"]:
-        rows["pictures"] = seen.get("missing") or f"with {seen['file']}, {size(seen['bytes'])}"
+        rows["pictures"] = seen.get("missing") or f"with {seen['file']}, {format_bytes(seen['bytes'])}"
     for name, value in rows.items():
         yield f"{name:<14} {printable(str(value))}"
 
@@ -209,7 +209,7 @@ def _types(found: Sequence[Entry]) -> Iterator[str]:
     total = sum(e.nbytes for e in found) or 1
     yield from ("", f"{'types':<14} {'tensors':>9} {'bytes':>10} {'share':>7}")
     for t in model_summary.by_type(found):
-        yield f"  {t.type:<12} {t.tensors:>9,} {size(t.nbytes):>10} {100 * t.nbytes / total:>6.1f}%"
+        yield f"  {t.type:<12} {t.tensors:>9,} {format_bytes(t.nbytes):>10} {100 * t.nbytes / total:>6.1f}%"
 
 
 def _parts(layers: Sequence[LayerSize]) -> Iterator[str]:
@@ -222,9 +222,9 @@ def _parts(layers: Sequence[LayerSize]) -> Iterator[str]:
     for parts, group in groupby(layers, lambda layer: dict(layer.parts)):
         alike = list(group)
         name = alike[0].name + (f"-{alike[-1].name[4:]}" if len(alike) > 1 else "")
-        cells = "".join(f" {size(parts[p]) if p in parts else '':>10}" for p in used)
+        cells = "".join(f" {format_bytes(parts[p]) if p in parts else '':>10}" for p in used)
         each = sum(parts.values())
-        yield f"  {printable(name):<12}{cells} {size(each):>10} {size(each * len(alike)):>10}"
+        yield f"  {printable(name):<12}{cells} {format_bytes(each):>10} {format_bytes(each * len(alike)):>10}"
 
 
 def _memory(weights: int, memory: Memory) -> Iterator[str]:

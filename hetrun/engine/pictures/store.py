@@ -25,7 +25,7 @@ from hetrun.memory import breakdown
 from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.pictures.picture import Picture
 from hetrun.planner.plan import PlanSet
-from hetrun.system.units import counted, size_in_words
+from hetrun.system.units import counted, format_bytes
 
 IDLE_S = 60.0  # without a picture, after which the encoder is given back
 MOST_ROWS = 256 << 20  # bytes of rows that are kept, where the budget has so much
@@ -251,7 +251,7 @@ class PictureStore:
         else:
             what = f"a picture of {picture.width} x {picture.height} and what encodes it"
             mend = "send a smaller picture, or allow more with --ram"
-        size = size_in_words(needed)
+        size = format_bytes(needed)
         return BudgetError(f"there is no room for {what}: {size} are needed beside the model; {mend}")
 
     @property

@@ -37,6 +37,7 @@ from hetrun.planner.online import WORTH, Now
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.residency import Copy
 from hetrun.system.progress import Progress
+from hetrun.system.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -370,10 +371,8 @@ class Pilot:
         weights.drop(copies)
         weights.drop_parts(frozenset(gone))
         self._executor.forget_threads()
-        mib = freed / 2**20
-        self._note(
-            Change(perf_counter(), f"{mib:.0f} MiB of weights left {name} for keys and values", "given back")
-        )
+        size = format_bytes(freed)
+        self._note(Change(perf_counter(), f"{size} of weights left {name} for keys and values", "given back"))
         plans = self._in_force.planned.plans.values()
         return not any(self.planner.copies_of(plan) & copies for plan in plans)
 
@@ -487,11 +486,11 @@ class Pilot:
         idle = old - self._in_force.wanted()
         if idle:
             names = ", ".join(sorted({name for _, name in idle}))
-            mib = self.planner.sizes.moved(idle) / 2**20
+            size = format_bytes(self.planner.sizes.moved(idle))
             self._drop(idle)
             self._in_force.usage.clear()
             self._state.hesitation *= 2
-            why = f"{mib:.0f} MiB of weights copied for {names} were unused, or saved almost no time"
+            why = f"{size} of weights copied for {names} were unused, or saved almost no time"
             self._note(Change(perf_counter(), why, "given back"))
 
     def _whole(self) -> list[str]:

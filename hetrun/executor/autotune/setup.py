@@ -14,6 +14,7 @@ from hetrun.planner.online import Now, OnlinePlanner, Proposal
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.residency import Copy
 from hetrun.planner.weight_sizes import RowBytes, rows_of
+from hetrun.system.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,6 @@ def _may_come(later: Proposal) -> Iterator[str]:
     for name in sorted({name for _, name in later.bring}):
         size = bill.get(f"copies for {name}", 0) + bill.get(f"{name} itself", 0)
         yield (
-            f"{size / 2**20:.0f} MiB for {name} may come later, once prompts have lost more time without it "
+            f"{format_bytes(size)} for {name} may come later, once prompts have lost more time without it "
             f"than it takes to bring it in: {later.reason}"
         )

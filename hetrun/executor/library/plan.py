@@ -23,7 +23,7 @@ from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet
 from hetrun.planner.static import LARGEST_UBATCH
 from hetrun.system.file_identity import Stamp
 from hetrun.system.memory_info import free_memory
-from hetrun.system.units import counted
+from hetrun.system.units import counted, format_bytes, format_minimum
 
 EVERYTHING = "everything"
 SEQUENCES = (4, 2, 1)  # side by side; their memory is taken when the model is loaded, so they are few
@@ -135,7 +135,8 @@ def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int
     fixed, free = need.weights + need.per_run, free_memory()
     if options.ram is None and fixed > free.nbytes:  # they are no mapped file that could be read again
         raise BudgetError(
-            f"this model needs {_mib(fixed)} for its weights, but {_mib(free.nbytes)} are free of {free.of}"
+            f"this model needs {format_bytes(fixed)} for its weights, "
+            f"but {format_bytes(free.nbytes)} are free of {free.of}"
         )
     room = int(KV_SHARE * (free.nbytes - fixed)) if options.ram is None else options.ram - fixed
     wish = options.ctx or min(trained, CONTEXT)
@@ -149,18 +150,14 @@ def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int
             return WholeSetup(context, sequences, threads, ubatch, _most_wanted(ubatch), quant)
     needed = need.reserved(least, 1)
     granted, needed = (
-        (f"half of what is free beside the weights, {_mib(room)},", needed)
+        (f"half of what is free beside the weights, {format_bytes(room)},", needed)
         if options.ram is None
-        else (f"--ram {_mib(options.ram)}", fixed + needed)
+        else (f"--ram {format_bytes(options.ram)}", fixed + needed)
     )
     raise BudgetError(
-        f"{granted} is too little: one sequence of {least} tokens of this model needs {_mib(needed)}, "
-        "judging by its file"
+        f"{granted} is too little: one sequence of {least} tokens of this model needs "
+        f"{format_minimum(needed)}, judging by its file"
     )
-
-
-def _mib(n: int) -> str:
-    return f"{n / 2**20:.0f} MiB"
 
 
 # --- the plan

@@ -13,7 +13,7 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory.kv.paged_allocator import BLOCK
 from hetrun.planner.options import Options
 from hetrun.system.memory_info import available_memory, free_memory
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes, format_minimum
 
 KV_SHARE = 0.5  # of the memory that is free, for one sequence of full length, where the user said nothing
 # Tokens that have room before weights have, where --ctx is not given: most texts are shorter.
@@ -83,9 +83,9 @@ def _room(options: Options, held: int, kv_bytes: KvBytes) -> int:
         return int(KV_SHARE * max(0, available_memory() - held))
     least = held + kv_bytes(options.ctx or BLOCK)
     if least > options.ram:
-        given = size_in_words(options.ram) if options.ram < 1 << 20 else f"{options.ram / 2**20:.0f} MiB"
+        given = format_bytes(options.ram)
         raise TooLittle(
-            f"--ram {given} is too little: this model needs at least {-(-least >> 20)} MiB",
+            f"--ram {given} is too little: this model needs at least {format_minimum(least)}",
             least - options.ram,
         )
     return options.ram - held
@@ -103,8 +103,8 @@ def _check_context(ctx: int, trained: int, kv_bytes: KvBytes) -> None:
         fitting = longest(ctx, kv_bytes, free)
         beyond = f", and the model was trained for {trained}" if fitting > trained else ""
         raise BudgetError(
-            f"--ctx {ctx} needs {needed / 2**30:.1f} GiB for keys and values, "
-            f"but {free / 2**30:.1f} GiB are free of {free_memory().of}; "
+            f"--ctx {ctx} needs {format_bytes(needed)} for keys and values, "
+            f"but {format_bytes(free)} are free of {free_memory().of}; "
             f"up to {fitting} tokens would fit{beyond}"
         )
 

@@ -11,7 +11,7 @@ from hetrun.graph import Graph, Op
 from hetrun.graph.signature import Unit, units
 from hetrun.memory import breakdown
 from hetrun.planner.plan import Placement, PlanSet
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes, format_minimum
 
 Own = Mapping[str, OwnMemory]  # by backend
 RowBytes = Callable[[Sequence[Op]], int]
@@ -114,8 +114,8 @@ def bills(
         weights, memory = backends[name].device_bytes(wanted.get(name, ())), own[name]
         if weights > memory.room:
             raise BudgetError(
-                f"{size_in_words(memory.limit)} of device memory is too little for {name}: with the "
-                f"weights placed there it needs {-(-(weights + memory.besides) >> 20)} MiB; allow "
+                f"{format_bytes(memory.limit)} of device memory is too little for {name}: with the "
+                f"weights placed there it needs {format_minimum(weights + memory.besides)}; allow "
                 "more with --vram, or more backends"
             )
         lines = {breakdown.WEIGHTS: weights, breakdown.BESIDES: memory.besides}

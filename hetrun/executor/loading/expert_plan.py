@@ -15,7 +15,7 @@ from hetrun.prefetch.disk_probe import Disk
 from hetrun.prefetch.expert_outlook import Expected
 from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.pass_times import Passes, basis_of
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class ExpertPlan:
         size = int(expected.share * records.packed_bytes)
         notes = (
             f"in a full context {expected.slots:,} of {len(records.where):,} experts have a slot in memory, "
-            f"{size_in_words(size)} of {size_in_words(records.packed_bytes)}, because {granted.words} is "
+            f"{format_bytes(size)} of {format_bytes(records.packed_bytes)}, because {granted.words} is "
             "less than all of them need; the others are read when they are chosen, "
-            f"{size_in_words(expected.chosen_bytes)} for a token that finds none in memory",
+            f"{format_bytes(expected.chosen_bytes)} for a token that finds none in memory",
             *expected.notes,
             f"disk: {self.disk.why}",
         )

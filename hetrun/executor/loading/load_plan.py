@@ -70,7 +70,7 @@ from hetrun.prefetch.mapped_weights import MappedPart
 from hetrun.prefetch.pass_times import Passes, PassTimes
 from hetrun.prefetch.residency_policy import LAYER, choose as choose_pieces
 from hetrun.prefetch.streamed_weights import Streamed, policy_of
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 
 PROMPTS = (2048, 1024, 512, 256)  # tokens of a pass while experts come from disk
 MOST_AT_ONCE = 256  # tokens of a pass while weights come from disk: with more, computing takes far longer
@@ -364,7 +364,7 @@ class Deciding:
         paid |= {breakdown.WORK: held - self._besides(), **self._parts()}
         size = sum(weight.nbytes for weight in weights)
         notes = (
-            f"{size_in_words(size)} of weights are mapped ({why}): what a pass needs of them is read as soon "
+            f"{format_bytes(size)} of weights are mapped ({why}): what a pass needs of them is read as soon "
             "as that is known, and what has not been used for longest is evicted",
         )
         there = Residence(left + size, left + min(size, room), left + min(size, room))

@@ -18,7 +18,7 @@ from hetrun.prefetch.disk_probe import Disk
 from hetrun.prefetch.lookahead import Window, predict
 from hetrun.prefetch.pass_times import Passes, PassTimes, basis_of
 from hetrun.prefetch.residency_policy import Kept, Policy, choose as choose_pieces
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 
 Wanted = dict[str, list[WeightUse]]  # by backend
 BYTES_S = 25e9  # of weights that a pass of one token computes with in a second, about
@@ -55,7 +55,7 @@ def billed(
     total = sum(piece.kept_bytes for piece in found.cut.pieces)
     outlook = _outlook(found, kept, total)
     notes: tuple[str, ...] = (
-        f"in a full context each pass reads {kept.streamed_bytes / 2**20:,.0f} MiB of weights from disk, "
+        f"in a full context each pass reads {format_bytes(kept.streamed_bytes)} of weights from disk, "
         f"because {granted.words} is less than all of them need; {kept.why}",
         f"a token in a full context: {outlook}",
         f"read ahead: {found.window.why}",
@@ -84,7 +84,7 @@ def _about_prompts(device: PromptDevice | None) -> tuple[str, ...]:
         return ()
     return (
         f"long prompts: {device.device} can compute up to {device.ubatch:,} tokens at once, and reads "
-        f"{size_in_words(device.nbytes)} of weights from disk for them; it does where that is faster",
+        f"{format_bytes(device.nbytes)} of weights from disk for them; it does where that is faster",
     )
 
 

@@ -14,7 +14,7 @@ from hetrun.loader.source import ModelSource
 from hetrun.loader.vision import NoVision, Vision
 from hetrun.memory.kv.cache import checkpoint_distance, token_bytes
 from hetrun.memory.kv.states import MOST_CHECKPOINTS, state_bytes
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 
 
 def about_states(graph: Graph, quant: QuantType) -> tuple[str, ...]:
@@ -24,7 +24,7 @@ def about_states(graph: Graph, quant: QuantType) -> tuple[str, ...]:
         return ()
     every = checkpoint_distance(size, sum(token_bytes(shape, quant) for shape in kept_by(graph.ops).values()))
     return (
-        f"a state of {size / 2**20:.1f} MiB for each sequence, of any length; a running sequence has two. If "
+        f"a state of {format_bytes(size)} for each sequence, of any length; a running sequence has two. If "
         f"there is memory, copies are kept: one every {every:,} tokens (at most {MOST_CHECKPOINTS}), and one "
         "wherever two texts begin to differ. A text that continues from a place without a copy computes up "
         f"to {every:,} tokens again",
@@ -45,7 +45,7 @@ def about_whole(backends: Mapping[str, Backend]) -> tuple[str, ...]:
 def about_vision(source: ModelSource, vision: Vision | NoVision | None) -> tuple[str, ...]:
     """What a model reads pictures with, or why it reads none though others of its kind do."""
     if isinstance(vision, Vision):
-        took = size_in_words(vision.nbytes)
+        took = format_bytes(vision.nbytes)
         return (
             f"reads pictures with {printable(os.path.basename(vision.path))}, which takes {took}, and work "
             "memory that depends on a picture's size, from the first picture on",

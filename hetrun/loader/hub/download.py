@@ -25,6 +25,7 @@ from hetrun.errors import UserError, printable
 from hetrun.loader.hub.cache import cache_folder, repository, snapshot
 from hetrun.loader.hub.names import Wanted
 from hetrun.loader.hub.select import Chosen, File, choose, with_tower
+from hetrun.system.units import format_bytes
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -120,8 +121,8 @@ def _check_room(wanted: Wanted, missing: list[File]) -> None:
     free = shutil.disk_usage(folder).free
     if needed + SPARE > free:
         raise UserError(
-            f"{wanted.name} needs {needed / 1e9:.1f} GB more, but the disk of {folder} has only "
-            f"{free / 1e9:.1f} GB "
+            f"{wanted.name} needs {format_bytes(needed)} more, but the disk of {folder} has only "
+            f"{format_bytes(free)} "
             "free: free some space, or choose another folder with HF_HOME"
         )
 

@@ -28,6 +28,7 @@ from hetrun.memory.kv.states import LEAST_DISTANCE, Mark, States, StateView, sta
 from hetrun.memory.kv.storage import KvTable as KvTable, Tables
 from hetrun.memory.kv.virtual_memory import most_mappings, reserve, whole_pages
 from hetrun.memory.kv.window_allocator import Runs
+from hetrun.system.units import format_bytes
 
 Floats = NDArray[np.float32]
 
@@ -484,7 +485,7 @@ class KvCache:
         more = self._bytes_of(rows) + max(0, states) * self._state_bytes
         if self._limit is not None and self.used_bytes + more > self._limit:
             raise BudgetError(
-                f"the KV cache of {self._limit / 2**20:.0f} MiB is full; "
+                f"the KV cache of {format_bytes(self._limit)} is full; "
                 "ask for fewer sequences or a smaller --ctx"
             )
         return True

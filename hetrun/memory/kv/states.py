@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import StateShape
 from hetrun.memory.kv.virtual_memory import Memory, whole_pages
+from hetrun.system.units import format_bytes
 
 NONE = -1  # the slot of an empty sequence: its states are zeros
 MOST_CHECKPOINTS = 8  # of a sequence; then those go that are nearest to their neighbours
@@ -355,6 +356,6 @@ def _reserved(size: int, slots: int) -> tuple[Memory, int]:
         except (OSError, OverflowError, ValueError) as e:
             if slots <= 4:
                 raise BudgetError(
-                    f"the system does not have enough address space for states of {size >> 20} MiB"
+                    f"the system does not have enough address space for states of {format_bytes(size)}"
                 ) from e
             slots //= 2

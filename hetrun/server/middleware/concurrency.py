@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetrun.server.errors import ApiError, overloaded
+from hetrun.system.units import format_bytes
 
 MOST_REQUESTS = 1024
 MOST_BYTES = 256 * 2**20  # of bodies: a full queue of long conversations, or four of the largest bodies
@@ -37,7 +38,7 @@ class Crowd:
             message = await receive()
             size = len(message.get("body", b""))
             if self._bytes + size > self._most_bytes:
-                raise _refusal(f"{self._bytes >> 20} MiB of requests are in progress already")
+                raise _refusal(f"{format_bytes(self._bytes)} of requests are in progress already")
             mine += size
             self._bytes += size
             return message

@@ -14,7 +14,7 @@ from hetrun.client.pictures import DATA_URL, from_base64 as decoded, from_data_u
 from hetrun.errors import PictureError
 from hetrun.pictures.kinds import format_of
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.system.units import counted
+from hetrun.system.units import counted, format_bytes
 
 FILE, WHERE = "file", "where"  # of a part, while the request is read
 DETAILS = ("auto", "low", "high", "original", None)
@@ -107,7 +107,7 @@ def picture(file: bytes, where: str) -> Part:
 
 
 def _too_large(where: str) -> ApiError:
-    message = f"{where}: a picture may have {MOST_PICTURE_BYTES >> 20} MiB"
+    message = f"{where}: a picture may have {format_bytes(MOST_PICTURE_BYTES)}"
     return ApiError(message, where, "image_too_large")
 
 

@@ -18,6 +18,7 @@ from hetrun.client.pictures import PART_TYPES
 from hetrun.errors import OptionError, printable
 from hetrun.server.pictures.parts import HOW, Loaded, url_of
 from hetrun.system.files import open_regular
+from hetrun.system.units import format_bytes
 
 FETCH_S = 20.0  # for a picture, from the first look-up of its host
 STALL_S = 5.0  # without a byte
@@ -27,7 +28,7 @@ TOGETHER = 8  # pictures that are fetched at a time
 MOST_URL = 8192  # characters
 PLACES = ("messages", "input", "system")  # fields of a request that hold parts
 LATE = f"its host did not send it within {FETCH_S:g} s"
-LARGE = f"it is larger than {MOST_PICTURE_BYTES >> 20} MiB"
+LARGE = f"it is larger than {format_bytes(MOST_PICTURE_BYTES)}"
 
 
 class Unread(Exception):

@@ -11,6 +11,7 @@ import h11
 
 from hetrun.client.address import Address
 from hetrun.errors import OptionError
+from hetrun.system.units import format_bytes
 from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.result_lines import Reply
 from hetrun.tools.batch.worker import Away, Place
@@ -142,7 +143,7 @@ class _Connection:
             elif isinstance(event, h11.Data):
                 size += len(event.data)
                 if size > MOST_ANSWER:
-                    raise EOFError(f"its answer is larger than {MOST_ANSWER >> 20} MiB")
+                    raise EOFError(f"its answer is larger than {format_bytes(MOST_ANSWER)}")
                 parts.append(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 final = headers.get(b"x-should-retry") == b"false"

@@ -15,6 +15,7 @@ from typing import Literal
 
 from hetrun.client.schema_words import fault_in_words
 from hetrun.system.strict_json import fault_in_json, parsed
+from hetrun.system.units import format_bytes
 from hetrun.tools.batch.line_reader import MOST_LINE, Line
 
 Json = dict[str, object]
@@ -95,7 +96,7 @@ class Reader:
         ask = Ask(self._index, line.number, "", self._shape or "own")
         self._index += 1
         if not line.whole:
-            return replace(ask, fault=f"the line is longer than {MOST_LINE >> 20} MiB")
+            return replace(ask, fault=f"the line is longer than {format_bytes(MOST_LINE)}")
         try:
             if self._kind == "text":
                 return self._own(ask, {"prompt": _decoded(data)})

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from hetrun.system.memory_info import available_memory
-from hetrun.system.units import counted
+from hetrun.system.units import counted, format_bytes
 from hetrun.tools.bench.read_kernels import LINE, Block, Reader, Work, readers
 
 BYTES = (
@@ -62,7 +62,7 @@ class Memory:
         if not self.cached:
             return gives
         return (
-            f"{gives} for blocks of {self.block / 1e6:.0f} MB (in part from a cache), "
+            f"{gives} for blocks of {format_bytes(self.block)} (in part from a cache), "
             f"{self.dram / 1e9:.1f} from DRAM"
         )
 

@@ -16,7 +16,7 @@ from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.memory.kv.cache import token_bytes
 from hetrun.memory.kv.states import state_bytes
-from hetrun.system.units import counted
+from hetrun.system.units import counted, format_bytes
 from hetrun.tools.bench.cases import Case
 from hetrun.tools.bench.matmul_peak import Peak
 from hetrun.tools.bench.memory_bandwidth import Memory
@@ -239,8 +239,8 @@ def limit_of(case: Case, demand: Demand, memory: Memory, peak: Peak | None) -> L
 def _reads(case: Case, demand: Demand) -> str:
     some = ", of experts as many as are to be expected" if demand.estimated else ""
     return (
-        f"{_what(case)} reads {demand.nbytes / 1e6:.1f} MB "
-        f"({demand.weight_bytes / 1e6:.1f} MB of weights{some}, the rest keys and values)"
+        f"{_what(case)} reads {format_bytes(demand.nbytes)} "
+        f"({format_bytes(demand.weight_bytes)} of weights{some}, the rest keys and values)"
     )
 
 

@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hetrun.system.units import format_bytes
 from hetrun.tools.simulate.costs import HALF, Case, Part, Work, work
 from hetrun.tools.simulate.layer_paths import CPU, GPU, Cost, Path, cost, moves, paths
-from hetrun.tools.simulate.types import Bill, Placing, Prediction, Setting, Shares, Step, Way, gigabytes
+from hetrun.tools.simulate.types import Bill, Placing, Prediction, Setting, Shares, Step, Way
 
 CHUNK = 2048  # tokens whose activations a device holds at once, where nothing says otherwise
 KV_WINDOW = 1 << 28  # bytes of keys and values on their way to the GPU
@@ -146,11 +147,11 @@ class Clock:
         over = max(0, int(sum(cpu.values()) - m.cpu.usable))
         problem = ""
         if sum(gpu.values()) > (m.gpu.usable if m.gpu else 0):
-            problem = f"it takes {gigabytes(sum(gpu.values()))} on the GPU"
+            problem = f"it takes {format_bytes(sum(gpu.values()))} on the GPU"
         elif over > cpu["weights"]:
-            problem = f"keys and values take {gigabytes(cpu['kv'])} of memory"
+            problem = f"keys and values take {format_bytes(cpu['kv'])} of memory"
         elif over > (m.disk.size if m.disk else 0):
-            problem = f"the weights take {gigabytes(cpu['weights'])} of memory"
+            problem = f"the weights take {format_bytes(cpu['weights'])} of memory"
         return Bill(_whole(gpu), _whole(cpu), over, problem)
 
     def _from_disk(self, placing: Placing) -> float:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetrun.planner.plan import BUCKETS
+from hetrun.system.units import format_bytes
 from hetrun.tools.simulate.costs import ORDER, Case, Model, decode
 from hetrun.tools.simulate.evaluator import Clock
 from hetrun.tools.simulate.machine import Machine
 from hetrun.tools.simulate.policies import compare
 from hetrun.tools.simulate.policies.hetrun import for_case
 from hetrun.tools.simulate.policies.layer_split import on_processor
-from hetrun.tools.simulate.types import Prediction, Setting, Shares, Step, Way, gigabytes
+from hetrun.tools.simulate.types import Prediction, Setting, Shares, Step, Way
 
 WARNING = "A prediction from figures in a file: this machine was not measured."
 LARGEST = 512  # tokens that stand for the last bucket, which has no end
@@ -87,7 +88,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield WARNING
     yield ""
     yield f"machine  {s.machine.name}: {s.machine.about}"
-    yield f"model    {report.name}, {gigabytes(s.model.weight_bytes)} of weights"
+    yield f"model    {report.name}, {format_bytes(s.model.weight_bytes)} of weights"
     yield f"case     {s.batch} x {s.prompt} tokens of prompt, {s.generate} generated"
     ours = report.ours
     if ours is None:
@@ -114,11 +115,11 @@ def _lines(report: Report) -> Iterator[str]:
 def _memory(p: Prediction) -> str:
     sides = [(name, side) for name, side in (("GPU", p.bill.gpu), ("CPU", p.bill.cpu)) if any(side.values())]
     texts = [
-        f"{name} {gigabytes(sum(side.values()))} (weights {gigabytes(side['weights'])},"
-        f" KV {gigabytes(side['kv'])}, work {gigabytes(side['work'])})"
+        f"{name} {format_bytes(sum(side.values()))} (weights {format_bytes(side['weights'])},"
+        f" KV {format_bytes(side['kv'])}, work {format_bytes(side['work'])})"
         for name, side in sides
     ]
-    return ", ".join(texts + ([f"disk {gigabytes(p.bill.disk)}"] if p.bill.disk else []))
+    return ", ".join(texts + ([f"disk {format_bytes(p.bill.disk)}"] if p.bill.disk else []))
 
 
 def _used(p: Prediction, way: Way) -> list[tuple[str, Shares]]:

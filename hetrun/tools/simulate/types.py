@@ -111,8 +111,3 @@ class Prediction:
     def throughput(self) -> float:
         """Generated tokens per second, the time of the prompts included."""
         return self.setting.batch * self.setting.generate / self.seconds
-
-
-def gigabytes(n: float) -> str:
-    """For people."""
-    return f"{n / 1e9:.1f} GB"

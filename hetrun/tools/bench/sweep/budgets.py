@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetrun.errors import OptionError
 from hetrun.option_types import parse_size
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 from hetrun.tools.bench.cases import OUTPUTS, Case
 
 FLAG = "--ram"
@@ -32,7 +32,7 @@ class Budget:
     @property
     def name(self) -> str:
         """As short as it was typed: `50%`, `2.0 GiB`."""
-        return size_in_words(self.nbytes) if self.percent is None else f"{self.percent:g}%"
+        return format_bytes(self.nbytes) if self.percent is None else f"{self.percent:g}%"
 
 
 def is_sweep(text: str) -> bool:

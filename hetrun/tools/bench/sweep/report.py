@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hetrun.system.units import size_in_words
+from hetrun.system.units import format_bytes
 from hetrun.tools.bench.chart import Mark, Series, drawn
 from hetrun.tools.bench.report import aligned, with_spread
 from hetrun.tools.bench.sweep.results import Point, Sweep
@@ -167,7 +167,7 @@ def _gb(nbytes: float | None) -> str:
 def _footer(sweep: Sweep, peers: list[str]) -> list[str]:
     case = sweep.case
     lines = [
-        f"{sweep.model}, {size_in_words(sweep.model_bytes)}: answers after {case.prompt} tokens"
+        f"{sweep.model}, {format_bytes(sweep.model_bytes)}: answers after {case.prompt} tokens"
         + (f", {case.batch} at once" if case.batch > 1 else "")
         + f", keys and values in {sweep.kv_type.upper()}; numbers: median ± half the range"
     ]
