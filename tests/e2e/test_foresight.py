@@ -22,6 +22,7 @@ from hetrun.errors import BudgetError, OptionError
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
 from hetrun.memory.kv.cache import KvCache
+from tests.engine.simulated import MEASURING
 from tests.models.tiny import TinyLlama, write_gguf
 from tests.support.tiers import exhaustive
 from tests.support.timeline import HOST, Host, Simulated
@@ -115,8 +116,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A backend on a clock that nothing else on the machine moves, where no other program runs."""
     timeline = Simulated()
     monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
-    measuring = ("autotuner", "weight_migration", "yielding", "prober")
-    for name in ("executor", *(f"autotune.{part}" for part in measuring)):
+    measured = [part for part in MEASURING if part not in ("active_plan", "measuring")]
+    for name in ("executor", *(f"autotune.{part}" for part in measured)):
         monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
     monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
     table = {kind: timed(timeline, function) for kind, function in TABLE.items()}

@@ -25,7 +25,7 @@ from hetrun.backends.reference.moe import route
 from hetrun.backends.reference.ops import TABLE
 from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BudgetError
-from hetrun.executor.autotune import autotuner, measuring
+from hetrun.executor.autotune import autotuner, comparison_scheduler, measuring
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
@@ -35,6 +35,7 @@ from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.expert_stats import known_choices
 from hetrun.planner.two_device.balance import Link
 from hetrun.planner.two_device.hot_experts import sets_of
+from tests.engine.simulated import MEASURING
 from tests.models import cases_hf, tiny
 from tests.models.hf import Row
 from tests.support.metered import Metered, MeteredBuffer
@@ -113,8 +114,7 @@ class Near(Metered):
 @pytest.fixture
 def timeline(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     timeline = Simulated()
-    timed = ("active_plan", "autotuner", "measuring", "weight_migration", "yielding", "prober")
-    for name in ("executor", *(f"autotune.{part}" for part in timed)):
+    for name in ("executor", *(f"autotune.{part}" for part in MEASURING)):
         monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
     return timeline
 
@@ -134,6 +134,7 @@ def near(timeline: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Near]
     monkeypatch.setattr("hetrun.planner.expert_stats.EVERY", 1)
     monkeypatch.setattr("hetrun.planner.expert_stats.MEMORY", 200.0)
     monkeypatch.setattr(autotuner, "LOOK_S", 0.0)
+    monkeypatch.setattr(comparison_scheduler, "LEAST_REST_S", 0.0)
     monkeypatch.setattr(measuring, "others_running", lambda: 0.0)
     yield made
     for each in undo:

@@ -22,7 +22,7 @@ from hetrun.backends.reference.ops import TABLE
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.batching import Mixing
 from hetrun.engine.loaded_model import Loaded
-from hetrun.executor.autotune import autotuner, measuring, prober
+from hetrun.executor.autotune import autotuner, comparison_scheduler, measuring, prober
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
@@ -32,6 +32,7 @@ from hetrun.planner.two_device.balance import Link
 from hetrun.planner.two_device.candidates import Candidate, Ways
 from hetrun.planner.two_device.planner import is_concurrent
 from tests.engine.asking import Answer
+from tests.engine.simulated import MEASURING
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.metered import Metered
@@ -101,8 +102,7 @@ def machine() -> Machine:
 def timeline(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulated]:
     """That of the devices which the engine finds by their names; everything that measures reads its clock."""
     timeline = Simulated()
-    timed = ("active_plan", "autotuner", "measuring", "weight_migration", "yielding", "prober")
-    for name in ("executor", *(f"autotune.{part}" for part in timed)):
+    for name in ("executor", *(f"autotune.{part}" for part in MEASURING)):
         monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
     monkeypatch.setattr(measuring, "others_running", lambda: 0.0)
     made = machine.devices(timeline)
@@ -220,7 +220,7 @@ def asked_together(llm: LocalModel) -> list[list[int]]:
 def looked_at(loaded: Loaded) -> PlanSet:
     """The plans in force with what passes took since."""
     pilot = pilot_of(loaded)
-    return pilot.planner.annotate(loaded.model.plans, pilot._now())
+    return pilot.planner.annotate(loaded.model.plans, pilot._replanner.now())
 
 
 def pilot_of(loaded: Loaded) -> Pilot:
@@ -234,6 +234,7 @@ def test_whatever_the_planner_thinks_of_it_answers_stay_the_same(
 ) -> None:
     """Looked at after every step."""
     monkeypatch.setattr(autotuner, "LOOK_S", 0.0)
+    monkeypatch.setattr(comparison_scheduler, "LEAST_REST_S", 0.0)
     with opened() as llm:
         answers = [a.tokens for a in llm.generate(prompts(), GREEDY)]
         changes = llm.call(lambda loaded: pilot_of(loaded).changes)

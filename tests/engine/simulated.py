@@ -98,7 +98,17 @@ class Run:
         pass
 
 
-MEASURING = ("active_plan", "autotuner", "measuring", "prober", "weight_migration", "yielding")
+MEASURING = (
+    "active_plan",
+    "autotuner",
+    "comparison_scheduler",
+    "measuring",
+    "prober",
+    "residency_tuner",
+    "state",
+    "weight_migration",
+    "yielding",
+)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from hetrun.engine.loaded_model import Loaded
 from hetrun.errors import BackendError, Cancelled
 from hetrun.executor.autotune.autotuner import Pilot
 from hetrun.executor.autotune.explorer import Explorer
+from hetrun.executor.autotune.replanner import Replanner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.memory.kv.cache import KvCache
@@ -194,14 +195,16 @@ def test_an_eager_model_brings_in_what_pays_after_a_change_when_it_is_idle(
 ) -> None:
     asked: list[tuple[str, bool]] = []
 
-    def replan(self: Pilot, cause: str, waiting: int = 0, eager: bool = False) -> bool:
+    def replan(self: Replanner, cause: str, waiting: int = 0, eager: bool = False) -> bool:
         asked.append((cause, eager))
         return False
 
     with LocalModel(small_model, backends=["llamacpp"], ctx=256, planner="measured", eager=True) as llm:
-        monkeypatch.setattr(Pilot, "replan", replan)
+        monkeypatch.setattr(Replanner, "replan", replan)
         monkeypatch.setattr("hetrun.executor.autotune.drift.Watcher.drifted", lambda self: "it became slow")
-        monkeypatch.setattr("hetrun.executor.autotune.autotuner.perf_counter", lambda: perf_counter() + 1000)
+        for module in ("autotuner", "comparison_scheduler"):
+            at = f"hetrun.executor.autotune.{module}.perf_counter"
+            monkeypatch.setattr(at, lambda: perf_counter() + 1000)
         monkeypatch.setattr("hetrun.executor.autotune.autotuner.LOOK_S", 1000.0)
         llm.call(lambda loaded: pilot_of(loaded).tend())
         assert asked == [("it became slow", False)]
@@ -235,10 +238,10 @@ def test_a_backend_that_is_told_to_stop_has_not_failed(
 
         def look(loaded: Loaded) -> set[str]:
             pilot = pilot_of(loaded)
-            pilot._state.next_look = pilot._state.next_trial = 0.0
+            pilot._next_look = pilot._comparisons.next_at = 0.0
             with pytest.raises(Cancelled):
                 pilot.tend()
-            return pilot._state.refused
+            return pilot._pool.refused
 
         assert llm.call(look) == set()
 
@@ -268,12 +271,12 @@ def test_a_backend_that_fails_in_an_answer_is_left_out_and_the_answer_goes_on(
             pilot, assured = pilot_of(loaded), loaded.model
             assert isinstance(assured, PlannedModel)
             units = enumerate(pilot.planner.units)
-            pilot._end_comparison()
+            pilot._explorer.close()
             pilot._weights.bring(frozenset((i, "plugin") for i, u in units if u.scope.startswith("blk.1")))
             placed = Placement("", "llamacpp", "a test"), Placement("blk.1", "plugin", "a test")
             plans = make_plans(assured.graph, {b: (1, placed) for b in BUCKETS})
             pilot._in_force.adopt(replace(pilot._in_force.planned, plans=plans))
-            pilot._state.next_look = float("inf")  # however long the answer takes, nothing else is planned
+            pilot._next_look = float("inf")  # however long the answer takes, nothing else is planned
             return {s.backend for s in assured.plans.plan(1).segments}
 
         assert llm.call(place) == set(names)
@@ -296,11 +299,12 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
         def load(loaded: Loaded) -> None:
             pilot, calls = pilot_of(loaded), 0
             copies = frozenset((i, "reference") for i in range(3))
-            weights = {u for i, b in copies for u in pilot._backends[b].wants(pilot.planner.units[i].ops)}
+            backends, units = pilot._weights._backends, pilot.planner.units
+            weights = {u for i, b in copies for u in backends[b].wants(units[i].ops)}
             pilot._weights._store.drop("reference", weights)
             sizes = Sizes(dict.fromkeys(copies, 1 << 30), dict.fromkeys(copies, 0))
             monkeypatch.setattr(pilot.planner, "sizes", sizes)
-            clock, upload = Clock(), pilot._backends["reference"].upload
+            clock, upload = Clock(), backends["reference"].upload
 
             def slowly(wanted: WeightUse, read: ReadInto) -> Buffer:
                 clock.now += 0.25
@@ -315,7 +319,7 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
                     loaded.model.step(Step((Chunk(seq, np.array([5]), np.array([0])),)))
                 loaded.model.free(seq)
 
-            monkeypatch.setattr(pilot._backends["reference"], "upload", slowly)
+            monkeypatch.setattr(backends["reference"], "upload", slowly)
             for module in ("yielding", "weight_migration"):
                 monkeypatch.setattr(f"hetrun.executor.autotune.{module}.perf_counter", clock)
             with pilot.aside.for_the_sake_of(between):

@@ -363,7 +363,7 @@ def test_copies_that_were_given_back_have_to_be_missed_for_longer(model: Path, l
         model = loaded.model
         assert isinstance(model, PlannedModel)
         assert model.pilot is not None
-        return model.pilot._state.hesitation
+        return model.pilot._residency.hesitation
 
     with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured") as llm:
         assert llm.call(lambda loaded: read_prompts(loaded, 256, 210, late)) == {"one", "two"}

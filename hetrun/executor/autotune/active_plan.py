@@ -14,14 +14,12 @@ from time import perf_counter
 
 from hetrun.executor.autotune.decisions import SPARE, TAKEN, in_words, of_threads, same_places
 from hetrun.executor.autotune.state import Change
+from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.usage import Usage
 from hetrun.executor.autotune.yardstick import Yardstick
 from hetrun.executor.compiled_plan import Ran
-from hetrun.executor.executor import Executor
-from hetrun.graph import Graph
 from hetrun.planner.bandit import CERTAIN, EVENT, JUMP, PROVEN, ROUGH, Arm, Budget, Race, Verdict
-from hetrun.planner.costmodel import Forecast
-from hetrun.planner.online import Now, OnlinePlanner, weight_of
+from hetrun.planner.online import Now, weight_of
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.residency import Copy
 
@@ -41,26 +39,18 @@ Look = Callable[[float], float | None]  # how many cores others kept busy since 
 class InForce:
     """Puts plans into force and on trial, and knows what their passes take."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        planner: OnlinePlanner,
-        executor: Executor,
-        forecast: Forecast,
-        counts: Sequence[int],
-        look: Look,
-        cores: int,
-    ) -> None:
-        """`counts`: numbers of threads that may be tried; with one there is nothing to choose."""
+    def __init__(self, model: TunedModel, look: Look, cores: int) -> None:
+        executor = model.executor
         self.planned = executor.plans  # in force, with the threads that were planned
         self.budget, self.usage = Budget(), Usage()
         self.others: float | None = None  # cores that other programs keep busy
         self.unsettled = False  # that has changed, or may have, and nothing has shown what that means
-        self._planner, self._executor = planner, executor
-        self._counts, self._look, self._cores = tuple(counts), look, cores
-        self._graph, self._alone = graph, dict[str, Mapping[str, Plan]]()
+        self._planner, self._executor = model.planner, executor
+        self._counts = tuple(model.setup.threads)  # that may be tried; with one there is nothing to choose
+        self._look, self._cores = look, cores
+        self._graph, self._alone = model.graph, dict[str, Mapping[str, Plan]]()
         self._fixed = executor.plans.plans  # the fixed order: always among what may run
-        self._yard = Yardstick(planner, forecast, self._fixed)
+        self._yard = Yardstick(model.planner, model.forecast, self._fixed)
         self._verdicts: list[Verdict] = []
         self._races = {
             b: Race(b, self.budget, self._verdicts.append, key_of(self._fixed[b])) for b in BUCKETS

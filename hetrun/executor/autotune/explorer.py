@@ -6,15 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, hypot, inf, log
 
-from hetrun.backend import Backend
 from hetrun.executor.autotune.prober import HASTY_DOUBT, Prober, Slices
 from hetrun.executor.autotune.survey import estimate, in_slices
-from hetrun.executor.executor import Executor
-from hetrun.executor.weight_store import WeightStore
+from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.graph import Op
 from hetrun.graph.signature import of_wanted_rows
-from hetrun.planner.costmodel import Forecast
-from hetrun.planner.online import Now, OnlinePlanner
+from hetrun.planner.online import Now
 from hetrun.planner.plan import BUCKETS, Plan
 from hetrun.planner.trials import Trial
 
@@ -46,21 +43,10 @@ class Comparison:
 class Explorer:
     """Runs one unit at a time where it does not run, in passes like the recent ones."""
 
-    def __init__(
-        self,
-        planner: OnlinePlanner,
-        executor: Executor,
-        prober: Prober,
-        forecast: Forecast,
-        store: WeightStore,
-        backends: Mapping[str, Backend],
-        context: int,
-        room: int,
-    ) -> None:
-        """`room`: bytes for weights, and for what backends hold besides."""
-        self._planner, self._executor, self._prober = planner, executor, prober
-        self._store, self._backends, self._context, self._room = store, backends, context, room
-        self._forecast = forecast
+    def __init__(self, model: TunedModel, prober: Prober) -> None:
+        self._planner, self._executor, self._prober = model.planner, model.executor, prober
+        self._store, self._backends, self._forecast = model.store, model.backends, model.forecast
+        self._context, self._room = model.setup.context, model.setup.room
         self._turn, self._longest = 0, LONGEST_S
         self._tried: dict[tuple[str, str], int] = {}  # form and backend -> the turn of its last comparison
         self._open: Comparison | None = None

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from os import cpu_count
 from time import perf_counter
 
-from hetrun.backend import Backend
 from hetrun.errors import BudgetError, Cancelled
+from hetrun.executor.autotune.backend_pool import BackendPool
 from hetrun.executor.autotune.core_choice import heaviest, take_seats
 from hetrun.executor.autotune.cpu_contention import others_running
 from hetrun.executor.autotune.prober import HASTY_DOUBT, Prober, price_of_a_turn
-from hetrun.executor.autotune.setup import Setup
-from hetrun.executor.autotune.state import State
 from hetrun.executor.autotune.survey import by_threads, compared
+from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.weight_migration import Weights
-from hetrun.executor.executor import Executor
-from hetrun.graph import Graph
-from hetrun.planner.costmodel import Forecast
-from hetrun.planner.online import OnlinePlanner
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.switch_cost import SIZES, turn
 from hetrun.planner.trials import BESIDE, Trial, trials_of
@@ -46,29 +41,15 @@ LEAST_RUNS = 2  # that must fit into the time that is left
 SHORT = 0.2  # of the time of the longest part: what takes less is measured at one size
 ROUNDS = 2  # of comparisons before the first step, as a user waits for that
 
-Refuse = Callable[[str, Exception], None]  # a backend that failed
-
 
 class Measuring:
     """Measures for one model."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        backends: Mapping[str, Backend],
-        planner: OnlinePlanner,
-        prober: Prober,
-        forecast: Forecast,
-        weights: Weights,
-        executor: Executor,
-        setup: Setup,
-        state: State,
-        refuse: Refuse,
-    ) -> None:
-        self._graph, self._backends, self._planner = graph, backends, planner
-        self._prober, self._forecast, self._weights = prober, forecast, weights
-        self._executor, self._setup, self._state, self._refuse = executor, setup, state, refuse
-        self._home, _ = Counter(setup.home.values()).most_common(1)[0]
+    def __init__(self, model: TunedModel, prober: Prober, weights: Weights, pool: BackendPool) -> None:
+        self._graph, self._backends, self._planner = model.graph, model.backends, model.planner
+        self._executor, self._forecast, self._setup = model.executor, model.forecast, model.setup
+        self._prober, self._weights, self._pool = prober, weights, pool
+        self._home, _ = Counter(self._setup.home.values()).most_common(1)[0]
 
     def begin(self, names: Sequence[str], progress: Progress | None) -> Mapping[int, float]:
         """What is not known of these backends, and again what was measured beside others that are gone; what
@@ -179,9 +160,9 @@ class Measuring:
         except Cancelled:
             raise
         except Exception as e:  # a plugin may fail in any way, and the others go on
-            if name in self._setup.home.values():
+            if self._pool.is_home(name):
                 raise
-            self._refuse(name, e)
+            self._pool.exclude(name, e)
         finally:
             self._prober.give_back(name)  # memory is for what plans need
         return perf_counter() - start
@@ -215,7 +196,7 @@ class Measuring:
         start = perf_counter()
         groups: dict[tuple[str, int, int, int], list[Trial]] = {}
         for name in names:
-            for t in self._trials(name, (threads,)) if name not in self._state.refused else ():
+            for t in self._trials(name, (threads,)) if name not in self._pool.refused else ():
                 if t.name != "whole" and not self._backends[name].asynchronous:
                     groups.setdefault((t.form, t.tokens, t.seen, t.sequences), []).append(t)
         units = {unit.form for unit in self._planner.units}
@@ -230,12 +211,12 @@ class Measuring:
         for _, some in groupby(sorted(groups.values(), key=by_size), by_size):
             for trials in self._longest_first(list(some)):
                 left = start + PROBE_BUSY_S - perf_counter()
-                trials = [t for t in trials if t.backend not in self._state.refused]
+                trials = [t for t in trials if t.backend not in self._pool.refused]
                 if left > 0 and self._expected(trials) < left / LEAST_RUNS:
                     self._compare_or_probe(trials)
         every = [t for trials in groups.values() for t in trials]
         try:
-            self._complete([t for t in every if t.backend not in self._state.refused], HASTY_DOUBT)
+            self._complete([t for t in every if t.backend not in self._pool.refused], HASTY_DOUBT)
         finally:
             for name in names:
                 self._prober.give_back(name)  # memory is for what plans need

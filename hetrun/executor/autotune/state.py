@@ -1,17 +1,28 @@
-"""What a pilot remembers."""
+"""What the parts of the pilot share: where weights are, which backends have begun, and what was decided."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Literal
 
 from hetrun.planner.online import Parts
 from hetrun.planner.residency import Copy
 
-LEAST_WAITING = 64  # tokens that are read in no time anyway
+log = logging.getLogger(__name__)
 
+MOST_CHANGES = 100  # that are remembered
 
 Became = Literal["proposed", "in force", "taken back", "given back"]
+
+LOGGED: Mapping[Became, str] = {  # how a line of the log begins
+    "proposed": "plan on trial",
+    "in force": "plan in force",
+    "taken back": "plan withdrawn",
+    "given back": "weights dropped",
+}
 
 
 @dataclass(slots=True)
@@ -27,20 +38,28 @@ class Change:
 class State:
     """What changes while the model runs."""
 
-    held: set[Copy]
+    home: frozenset[Copy]  # where each unit is from the beginning
     started: set[str]
-    refused: set[str] = field(default_factory=set)  # backends that failed: not asked again
-    unused: dict[Copy, float] = field(default_factory=dict)  # copies that do not pay, and since when
+    held: set[Copy] = field(init=False)
     parts: Parts = frozenset()  # weights besides those of whole units
     changes: list[Change] = field(default_factory=list)
-    next_look: float = 0.0
-    next_trial: float = 0.0
-    idle_at: float = -1e9  # when the engine was idle the last time
-    next_refining: float = 0.0
-    news: str = ""  # that make another plan likely
-    trying_s: float = 0.0  # that the comparison has taken which goes on
-    rest: float = 0.5  # between two trials: longer and longer while nothing is new
-    asked: int = LEAST_WAITING  # tokens for which nothing was worth bringing in
-    cause: str = ""  # of the last new plan, if it was not checked since whether more weights would pay
-    next_bringing: float = 0.0  # seconds of passes after which it is seen what would have paid
-    hesitation: float = 1.0  # how much more must have been lost for that: more each time that copies went
+
+    def __post_init__(self) -> None:
+        self.held = set(self.home)
+
+    @property
+    def copies(self) -> frozenset[Copy]:
+        """Of weights, those that were brought in besides the home of their units."""
+        return frozenset(self.held - self.home)
+
+    def note(self, reason: str, became: Became = "in force") -> Change:
+        """Record something that was decided just now."""
+        change = Change(perf_counter(), reason, became)
+        self.record(change)
+        return change
+
+    def record(self, change: Change) -> None:
+        """Remember a change, and log it."""
+        self.changes.append(change)
+        del self.changes[:-MOST_CHANGES]
+        log.info("%s: %s", LOGGED[change.became], change.reason)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from time import perf_counter
 
-from hetrun.backend import Backend
 from hetrun.errors import BudgetError
 from hetrun.executor.autotune.state import State
+from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.yielding import Aside
 from hetrun.executor.loading.backend_selection import vet
-from hetrun.executor.loading.device_memory import Own
-from hetrun.executor.weight_store import WeightStore
-from hetrun.graph import Graph
-from hetrun.planner.costmodel import Forecast
-from hetrun.planner.online import HOLDS, RATE, START, OnlinePlanner, Parts
+from hetrun.planner.online import HOLDS, RATE, START, Parts
 from hetrun.planner.residency import Copy
 from hetrun.system.memory_info import process_memory
 
@@ -24,22 +19,11 @@ UNKNOWN_HOLDS = 256 << 20  # bytes of a backend's libraries before they are meas
 class Weights:
     """Those of one model, on all backends."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        backends: Mapping[str, Backend],
-        store: WeightStore,
-        planner: OnlinePlanner,
-        forecast: Forecast,
-        state: State,
-        aside: Aside,
-        own: Own,
-        room: int,
-    ) -> None:
-        self._room = room  # bytes for weights, and for what backends hold besides
-        self.own = own  # what devices may take of the memory that they have to themselves
-        self._graph, self._backends, self._store, self._planner = graph, backends, store, planner
-        self._forecast, self._state, self._aside = forecast, state, aside
+    def __init__(self, model: TunedModel, state: State, aside: Aside) -> None:
+        self._room = model.setup.room  # bytes for weights, and for what backends hold besides
+        self.own = model.setup.own  # what devices may take of the memory that they have to themselves
+        self._graph, self._backends, self._store = model.graph, model.backends, model.store
+        self._planner, self._forecast, self._state, self._aside = model.planner, model.forecast, state, aside
 
     def start(self, name: str) -> None:
         """Load a backend's libraries, and see what that takes."""
