@@ -219,7 +219,7 @@ def origins(value: object, where: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WordChoice:
     """One of several words."""
 
     allowed: tuple[str, ...]
@@ -241,9 +241,9 @@ class Choice:
         return word
 
 
-def choice(*allowed: str, group: str = "") -> Choice:
+def choice(*allowed: str, group: str = "") -> WordChoice:
     """One of these words, or of the names in a group."""
-    return Choice(allowed, group)
+    return WordChoice(allowed, group)
 
 
 def speculation(value: object, where: str) -> str:

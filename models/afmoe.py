@@ -12,8 +12,8 @@ from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
     HEAD_NORMS,
-    Mixing,
-    Tensors,
+    ImportTensors,
+    MixtureExtras,
     decoder_settings,
     experts_apart,
     head_dim_of,
@@ -37,7 +37,7 @@ LAYERS = {
     "post_ffw_norm": "post_mlp_layernorm",
     "attn_gate": "self_attn.gate_proj",
 }
-MIXING = Mixing("mlp.expert_bias", "mlp.shared_experts")
+MIXING = MixtureExtras("mlp.expert_bias", "mlp.shared_experts")
 
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
@@ -106,7 +106,7 @@ def tensors(hf: HfModel, n: int) -> dict[str, Weight]:
     n_experts = c.require_int("num_experts", 1, 1 << 16)
     renamed = {theirs.replace(".mlp.router.gate.", ".mlp.gate."): w for theirs, w in hf.tensors.items()}
     hf = experts_apart(HfModel(c, renamed), n_experts)
-    found = Tensors(hf)
+    found = ImportTensors(hf)
     found.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     biased = ATTENTION if c.get_bool("attention_bias", False) else ()
     for i in range(n):

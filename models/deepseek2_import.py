@@ -12,8 +12,8 @@ from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
 from hetrun.models.hf_import import (
     FEED_FORWARD,
     NORMS,
-    Mixing,
-    Tensors,
+    ImportTensors,
+    MixtureExtras,
     decoder_settings,
     experts_apart,
     not_in_gguf,
@@ -28,7 +28,7 @@ name = "deepseek2"
 HALVES, MAGNITUDE = "rope.halves", "rope.magnitude"  # settings of ours
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 GROUPED = "group_limited_greedy"
-MIXING = Mixing("mlp.gate.e_score_correction_bias", "mlp.shared_experts")
+MIXING = MixtureExtras("mlp.gate.e_score_correction_bias", "mlp.shared_experts")
 LATENT = {
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     "attn_kv_a_norm": "self_attn.kv_a_layernorm",
@@ -118,7 +118,7 @@ def tensors(hf: HfModel, heads: Mapping[str, Setting]) -> dict[str, Weight]:
     """All tensors by GGUF name, with the matrices of each head's keys and values apart."""
     c = hf.config
     n_experts = c.require_int("n_routed_experts", 1, 1 << 16)
-    found = Tensors(experts_apart(hf, n_experts))
+    found = ImportTensors(experts_apart(hf, n_experts))
     found.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     queries = IN_TWO if heads["attention.q_lora_rank"] else AT_ONCE
     n, plain = c.require_int("num_attention_heads", 1, 1 << 14), c.require_int("qk_nope_head_dim", 1, 1 << 12)
@@ -135,7 +135,7 @@ def tensors(hf: HfModel, heads: Mapping[str, Setting]) -> dict[str, Weight]:
     return found.finish()
 
 
-def take_heads(found: Tensors, i: int, both: Weight, n: int, plain: int) -> None:
+def take_heads(found: ImportTensors, i: int, both: Weight, n: int, plain: int) -> None:
     """The matrices of keys, turned so that queries go through them, and those of values."""
     each = both.shape[0] // n
     heads = [both.rows(h * each, (h + 1) * each) for h in range(n)]

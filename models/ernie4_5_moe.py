@@ -6,7 +6,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.hf_import import (
-    Mixing,
+    MixtureExtras,
     decoder_settings,
     decoder_weights,
     experts_apart,
@@ -25,7 +25,7 @@ WORDS = {
     "num_experts_per_tok": ("moe_k",),
     "n_shared_experts": ("moe_num_shared_experts",),
 }
-MIXING = Mixing("mlp.moe_statics.e_score_correction_bias", "mlp.shared_experts")
+MIXING = MixtureExtras("mlp.moe_statics.e_score_correction_bias", "mlp.shared_experts")
 
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:

@@ -22,7 +22,7 @@ from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
     HEAD_NORMS,
-    Tensors,
+    ImportTensors,
     not_in_gguf,
     refuse_embedders,
     sliding_layers,
@@ -168,7 +168,7 @@ def ropes(c: Config, head_dim: int, usual: Mapping[str, object]) -> tuple[HfRope
 
 def tensors(hf: HfModel, n_layers: int) -> dict[str, Weight]:
     """All tensors by GGUF name."""
-    found = Tensors(hf)
+    found = ImportTensors(hf)
     found.take_ends(tied=hf.config.get_bool("tie_word_embeddings", True))
     biased = ATTENTION if hf.config.get_bool("attention_bias", False) else ()
     for i in range(n_layers):

@@ -19,7 +19,7 @@ from_hf = gemma4_import.from_hf
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Gemma4Layer:
     """What differs from layer to layer."""
 
     attention: blocks.AttentionShape
@@ -38,7 +38,7 @@ class Gemma4:
     eps: float
     softcap: float  # of the logits; 0 is none
     own: int  # columns of each layer's own embeddings; 0: it has none
-    layers: tuple[Layer, ...]
+    layers: tuple[Gemma4Layer, ...]
     moe: Moe | None
 
     @property
@@ -48,7 +48,7 @@ class Gemma4:
 
 
 @dataclass(slots=True)
-class Rows:
+class Gemma4Rows:
     """What goes from layer to layer."""
 
     x: Value
@@ -88,7 +88,7 @@ def read_moe(meta: ModelMeta) -> Moe | None:
     return Moe(n, used, n_ff, normalise=True, activation="gelu", more=("expert_scale",))
 
 
-def read_layers(b: GraphBuilder, meta: ModelMeta) -> tuple[Layer, ...]:
+def read_layers(b: GraphBuilder, meta: ModelMeta) -> tuple[Gemma4Layer, ...]:
     """Layers that see all, and those with a window, whose heads are smaller."""
     n = count_layers(b, meta)
     slides = read_pattern(meta, n, PERIOD)
@@ -116,7 +116,7 @@ def read_layers(b: GraphBuilder, meta: ModelMeta) -> tuple[Layer, ...]:
         kv = sources[i]
         assert kv is not None
         found.append(
-            Layer(
+            Gemma4Layer(
                 replace(shape, window=window if slide else 0),
                 near_rope if slide else far_rope,
                 "" if slide else factors(b, meta, far_rope),
@@ -137,7 +137,7 @@ def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
     if c.own:
         table = b.weight("per_layer_token_embd.weight", c.n_vocab, n * c.own)
         own = [*b.table(table, n, math.sqrt(c.own))]
-    rows = Rows(x, x, own)
+    rows = Gemma4Rows(x, x, own)
     for i in range(n):
         with b.scope(f"blk.{i}.attn"):
             attention(b, rows, c, i)
@@ -160,7 +160,7 @@ def norm(b: GraphBuilder, x: Value, tensor: str, c: Gemma4, part: str = "norm", 
     return blocks.rms_norm(b, x, f"{tensor}.weight", c.eps, part, heads)
 
 
-def attention(b: GraphBuilder, rows: Rows, c: Gemma4, i: int) -> None:
+def attention(b: GraphBuilder, rows: Gemma4Rows, c: Gemma4, i: int) -> None:
     """x + norm(attention(norm(x)))."""
     layer, blk = c.layers[i], f"blk.{i}"
     shape, h = layer.attention, norm(b, rows.x, f"blk.{i}.attn_norm", c)
@@ -210,7 +210,7 @@ def experts(b: GraphBuilder, x: Value, moe: Moe, c: Gemma4, blk: str) -> Value:
     return norm(b, y, f"{blk}.post_ffw_norm_2", c, "down")
 
 
-def with_own(b: GraphBuilder, rows: Rows, c: Gemma4, i: int) -> Value:
+def with_own(b: GraphBuilder, rows: Gemma4Rows, c: Gemma4, i: int) -> Value:
     """x + norm(proj(gelu(gate(x)) * own)): what the layer knows of the token itself."""
     blk, n = f"blk.{i}", len(c.layers)
     whole = b.weight("per_layer_model_proj.weight", n * c.own, c.width)

@@ -12,7 +12,7 @@ from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
     HEAD_NORMS,
-    Tensors,
+    ImportTensors,
     not_in_gguf,
     refuse_embedders,
     sliding_layers,
@@ -148,7 +148,7 @@ def mixture_settings(c: Config) -> dict[str, Setting]:
 
 def tensors(hf: HfModel, sources: Sequence[int | None], slides: Sequence[bool]) -> dict[str, Weight]:
     """All tensors by GGUF name."""
-    found, c = Tensors(hf), hf.config
+    found, c = ImportTensors(hf), hf.config
     found.take_ends(tied=c.get_bool("tie_word_embeddings", True))
     own = c.get_int("hidden_size_per_layer_input", 256, 0, 1 << 16)
     if own:
@@ -171,7 +171,7 @@ def tensors(hf: HfModel, sources: Sequence[int | None], slides: Sequence[bool]) 
     return found.finish()
 
 
-def take_mixture(found: Tensors, layer: str, i: int) -> None:
+def take_mixture(found: ImportTensors, layer: str, i: int) -> None:
     """A layer's mixture: gate and up of an expert are one tensor, in GGUF as well."""
     found.take_layer(i, OF_MIXTURE, ())
     for ours, theirs in ROUTER.items():

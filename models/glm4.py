@@ -11,7 +11,7 @@ from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.hf_import import (
     ATTENTION,
-    Tensors,
+    ImportTensors,
     decoder_settings,
     head_dim_of,
     not_in_gguf,
@@ -48,7 +48,7 @@ def from_hf(hf: HfModel) -> Imported:
     head_dim = head_dim_of(c, default=128)
     rope = rope_from_hf(c, head_dim, partial=True)
     biased = QKV if c.get_bool("attention_bias", True) else ()
-    tensors = Tensors(hf)
+    tensors = ImportTensors(hf)
     tensors.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     for i in range(c.require_int("num_hidden_layers", 1, 1 << 12)):
         tensors.take_layer(i, {**NORMS, **ATTENTION, **FEED_FORWARD}, biased)

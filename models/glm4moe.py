@@ -8,7 +8,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta, PredictionBlock
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models.decoder import Decoder, FeedForward, build_decoder, read_decoder
 from hetrun.models.hf_import import (
-    Mixing,
+    MixtureExtras,
     decoder_settings,
     decoder_weights,
     experts_apart,
@@ -25,7 +25,7 @@ name = "glm4moe"
 
 ROTARY = 0.5  # of a head, where the settings say nothing
 QKV = ("attn_q", "attn_k", "attn_v")
-MIXING = Mixing("mlp.gate.e_score_correction_bias", "mlp.shared_experts")
+MIXING = MixtureExtras("mlp.gate.e_score_correction_bias", "mlp.shared_experts")
 
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:

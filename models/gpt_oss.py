@@ -12,7 +12,7 @@ from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, by_period, read_decoder, read_pattern
 from hetrun.models.hf_import import (
     ATTENTION,
-    Tensors,
+    ImportTensors,
     decoder_settings,
     head_dim_of,
     not_in_gguf,
@@ -95,7 +95,7 @@ def check_hf(c: Config) -> None:
 
 def tensors(hf: HfModel, n_layers: int, n_experts: int, has_biases: bool) -> dict[str, Weight]:
     """All tensors by GGUF name."""
-    found = Tensors(hf)
+    found = ImportTensors(hf)
     found.take_ends(tied=hf.config.get_bool("tie_word_embeddings", False))
     for i in range(n_layers):
         found.take_layer(i, {**NORMS, **ATTENTION}, ATTENTION if has_biases else ())
@@ -112,7 +112,7 @@ def tensors(hf: HfModel, n_layers: int, n_experts: int, has_biases: bool) -> dic
     return found.finish()
 
 
-def take_matrices(hf: HfModel, found: Tensors, blk: str, experts: str, n: int) -> None:
+def take_matrices(hf: HfModel, found: ImportTensors, blk: str, experts: str, n: int) -> None:
     """The three matrices of all experts: of MXFP4 as rows, of floats as columns."""
     gate_up, down = f"{experts}.gate_up_proj", f"{experts}.down_proj"
     if hf.has(f"{down}_blocks"):

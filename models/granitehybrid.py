@@ -14,8 +14,8 @@ from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
     NORMS,
-    Mixing,
-    Tensors,
+    ImportTensors,
+    MixtureExtras,
     decoder_settings,
     experts_apart,
     head_dim_of,
@@ -103,7 +103,7 @@ def attending(c: Config) -> tuple[bool, ...]:
 def tensors(hf: HfModel, attends: tuple[bool, ...], n_experts: int) -> dict[str, Weight]:
     """All tensors by GGUF name."""
     c = hf.config
-    found = Tensors(experts_apart(hf, n_experts) if n_experts else hf)
+    found = ImportTensors(experts_apart(hf, n_experts) if n_experts else hf)
     found.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     for i, attended in enumerate(attends):
         if attended:
@@ -113,7 +113,7 @@ def tensors(hf: HfModel, attends: tuple[bool, ...], n_experts: int) -> dict[str,
         found.take_layer(i, NORMS, ())
         if n_experts:
             found.take_experts(i, n_experts)
-            found.take_mixing(i, Mixing("", "shared_mlp"))
+            found.take_mixing(i, MixtureExtras("", "shared_mlp"))
         else:
             found.take_layer(i, SHARED_ONLY, ())
     return found.finish()

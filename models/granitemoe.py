@@ -8,7 +8,7 @@ from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.granite import FACTORS, with_factors
 from hetrun.models.hf_import import (
     ATTENTION,
-    Mixing,
+    MixtureExtras,
     decoder_settings,
     decoder_weights,
     experts_apart,
@@ -59,7 +59,7 @@ def from_hf(hf: HfModel) -> Imported:
     settings = decoder_settings(plain, head_dim, rope) | mixture
     biased = ATTENTION if c.get_bool("attention_bias", False) else ()
     apart = experts_apart(HfModel(c, usual_words(hf, shared)), n)
-    weights = decoder_weights(apart, biased, n, mixing=Mixing("", "shared_mlp" if shared else ""))
+    weights = decoder_weights(apart, biased, n, mixing=MixtureExtras("", "shared_mlp" if shared else ""))
     layout: dict[str, Setting] = {"rope.halves": True, **rope.layout}
     return Imported(settings, {**weights, **rope.weights}, layout, interleaves(c, weights))
 

@@ -139,7 +139,7 @@ def qwen_window(c: Config) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixing:
+class MixtureExtras:
     """What a layer's mixture has beside its router and experts, as Hugging Face calls it; empty: nothing."""
 
     choice_bias: str
@@ -148,10 +148,10 @@ class Mixing:
 
 def decoder_weights(
     hf: HfModel, biased: Collection[str] = (), n_experts: int = 0, head_norms: bool = False,
-    norms: Mapping[str, str] = NORMS, mixing: Mixing | None = None,
+    norms: Mapping[str, str] = NORMS, mixing: MixtureExtras | None = None,
 ) -> dict[str, Weight]:  # fmt: skip
     """All tensors by GGUF name, each one that the config asks for and no other."""
-    c, tensors = hf.config, Tensors(hf)
+    c, tensors = hf.config, ImportTensors(hf)
     tensors.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     for i in range(c.require_int("num_hidden_layers", 1, 1 << 12)):
         tensors.take_layer(i, {**norms, **ATTENTION, **(HEAD_NORMS if head_norms else {})}, biased)
@@ -206,7 +206,7 @@ def rope_factors(rope: HfRope, architecture: str) -> tuple[bool, str]:
     return bool(rope.weights), said
 
 
-class Tensors:
+class ImportTensors:
     """The tensors of a model, taken one by one under GGUF's names; in the end none may be left."""
 
     def __init__(self, hf: HfModel) -> None:
@@ -271,7 +271,7 @@ class Tensors:
             each = (f"{mlp}.experts.{e}.{theirs}.weight" for e in range(n_experts))
             self.take(f"blk.{i}.{ours}.weight", *each)
 
-    def take_mixing(self, i: int, mixing: Mixing) -> None:
+    def take_mixing(self, i: int, mixing: MixtureExtras) -> None:
         """What a layer's mixture has besides."""
         layer = f"{self.root}layers.{i}"
         if self._hf.has(f"{layer}.{mixing.choice_bias}"):

@@ -9,7 +9,7 @@ from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.hf_import import (
     ATTENTION,
-    Mixing,
+    MixtureExtras,
     decoder_settings,
     decoder_weights,
     experts_apart,
@@ -17,7 +17,7 @@ from hetrun.models.hf_import import (
     not_in_gguf,
 )
 from hetrun.models.mixtures import SOFTMAX, mixed_ffn, read_mixtures
-from hetrun.models.rope import KINDS, Asked, HfRope, dynamic, rope_from_hf
+from hetrun.models.rope import KINDS, HfRope, RopeSettings, dynamic, rope_from_hf
 
 name = "hunyuan-moe"
 
@@ -53,12 +53,12 @@ def from_hf(hf: HfModel) -> Imported:
     settings = decoder_settings(c, head_dim, rope) | mixture
     biased = ATTENTION if c.get_bool("attention_bias", False) else ()
     apart = experts_apart(HfModel(c, usual_words(hf)), n)
-    weights = decoder_weights(apart, biased, n, head_norms=True, mixing=Mixing("", "mlp.shared_mlp"))
+    weights = decoder_weights(apart, biased, n, head_norms=True, mixing=MixtureExtras("", "mlp.shared_mlp"))
     only_here = not_in_gguf((bool(biased), f"llama.cpp's {name} has no bias after attention"))
     return Imported(settings, {**weights, **rope.weights}, {**rope.layout, **only_here})
 
 
-def stretched(asked: Asked) -> HfRope:
+def stretched(asked: RopeSettings) -> HfRope:
     """With an alpha the base is larger, and stays the same however long a text is."""
     if not asked.scaling.has("alpha"):
         return dynamic(asked)

@@ -12,7 +12,7 @@ from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
     HEAD_NORMS,
-    Tensors,
+    ImportTensors,
     decoder_settings,
     experts_apart,
     head_dim_of,
@@ -57,7 +57,7 @@ NEXTN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class DeltaHeads:
     """The heads of a delta net."""
 
     k_heads: int
@@ -183,13 +183,13 @@ def mixture_from_hf(hf: HfModel, name: str, tiled: bool) -> Imported:
     return replace(found.with_settings(settings), layout={**only_here, **found.layout})
 
 
-def read_delta(c: Config) -> Delta:
+def read_delta(c: Config) -> DeltaHeads:
     """The delta nets' settings."""
     k_heads = c.get_int("linear_num_key_heads", 16, 1, 1 << 12)
     v_heads = c.get_int("linear_num_value_heads", 32, 1, 1 << 12)
     if v_heads % k_heads:
         c.refuse(f"linear_num_value_heads is {v_heads}, which {k_heads} heads of keys cannot share")
-    return Delta(
+    return DeltaHeads(
         k_heads,
         v_heads,
         c.get_int("linear_key_head_dim", 128, 1, 1 << 12),
@@ -210,9 +210,9 @@ def recurrent_layers(c: Config) -> tuple[bool, ...]:
     return tuple(kind == "linear_attention" for kind in types)
 
 
-def tensors(hf: HfModel, recurrent: Sequence[bool], n_experts: int, delta: Delta) -> dict[str, Weight]:
+def tensors(hf: HfModel, recurrent: Sequence[bool], n_experts: int, delta: DeltaHeads) -> dict[str, Weight]:
     """All tensors by GGUF name."""
-    found = Tensors(hf)
+    found = ImportTensors(hf)
     found.take_ends(tied=hf.config.get_bool("tie_word_embeddings", False))
     for i, is_delta in enumerate(recurrent):
         found.take_layer(i, NORMS, ())
@@ -231,7 +231,7 @@ def tensors(hf: HfModel, recurrent: Sequence[bool], n_experts: int, delta: Delta
     return heads_in_order(hf.config, found.finish(), delta)
 
 
-def take_delta(found: Tensors, hf: HfModel, i: int) -> None:
+def take_delta(found: ImportTensors, hf: HfModel, i: int) -> None:
     """The tensors of a delta net."""
     theirs = f"{found.root}layers.{i}.linear_attn."
     together = hf.has(f"{theirs}in_proj_qkvz.weight")
@@ -239,7 +239,7 @@ def take_delta(found: Tensors, hf: HfModel, i: int) -> None:
         found.take(f"blk.{i}.{ours}", f"{theirs}{name}")
 
 
-def heads_in_order(c: Config, weights: dict[str, Weight], d: Delta) -> dict[str, Weight]:
+def heads_in_order(c: Config, weights: dict[str, Weight], d: DeltaHeads) -> dict[str, Weight]:
     """As GGUF has it: q, k and v of all heads, and z of all, where each head of k has its own together."""
     out = {}
     for name, weight in weights.items():

@@ -20,7 +20,7 @@ from hetrun.models.decoder import (
 )
 from hetrun.models.hf_import import (
     FEED_FORWARD,
-    Tensors,
+    ImportTensors,
     decoder_settings,
     head_dim_of,
     not_in_gguf,
@@ -92,7 +92,7 @@ def short_convolution(b: GraphBuilder, x: Value, d: Decoder, i: int, taps: int) 
 def from_hf(hf: HfModel) -> Imported:
     """As Hugging Face publishes it."""
     hf = in_other_words(hf)
-    found = Tensors(hf)
+    found = ImportTensors(hf)
     take_layers(found, hf.config)
     for i in range(hf.config.require_int("num_hidden_layers", 1, 1 << 12)):
         found.take_layer(i, FEED_FORWARD, ())
@@ -141,7 +141,7 @@ def attending(c: Config) -> tuple[bool, ...]:
     return tuple(kind == "full_attention" for kind in types)
 
 
-def take_layers(found: Tensors, c: Config) -> None:
+def take_layers(found: ImportTensors, c: Config) -> None:
     """All tensors but those of feed-forward parts."""
     if c.get_bool("conv_bias", False):
         c.refuse("conv_bias is true, and biases are not done in models of its type")

@@ -8,12 +8,12 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import HfModel, Imported, Setting
 from hetrun.models import lfm2
 from hetrun.models.decoder import read_decoder
-from hetrun.models.hf_import import FEED_FORWARD, Mixing, Tensors, experts_apart, not_in_gguf
+from hetrun.models.hf_import import FEED_FORWARD, ImportTensors, MixtureExtras, experts_apart, not_in_gguf
 from hetrun.models.mixtures import SIGMOID, mixed_ffn, mixture_settings, read_mixtures
 
 name = "lfm2moe"
 
-MIXING = Mixing("mlp.expert_bias")
+MIXING = MixtureExtras("mlp.expert_bias")
 
 
 def build(b: GraphBuilder, meta: ModelMeta) -> Graph:
@@ -28,7 +28,7 @@ def from_hf(hf: HfModel) -> Imported:
     hf = lfm2.in_other_words(hf)
     c, n = hf.config, hf.config.require_int("num_experts", 1, 1 << 16)
     apart = experts_apart(hf, n)
-    found = Tensors(apart)
+    found = ImportTensors(apart)
     lfm2.take_layers(found, c)
     for i in range(c.require_int("num_hidden_layers", 1, 1 << 12)):
         if apart.has(f"{found.root}layers.{i}.mlp.gate.weight"):

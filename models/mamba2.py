@@ -9,7 +9,7 @@ from hetrun.graph import GraphBuilder, ModelMeta, Value
 from hetrun.graph.ops import NONE, CausalConv, DeltaNet
 from hetrun.loader.hf_mapping import Config, Setting, TileHeads
 from hetrun.models import blocks
-from hetrun.models.hf_import import Tensors
+from hetrun.models.hf_import import ImportTensors
 
 LOG = "ssm.log"  # a setting of ours: decays as Hugging Face stores them
 WEIGHTS = {
@@ -87,7 +87,7 @@ def mamba2_settings(c: Config) -> dict[str, Setting]:
     }
 
 
-def take_mamba2(found: Tensors, i: int, theirs: str, biased: bool) -> None:
+def take_mamba2(found: ImportTensors, i: int, theirs: str, biased: bool) -> None:
     """Its tensors in a layer."""
     for ours, name in WEIGHTS.items():
         found.take(f"blk.{i}.{ours}", f"{theirs}.{name}")

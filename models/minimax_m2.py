@@ -8,7 +8,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models.decoder import build_decoder, read_decoder
 from hetrun.models.hf_import import (
-    Mixing,
+    MixtureExtras,
     decoder_settings,
     decoder_weights,
     experts_apart,
@@ -46,7 +46,7 @@ def from_hf(hf: HfModel) -> Imported:
     settings = decoder_settings(c, head_dim, rope)
     settings |= mixture_settings(own, "num_local_experts", SIGMOID, normalise=True)
     apart = experts_apart(renamed(HfModel(c, hf.tensors), MIXTRAL), n_experts)
-    mixing = Mixing("mlp.e_score_correction_bias")
+    mixing = MixtureExtras("mlp.e_score_correction_bias")
     weights = decoder_weights(apart, (), n_experts, head_norms=True, mixing=mixing)
     only_here = not_in_gguf(rope_factors(rope, name))
     return Imported(settings, {**weights, **rope.weights}, {**rope.layout, **only_here})

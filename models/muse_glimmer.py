@@ -21,7 +21,7 @@ from hetrun.models.gemma3 import NORMS
 from hetrun.models.hf_import import (
     ATTENTION,
     FEED_FORWARD,
-    Tensors,
+    ImportTensors,
     decoder_settings,
     head_dim_of,
     interleaves,
@@ -114,7 +114,7 @@ def turned(c: Config, base: Setting, n: int) -> list[bool] | None:
 
 def tensors(hf: HfModel, n: int, head_dim: int) -> dict[str, Weight]:
     """All tensors by GGUF name, where norms of heads have gains: what the settings multiply queries by."""
-    found, c = Tensors(hf), hf.config
+    found, c = ImportTensors(hf), hf.config
     found.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     gains = {"attn_q_norm": c.get_float("qk_scale_factor", 3.87), "attn_k_norm": 1.0}
     biased = ATTENTION if c.get_bool("attention_bias", False) else ()

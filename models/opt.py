@@ -14,7 +14,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta, Value
 from hetrun.graph.ops import NONE, Attrs, Gelu, Positions
 from hetrun.loader.hf_mapping import Config, HfModel, Imported, Setting
 from hetrun.models import blocks
-from hetrun.models.hf_import import Tensors, not_in_gguf, refuse_embedders
+from hetrun.models.hf_import import ImportTensors, not_in_gguf, refuse_embedders
 
 name = "opt"
 
@@ -149,7 +149,7 @@ def from_hf(hf: HfModel) -> Imported:
         "activation": activation,
     }
     root = "decoder." if hf.has("decoder.embed_positions.weight") else "model.decoder."
-    tensors = Tensors(hf)
+    tensors = ImportTensors(hf)
     tensors.take_words(f"{root}embed_tokens.weight", c.get_bool("tie_word_embeddings", True))
     for gguf, theirs in names(c, root, settings):
         tensors.take(gguf, theirs)

@@ -6,7 +6,7 @@ from hetrun.graph import Graph, GraphBuilder, ModelMeta
 from hetrun.loader.hf_mapping import HfModel, Imported
 from hetrun.models import blocks
 from hetrun.models.decoder import build_decoder, read_decoder
-from hetrun.models.hf_import import NORMS, Tensors, decoder_settings, head_dim_of, not_in_gguf
+from hetrun.models.hf_import import NORMS, ImportTensors, decoder_settings, head_dim_of, not_in_gguf
 from hetrun.models.rope import LONG_FACTORS, default, longrope, rope_from_hf
 
 name = "phi3"
@@ -41,7 +41,7 @@ def from_hf(hf: HfModel) -> Imported:
     only_here = not_in_gguf(
         (heads != settings["embedding_length"], "llama.cpp's phi3 has no head_dim of its own")
     )
-    tensors = Tensors(hf)
+    tensors = ImportTensors(hf)
     tensors.take_ends(tied=c.get_bool("tie_word_embeddings", False))
     for i in range(c.require_int("num_hidden_layers", 1, 1 << 12)):
         tensors.take_layer(i, {**NORMS, **PRODUCTS}, biased=())

@@ -129,7 +129,7 @@ class HfRope:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RopeSettings:
     """What every kind of scaling stands on."""
 
     scaling: Config
@@ -186,7 +186,7 @@ def scaling_from_hf(config: Config, scaling: Config, head_dim: int, base: float,
         config.refuse(f"partial_rotary_factor is {share}; models of its type turn all columns of a head")
     context = config.require_int("max_position_embeddings", 1, 1 << 31)
     own = scaling.get_int("original_max_position_embeddings", context, 2, 1 << 31)
-    asked = Asked(
+    asked = RopeSettings(
         scaling=scaling,
         base=scaling.get_float("rope_theta", config.get_float("rope_theta", base)),
         n_rot=head_dim if kind == "proportional" else int(head_dim * share),
@@ -201,22 +201,22 @@ def scaling_from_hf(config: Config, scaling: Config, head_dim: int, base: float,
     return HfRope(basics | dict(found.settings), found.weights, found.layout)
 
 
-def default(asked: Asked) -> HfRope:
+def default(asked: RopeSettings) -> HfRope:
     """As in the paper."""
     return HfRope()
 
 
-def linear(asked: Asked) -> HfRope:
+def linear(asked: RopeSettings) -> HfRope:
     """All angles divided by the factor."""
     return HfRope({"rope.scaling.type": "linear", "rope.scaling.factor": asked.positive("factor")})
 
 
-def dynamic(asked: Asked) -> HfRope:
+def dynamic(asked: RopeSettings) -> HfRope:
     """A base that grows with the sequence, once it is longer than those of training."""
     return HfRope(layout={"rope.dynamic": True})
 
 
-def yarn(asked: Asked) -> HfRope:
+def yarn(asked: RopeSettings) -> HfRope:
     """Fast pairs keep their angle, slow ones are divided by the factor, with a ramp between."""
     factor = asked.positive("factor", asked.context / asked.original_context)
     fast, slow = asked.positive("beta_fast", BETA_FAST), asked.positive("beta_slow", BETA_SLOW)
@@ -233,7 +233,7 @@ def yarn(asked: Asked) -> HfRope:
     )
 
 
-def yarn_settings(asked: Asked) -> HfRope:
+def yarn_settings(asked: RopeSettings) -> HfRope:
     """The same as GGUF's keys say it. Where the borders of the ramp are rounded, the layout says so."""
     factor = asked.positive("factor", asked.context / asked.original_context)
     magnitude = yarn_attention_factor(asked.scaling, factor)
@@ -297,7 +297,7 @@ class Ramp:
         return self.n_rot * math.log(tokens) / (2 * math.log(self.base))
 
 
-def llama3(asked: Asked) -> HfRope:
+def llama3(asked: RopeSettings) -> HfRope:
     """Slow pairs are divided by the factor, fast ones are not, and those between by something between."""
     factor, low = asked.positive("factor"), asked.positive("low_freq_factor")
     high = asked.positive("high_freq_factor")
@@ -309,7 +309,7 @@ def llama3(asked: Asked) -> HfRope:
     return HfRope(weights={FACTORS: constant(FACTORS, found.astype(np.float32))})
 
 
-def longrope(asked: Asked) -> HfRope:
+def longrope(asked: RopeSettings) -> HfRope:
     """A factor for each pair: some for sequences as in training, others for all that are longer."""
     factor = asked.positive("factor", asked.context / asked.original_context)
     magnitude = math.sqrt(1 + math.log(factor) / math.log(asked.original_context)) if factor > 1 else 1.0
@@ -329,7 +329,7 @@ def longrope(asked: Asked) -> HfRope:
     )
 
 
-def proportional(asked: Asked) -> HfRope:
+def proportional(asked: RopeSettings) -> HfRope:
     """Only the first pairs turn, as fast as if all did."""
     share = asked.scaling.get_float("partial_rotary_factor", 1.0)
     found = np.full(asked.head_dim // 2, NEVER)
@@ -337,7 +337,7 @@ def proportional(asked: Asked) -> HfRope:
     return HfRope(weights={FACTORS: constant(FACTORS, found.astype(np.float32))})
 
 
-Kinds = Mapping[str, Callable[[Asked], HfRope]]
+Kinds = Mapping[str, Callable[[RopeSettings], HfRope]]
 
 KINDS: Kinds = {
     "default": default,

@@ -95,7 +95,7 @@ class Screen:
             self.shown_at = now
 
 
-class Reader:
+class PipOutput:
     """Turns pip's lines into what is worth showing, and keeps its errors: not each is the end."""
 
     def __init__(self, screen: Screen) -> None:
@@ -162,7 +162,7 @@ def building(environ: Mapping[str, str], amx: bool) -> dict[str, str]:
     return own
 
 
-def follow(command: list[str], log: Path, reader: Reader, environ: Mapping[str, str] = os.environ) -> int:
+def follow(command: list[str], log: Path, reader: PipOutput, environ: Mapping[str, str] = os.environ) -> int:
     """Run a command, give its lines to reader and log, and keep the progress moving between them."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
@@ -279,7 +279,7 @@ class Pip:
         self.folder, self.screen, self.environ, self.versions = folder, screen, environ, versions
 
     def install(self, *what: str, log: str = "install.log") -> None:
-        path, reader = self.folder / log, Reader(self.screen)
+        path, reader = self.folder / log, PipOutput(self.screen)
         command = [*self.command, "install", "--verbose", "-c", self.versions, *what]
         if follow(command, path, reader, self.environ):
             raise PipFailed(path, reader.errors)

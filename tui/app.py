@@ -17,10 +17,10 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError, UserError
 from hetrun.tui.conversation import Talk
 from hetrun.tui.host import Doors
-from hetrun.tui.messages import Failed
+from hetrun.tui.messages import SideTaskFailed
 from hetrun.tui.screens.chat import ChatScreen
 from hetrun.tui.screens.dialogs import LOW, Dialog
-from hetrun.tui.store.store import Store
+from hetrun.tui.store.store import ConversationStore
 
 THEME = "textual-dark"
 AGAIN_S = 3.0  # within which a second Ctrl+C leaves
@@ -51,10 +51,10 @@ class ChatApp(App[None]):
         self._asked_to_quit = 0.0  # when Ctrl+C was pressed
         self._trouble = ""
         try:
-            self._store = Store(place)
+            self._store = ConversationStore(place)
         except UserError as error:
             # The chat works without the file; it says that nothing is kept.
-            self._store, self._trouble = Store(None), str(error)
+            self._store, self._trouble = ConversationStore(None), str(error)
         talk = Talk(self._store, params or SamplingParams(), system or "")
         self._screen = ChatScreen(client, talk, doors or Doors(), reports)
 
@@ -103,8 +103,8 @@ class ChatApp(App[None]):
         except Exception:  # what was kept a second ago has to do
             return
 
-    @on(Failed)
-    def _failed_aside(self, message: Failed) -> None:
+    @on(SideTaskFailed)
+    def _failed_aside(self, message: SideTaskFailed) -> None:
         """What fails beside the answer ends nothing."""
         self._screen.parts.notices.say(self._screen.parts.notices.words_of(message.error), error=True)
 

@@ -29,7 +29,7 @@ MISSING = (
 )
 
 
-class Reader(NamedTuple):
+class ClipboardReader(NamedTuple):
     """A program that has the clipboard's picture."""
 
     kinds: Sequence[str]  # what lists the kinds there are; nothing: it has PNG, or nothing
@@ -39,24 +39,28 @@ class Reader(NamedTuple):
 
 def reader(
     environ: Mapping[str, str] = os.environ, which: Callable[[str], str | None] = shutil.which
-) -> Reader:
+) -> ClipboardReader:
     """The one for this desktop; a UserError if there is none."""
     if environ.get("WAYLAND_DISPLAY") and which("wl-paste"):
-        return Reader(("wl-paste", "--list-types"), lambda kind: ("wl-paste", "--no-newline", "--type", kind))
+        return ClipboardReader(
+            ("wl-paste", "--list-types"), lambda kind: ("wl-paste", "--no-newline", "--type", kind)
+        )
     if environ.get("DISPLAY") and which("xclip"):
         xclip = ("xclip", "-selection", "clipboard", "-o", "-t")
-        return Reader((*xclip, "TARGETS"), lambda kind: (*xclip, kind))
+        return ClipboardReader((*xclip, "TARGETS"), lambda kind: (*xclip, kind))
     if which("pngpaste"):
-        return Reader((), lambda kind: ("pngpaste", "-"))
+        return ClipboardReader((), lambda kind: ("pngpaste", "-"))
     if which("osascript"):
-        return Reader((), lambda kind: ("osascript", "-e", "the clipboard as «class PNGf»"), from_applescript)
+        return ClipboardReader(
+            (), lambda kind: ("osascript", "-e", "the clipboard as «class PNGf»"), from_applescript
+        )
     if which("powershell.exe"):
         command = ("powershell.exe", "-NoProfile", "-STA", "-Command", POWERSHELL)
-        return Reader((), lambda kind: command, b64decode)
+        return ClipboardReader((), lambda kind: command, b64decode)
     raise UserError(MISSING)
 
 
-async def copied_picture(found: Reader) -> bytes | None:
+async def copied_picture(found: ClipboardReader) -> bytes | None:
     """The picture on the clipboard, if there is one."""
     kind = KINDS[0]
     if found.kinds:

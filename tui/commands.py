@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hetrun.errors import UserError
 
 
-class Command(NamedTuple):
+class ChatCommand(NamedTuple):
     """A name, what may follow it, and what it does."""
 
     name: str
@@ -18,29 +18,29 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("new", "", "begin a new conversation"),
-    Command("system", "[TEXT]", "what the model is told first"),
-    Command("set", "NAME VALUE", "sampling, as: /set temperature 0.2"),
-    Command("regenerate", "", "answer the last message again"),
-    Command("edit", "", "change the last message"),
-    Command("fork", "", "a new conversation like this one"),
-    Command("copy", "", "the last answer to the clipboard"),
-    Command("attach", "FILE", "send a text file or a picture with it"),
-    Command("rename", "TITLE", "call the conversation so"),
-    Command("delete", "", "delete the conversation"),
-    Command("export", "FILE", "write it as Markdown or JSON"),
-    Command("import", "FILE", "read conversations from JSON"),
-    Command("settings", "", "system prompt, sampling and presets"),
-    Command("preset", "NAME", "system prompt and sampling of a preset"),
-    Command("model", "[NAME]", "another model"),
-    Command("whatif", "", "try other memory, context, threads"),
-    Command("template", "", "the exact prompt that is sent"),
-    Command("tokens", "", "how sure the model was of each token"),
-    Command("machine", "", "show or hide the machine"),
-    Command("conversations", "", "show or hide the conversations"),
-    Command("theme", "[NAME]", "other colours"),
-    Command("help", "", "keys and commands"),
-    Command("quit", "", "leave"),
+    ChatCommand("new", "", "begin a new conversation"),
+    ChatCommand("system", "[TEXT]", "what the model is told first"),
+    ChatCommand("set", "NAME VALUE", "sampling, as: /set temperature 0.2"),
+    ChatCommand("regenerate", "", "answer the last message again"),
+    ChatCommand("edit", "", "change the last message"),
+    ChatCommand("fork", "", "a new conversation like this one"),
+    ChatCommand("copy", "", "the last answer to the clipboard"),
+    ChatCommand("attach", "FILE", "send a text file or a picture with it"),
+    ChatCommand("rename", "TITLE", "call the conversation so"),
+    ChatCommand("delete", "", "delete the conversation"),
+    ChatCommand("export", "FILE", "write it as Markdown or JSON"),
+    ChatCommand("import", "FILE", "read conversations from JSON"),
+    ChatCommand("settings", "", "system prompt, sampling and presets"),
+    ChatCommand("preset", "NAME", "system prompt and sampling of a preset"),
+    ChatCommand("model", "[NAME]", "another model"),
+    ChatCommand("whatif", "", "try other memory, context, threads"),
+    ChatCommand("template", "", "the exact prompt that is sent"),
+    ChatCommand("tokens", "", "how sure the model was of each token"),
+    ChatCommand("machine", "", "show or hide the machine"),
+    ChatCommand("conversations", "", "show or hide the conversations"),
+    ChatCommand("theme", "[NAME]", "other colours"),
+    ChatCommand("help", "", "keys and commands"),
+    ChatCommand("quit", "", "leave"),
 )
 _BY_NAME = {command.name: command for command in COMMANDS}
 # What other programs call them.
@@ -61,7 +61,7 @@ def is_command(text: str) -> bool:
     return text.startswith("/") and not text.startswith("//")
 
 
-def command_of(text: str) -> tuple[Command, str]:
+def command_of(text: str) -> tuple[ChatCommand, str]:
     """The command that a text is, and what comes after it."""
     name, argument = _divided(text)
     command = _BY_NAME.get(ALIASES.get(name, name))

@@ -13,8 +13,8 @@ from hetrun.errors import UserError
 from hetrun.system.files import open_regular
 from hetrun.system.units import format_bytes
 from hetrun.tui.store import export
-from hetrun.tui.store.store import Store
-from hetrun.tui.store.tree import Conversation, Pictured, Tree, Turn, fork_title, title_of
+from hetrun.tui.store.store import ConversationStore
+from hetrun.tui.store.tree import Conversation, Tree, Turn, TurnPicture, fork_title, title_of
 from hetrun.tui.transcript.turn import divided
 
 LINGER_S = 0.04  # tokens come together within a frame: each message costs the engine's core and ours
@@ -27,7 +27,7 @@ LIMITED = "stopped at the limit of {n} tokens: -n or /set max_tokens changes it"
 class Talk:
     """One conversation of the store, or a new one, which is kept from its first message on."""
 
-    def __init__(self, store: Store, params: SamplingParams, system: str) -> None:
+    def __init__(self, store: ConversationStore, params: SamplingParams, system: str) -> None:
         self.store = store
         self.usual = params
         self._usual_system = system
@@ -95,7 +95,7 @@ class Talk:
 
     # --- turns
 
-    def say(self, text: str, parent: int | None, pictures: Sequence[tuple[Pictured, bytes]] = ()) -> Turn:
+    def say(self, text: str, parent: int | None, pictures: Sequence[tuple[TurnPicture, bytes]] = ()) -> Turn:
         """What the user says after a turn, with pictures; kept before the model is asked."""
         begun = self.conversation or self.store.begin(title_of(text), self.system, self.sampling)
         try:

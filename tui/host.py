@@ -12,7 +12,7 @@ Tell = Callable[[int, int, str], object]  # bytes that were brought, of how many
 Opening = Callable[[], ChatClient]  # begins to load a model
 
 
-class Offered(NamedTuple):
+class HostModel(NamedTuple):
     """A model that can be opened."""
 
     label: str
@@ -27,5 +27,5 @@ class Doors:
     # The engine with these options instead of the command line's; raises if they make no sense. It is called
     # on a thread, for a model may be brought from elsewhere before.
     reopen: Callable[[Mapping[str, object], Tell], Opening] | None = None
-    models: Callable[[], Sequence[Offered]] | None = None
+    models: Callable[[], Sequence[HostModel]] | None = None
     is_server: bool = False  # of all options the model alone may be another one, of those that are listed

@@ -10,7 +10,7 @@ from datetime import datetime
 from textual.content import Content
 
 from hetrun.client.interface import ChatClient
-from hetrun.client.queries import EngineState, LayerPlace, Layers, State
+from hetrun.client.queries import EngineState, LayerPlace, Layers, StateQuery
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import visible
 from hetrun.system.units import counted, format_bytes
@@ -54,7 +54,7 @@ class Facts:
 async def look(facts: Facts, client: ChatClient) -> None:
     """Ask the engine how it is; the map is asked for again when the plan has changed."""
     try:
-        state = await client.ask(State())
+        state = await client.ask(StateQuery())
         before = facts.state
         if before is None or state.reason != before.reason or state.streaming:
             facts.layers = await client.ask(Layers())

@@ -15,7 +15,7 @@ class Sent(Message):
 
 
 @dataclass
-class Measured(Message):
+class AnswerRates(Message):
     """The figures of the running or last answer; zero where nothing was measured."""
 
     tokens_per_s: float = 0.0
@@ -25,11 +25,11 @@ class Measured(Message):
 
     def can_replace(self, message: Message) -> bool:
         """A flood of figures collapses into the newest."""
-        return isinstance(message, Measured)
+        return isinstance(message, AnswerRates)
 
 
 @dataclass
-class Failed(Message):
+class SideTaskFailed(Message):
     """Something that ran beside the answer failed."""
 
     error: BaseException

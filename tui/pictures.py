@@ -16,7 +16,7 @@ from hetrun.errors import HetrunError, UserError
 from hetrun.pictures.decoder import PictureDecoder
 from hetrun.system.files import open_regular
 from hetrun.tui.paths import is_picture
-from hetrun.tui.store.tree import Pictured, Turn
+from hetrun.tui.store.tree import Turn, TurnPicture
 from hetrun.tui.transcript.thumbnails import Thumbnail, reduced
 
 MOST_THUMBNAILS = 128  # that are kept, each of 190 kB at most
@@ -24,10 +24,10 @@ MOST_THUMBNAILS = 128  # that are kept, each of 190 kB at most
 MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF", b"GIF87a", b"GIF89a")
 
 
-class Attached(NamedTuple):
+class PictureAttachment(NamedTuple):
     """A picture that goes with the next message."""
 
-    what: Pictured
+    what: TurnPicture
     file: bytes
 
 
@@ -41,13 +41,13 @@ class Gallery:
         self._kept: OrderedDict[str, Thumbnail | str] = OrderedDict()  # or why there is none
         self._closed = False
 
-    async def examined(self, name: str, file: bytes) -> Pictured:
+    async def examined(self, name: str, file: bytes) -> TurnPicture:
         """What a picture is; a UserError if it cannot be read."""
         digest = sha256(file).hexdigest()
         found = await self.thumbnail(digest, file)
         if isinstance(found, str):
             raise UserError(f"{name}: {found}")
-        return Pictured(digest, name, *size_before(file, found.width, found.height), len(file))
+        return TurnPicture(digest, name, *size_before(file, found.width, found.height), len(file))
 
     async def thumbnail(self, digest: str, file: bytes) -> Thumbnail | str:
         """A picture made small, or why it cannot be read."""

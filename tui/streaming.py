@@ -11,9 +11,9 @@ from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.interface import ChatClient
 from hetrun.errors import UserError
 from hetrun.tui.conversation import Talk, note_of
-from hetrun.tui.messages import Measured
+from hetrun.tui.messages import AnswerRates
 from hetrun.tui.store.tree import Turn
-from hetrun.tui.transcript.turn import Entry
+from hetrun.tui.transcript.turn import TurnLines
 
 FRAME_S = 0.05  # between two frames, at least
 FRAME_SHARE = (
@@ -25,16 +25,16 @@ TELL_S = 0.5  # between two times that figures are shown
 RATED = 8  # tokens, before a rate means anything
 
 
-class Answering:
+class AnswerStream:
     """One answer to one turn."""
 
     def __init__(
         self,
         talk: Talk,
-        entry: Entry,
+        entry: TurnLines,
         parent: int | None,
-        draw: Callable[[Entry], None],
-        tell: Callable[[Measured], None],
+        draw: Callable[[TurnLines], None],
+        tell: Callable[[AnswerRates], None],
     ) -> None:
         self.entry = entry
         self.parent = parent
@@ -82,7 +82,7 @@ class Answering:
             self._later = asyncio.get_running_loop().call_later(wait, self.show)
         if now >= self._tell_due:
             self._tell_due = now + TELL_S
-            self._tell(Measured(self.rate(now), self._first - self._asked, self._count))
+            self._tell(AnswerRates(self.rate(now), self._first - self._asked, self._count))
 
     def rate(self, now: float) -> float:
         """Tokens per second so far; 0: too few."""

@@ -46,7 +46,7 @@ Place = slice | Tensor  # rows of a table, as one run where they are one
 Partial = tuple[Tensor, Tensor]  # what rows got from some keys [1, heads, rows, dim], and its log-sum-exp
 
 
-class Scratch:
+class AttentionScratch:
     """Memory that attention uses again and again: one for all layers."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ def attend(
     sinks: Tensor | None,
     work: Pass,
     kv: KvCache,
-    scratch: Scratch,
+    scratch: AttentionScratch,
 ) -> Tensor:
     """Write this pass's K and V rows, if there are such; what each row of q gets from those that it sees, in
     q's type."""
@@ -182,7 +182,7 @@ def attend(
         if hi > lo:
             view = part.kv[group]
             mine = slice(part.a, part.b)
-            seen = _Seen(a, view.length, view.first, keys, values, k[mine], v[mine], sinks, scratch)
+            seen = _AttendedRows(a, view.length, view.first, keys, values, k[mine], v[mine], sinks, scratch)
             _attend_part(seen, q[lo:hi], ends, out[lo:hi], work.between)
     return out
 
@@ -196,7 +196,7 @@ def _begins(op: Op, part: SequencePart, group: int, rows: int) -> bool:
 
 
 def _beginning(
-    a: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scratch: Scratch
+    a: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scratch: AttentionScratch
 ) -> Tensor:
     """Rows that see each other, and nothing before them: nothing is merged, and nothing copied to be read.
 
@@ -238,7 +238,7 @@ def _rows(op: Op, part: SequencePart, work: Pass, length: int) -> tuple[int, int
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _AttendedRows:
     """One sequence in one layer: its rows in the tables, and those of this pass as they came."""
 
     attrs: Attention
@@ -249,7 +249,7 @@ class _Seen:
     k: Tensor
     v: Tensor
     sinks: Tensor | None
-    scratch: Scratch
+    scratch: AttentionScratch
 
     def pieces(
         self, first: int, last: int, dtype: torch.dtype, small: bool, most: int
@@ -285,7 +285,9 @@ class _Seen:
         return out
 
 
-def _attend_part(seen: _Seen, q: Tensor, ends: Ints, out: Tensor, between: Callable[[], None] | None) -> None:
+def _attend_part(
+    seen: _AttendedRows, q: Tensor, ends: Ints, out: Tensor, between: Callable[[], None] | None
+) -> None:
     a, n = seen.attrs, len(q)
     group = a.n_heads // a.n_kv_heads
     half = n * group <= HALF_ROWS and seen.keys.quant.name == "F16"
@@ -398,7 +400,7 @@ def _place(slots: Ints) -> Place:
     return slice(int(slots[0]), int(slots[-1]) + 1) if one_run else torch.from_numpy(slots)
 
 
-def _numbers(table: KvTable, rows: Tensor, plain: torch.dtype | None, scratch: Scratch) -> Tensor:
+def _numbers(table: KvTable, rows: Tensor, plain: torch.dtype | None, scratch: AttentionScratch) -> Tensor:
     """Stored rows as float32."""
     width = table.n_heads * table.head_dim
     if plain is not None:

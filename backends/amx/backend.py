@@ -20,8 +20,8 @@ from hetrun.memory.kv.cache import KvCache
 from hetrun.system.memory_info import process_memory
 
 if TYPE_CHECKING:
-    from hetrun.backends.amx.attention import Scratch as AttentionScratch
-    from hetrun.backends.amx.bf16_matmul import Scratch
+    from hetrun.backends.amx.attention import AttentionScratch as AttentionScratch
+    from hetrun.backends.amx.bf16_matmul import UnpackScratch
     from hetrun.backends.amx.runner import AmxRunner
 
 PRODUCTS = ("linear", "head", "moe", "per_head")
@@ -32,7 +32,7 @@ class AmxBackend(Backend):
     """torch on the CPU."""
 
     started = False
-    scratch: Scratch
+    scratch: UnpackScratch
     attention_scratch: AttentionScratch
 
     def __init__(self, name: str, way: Way) -> None:
@@ -53,14 +53,14 @@ class AmxBackend(Backend):
 
         if self._way == "ipex":
             import hetrun.backends.amx.ipex_matmul  # noqa: F401 - loads IPEX
-        from hetrun.backends.amx.attention import Scratch as AttentionScratch
-        from hetrun.backends.amx.bf16_matmul import Scratch, packs
+        from hetrun.backends.amx.attention import AttentionScratch as AttentionScratch
+        from hetrun.backends.amx.bf16_matmul import UnpackScratch, packs
         from hetrun.backends.amx.buffers import keep_freed_memory
 
         keep_freed_memory()
         torch.set_num_threads(self._threads)
         packs()
-        self.scratch, self.attention_scratch = Scratch(self.check), AttentionScratch()
+        self.scratch, self.attention_scratch = UnpackScratch(self.check), AttentionScratch()
         self._library_bytes = max(0, process_memory() - before)
         self.started = True
 

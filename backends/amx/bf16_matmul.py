@@ -27,7 +27,7 @@ _ALGORITHMS = {"gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh")}
 
 
 @runtime_checkable
-class Product(Protocol):
+class Bf16Product(Protocol):
     """A weight [m, k] that rows are multiplied by."""
 
     @property
@@ -41,7 +41,7 @@ class Product(Protocol):
 
 
 @runtime_checkable
-class Inside(Product, Protocol):
+class Inside(Bf16Product, Protocol):
     """A product that activations run inside of."""
 
     def __call__(self, x: Tensor, bias: Tensor | None = None, act: Activation = "none") -> Tensor:
@@ -203,7 +203,7 @@ def activate(x: Tensor, act: Activation) -> Tensor:
 # --- without a second copy
 
 
-class Scratch:
+class UnpackScratch:
     """Memory that all products of a lean backend unpack their weights into, one after the other."""
 
     def __init__(self, check: Callable[[], None]) -> None:
@@ -239,7 +239,7 @@ LEAN_AT_ONCE = 8 << 20  # weights that are bf16 at one time
 class LeanProduct:
     """A weight as it is stored."""
 
-    def __init__(self, weight: Weight, read: ReadInto, scratch: Scratch) -> None:
+    def __init__(self, weight: Weight, read: ReadInto, scratch: UnpackScratch) -> None:
         self._raw = stored(weight, read)
         self._quant = weight.quant
         self._cols = weight.shape[1]

@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from hetrun.backend import Buffer
-from hetrun.backends.amx.bf16_matmul import Inside, Product
+from hetrun.backends.amx.bf16_matmul import Bf16Product, Inside
 from hetrun.errors import BackendError
 from hetrun.system.native_library import MissingFunction, load_library
 
@@ -36,10 +36,10 @@ def keep_freed_memory() -> None:
             libc.mallopt(option, size)
 
 
-class Experts:
+class AmxExpertProducts:
     """The products of a mixture's experts."""
 
-    def __init__(self, products: Sequence[Product]) -> None:
+    def __init__(self, products: Sequence[Bf16Product]) -> None:
         self.products = products
 
     @property
@@ -72,9 +72,9 @@ def vector_of(buffer: Buffer) -> Tensor:
     return held_as(buffer, Vector).values
 
 
-def product_of(buffer: Buffer) -> Product:
+def product_of(buffer: Buffer) -> Bf16Product:
     """A weight to multiply by, however it is held."""
-    if not isinstance(buffer, Product):
+    if not isinstance(buffer, Bf16Product):
         raise _foreign(buffer, "a product")
     return buffer
 

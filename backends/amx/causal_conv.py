@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hetrun.backend import Pass
-from hetrun.backends.amx.recurrent_states import Slots, pieces
+from hetrun.backends.amx.recurrent_states import LayerStates, pieces
 from hetrun.backends.amx.weight_slices import spans
 from hetrun.graph import Op
 from hetrun.graph.ops import CausalConv
@@ -30,7 +30,7 @@ def causal_conv(op: Op, x: Tensor, taps: Tensor, bias: Tensor | None, work: Pass
     """Each row's result, in float32; the last rows of each sequence are written where the pass says."""
     a = op.attrs
     assert isinstance(a, CausalConv)
-    slots, back = Slots.of(kv.state(a.layer, op.kind)), a.kernel - 1
+    slots, back = LayerStates.of(kv.state(a.layer, op.kind)), a.kernel - 1
     out = torch.empty(x.shape)
     for part in work.parts:
         tail = slots.before(part).view(back, a.width)

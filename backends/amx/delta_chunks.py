@@ -39,7 +39,7 @@ def passing_bytes(a: DeltaNet, tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DeltaRows:
     """What the rule has of some rows of a pass, in float32."""
 
     qk: Tensor  # [n, 2, heads of k, columns], as they are multiplied
@@ -50,16 +50,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self.v)
 
-    def cut(self, a: int, b: int) -> Rows:
+    def cut(self, a: int, b: int) -> DeltaRows:
         """Rows a to b."""
-        return Rows(self.qk[a:b], self.v[a:b], self.decay[a:b], self.rate[a:b])
+        return DeltaRows(self.qk[a:b], self.v[a:b], self.decay[a:b], self.rate[a:b])
 
-    def filled(self, n: int) -> Rows:
+    def filled(self, n: int) -> DeltaRows:
         """With rows after them that change nothing, n in all."""
         more = n - len(self)
         if not more:
             return self
-        return Rows(
+        return DeltaRows(
             functional.pad(self.qk, (0, 0, 0, 0, 0, 0, 0, more)),
             functional.pad(self.v, (0, 0, 0, 0, 0, more)),
             functional.pad(self.decay, (0, 0, 0, more)),
@@ -67,7 +67,7 @@ class Rows:
         )
 
 
-def chunk(a: DeltaNet, rows: Rows, state: Tensor, out: Tensor) -> None:
+def chunk(a: DeltaNet, rows: DeltaRows, state: Tensor, out: Tensor) -> None:
     """One chunk of ROWS rows at most: the state [heads, v_dim, row] as it is after them, and their results
     [n, heads, v_dim]."""
     n, size = len(rows), BLOCK

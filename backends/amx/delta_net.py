@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hetrun.backend import Pass
-from hetrun.backends.amx.delta_chunks import ROWS, Rows, by_k_heads, chunk, of_k_heads
-from hetrun.backends.amx.recurrent_states import Slots, pieces
+from hetrun.backends.amx.delta_chunks import ROWS, DeltaRows, by_k_heads, chunk, of_k_heads
+from hetrun.backends.amx.recurrent_states import LayerStates, pieces
 from hetrun.backends.amx.weight_slices import spans
 from hetrun.graph import Op
 from hetrun.graph.ops import DeltaNet
@@ -54,7 +54,7 @@ def delta_net(
     a = op.attrs
     assert isinstance(a, DeltaNet)
     out = torch.empty(len(inputs[0]), a.v_heads, a.v_dim)
-    slots, shape = Slots.of(kv.state(a.layer, op.kind)), (a.v_heads, a.v_dim, a.row)
+    slots, shape = LayerStates.of(kv.state(a.layer, op.kind)), (a.v_heads, a.v_dim, a.row)
     for part in work.parts:
         x, decay, rate = (value[part.a : part.b].float() for value in inputs)
         rows = _rows(a, x, gates.of(decay), gates.rates(rate))
@@ -73,27 +73,27 @@ def delta_net(
     return out.view(-1, a.v_width)
 
 
-def _rows(a: DeltaNet, x: Tensor, decay: Tensor, rate: Tensor) -> Rows:
+def _rows(a: DeltaNet, x: Tensor, decay: Tensor, rate: Tensor) -> DeltaRows:
     q_at, k_at, v_at = a.columns
     v = x[:, v_at : v_at + a.v_width].reshape(len(x), a.v_heads, a.v_dim)
     if a.mamba:
         both = (x[:, at : at + a.k_width].reshape(len(x), a.k_heads, a.k_dim) for at in (q_at, k_at))
-        return Rows(torch.stack(tuple(both), 1), v, decay, rate)
+        return DeltaRows(torch.stack(tuple(both), 1), v, decay, rate)
     qk = x[:, : 2 * a.k_width].view(len(x), 2, a.k_heads, a.k_dim)
     length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True)
     scale = length.square_().add_(a.eps).rsqrt_()
     scale[:, 0] *= a.k_dim**-0.5
-    return Rows(qk * scale, v, decay, rate)
+    return DeltaRows(qk * scale, v, decay, rate)
 
 
-def _in_chunks(a: DeltaNet, rows: Rows, state: Tensor, out: Tensor, check: Callable[[], None]) -> None:
+def _in_chunks(a: DeltaNet, rows: DeltaRows, state: Tensor, out: Tensor, check: Callable[[], None]) -> None:
     """The state becomes what it is after the rows."""
     for lo, hi in spans(len(rows), ROWS):
         check()
         chunk(a, rows.cut(lo, hi), state, out[lo:hi])
 
 
-def _one_by_one(a: DeltaNet, rows: Rows, before: Tensor, after: Tensor, out: Tensor) -> None:
+def _one_by_one(a: DeltaNet, rows: DeltaRows, before: Tensor, after: Tensor, out: Tensor) -> None:
     """The rule as it is written, in float32."""
     known, decays = after[..., : a.k_dim], rows.decay.exp()[:, :, None, None]
     for i in range(len(rows)):

@@ -17,7 +17,7 @@ ACTIVATIONS = ("relu", "gelu")
 
 
 @dataclass(frozen=True, slots=True)
-class Stacked:
+class StackedLinear:
     """Linear ops of one input as one product of their weights; each result is a slice of columns."""
 
     ops: tuple[Op, ...]
@@ -25,14 +25,14 @@ class Stacked:
 
 
 @dataclass(frozen=True, slots=True)
-class Activated:
+class ActivatedLinear:
     """A linear op, and what its result goes through."""
 
     linear: Op
     act: Op
 
 
-Fused = Op | Stacked | Activated | Gated | Rotation
+Fused = Op | StackedLinear | ActivatedLinear | Gated | Rotation
 
 
 def fuse(ops: Sequence[Op], kept: Sequence[Value], inside: bool) -> list[Fused]:
@@ -40,7 +40,7 @@ def fuse(ops: Sequence[Op], kept: Sequence[Value], inside: bool) -> list[Fused]:
 
     Results in `kept` are made as they stand. `inside`: activations may run inside of products.
     """
-    return _Fusing(ops, frozenset(kept), inside).run()
+    return _AmxFusion(ops, frozenset(kept), inside).run()
 
 
 def wants(ops: Sequence[Op], inside: bool) -> tuple[WeightUse, ...]:
@@ -51,10 +51,10 @@ def wants(ops: Sequence[Op], inside: bool) -> tuple[WeightUse, ...]:
 def uses(item: Fused) -> tuple[WeightUse, ...]:
     """The weights of an item: matrices first, then for each of them the bias that it may have."""
     match item:
-        case Stacked():
+        case StackedLinear():
             use: Use = "logits" if item.ops[0].kind == "head" else "product"
             return (WeightUse(item.weight, use), *(b for op in item.ops for b in _bias(op)))
-        case Activated():
+        case ActivatedLinear():
             return _linear_uses(item.linear)
         case Gated():
             return (*_linear_uses(item.gate), *_linear_uses(item.up))
@@ -66,9 +66,9 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
 def members(item: Fused) -> tuple[Op, ...]:
     """The ops that an item is made of."""
     match item:
-        case Stacked() | Rotation():
+        case StackedLinear() | Rotation():
             return item.ops
-        case Activated():
+        case ActivatedLinear():
             return (item.linear, item.act)
         case Gated():
             return (item.gate, item.up, item.act)
@@ -83,7 +83,7 @@ def _bias(op: Op) -> tuple[WeightUse, ...]:
     return tuple(WeightUse(w, "vector") for w in op.weights[1:])
 
 
-class _Fusing:
+class _AmxFusion:
     """One trip over the ops of a segment."""
 
     def __init__(self, ops: Sequence[Op], kept: frozenset[Value], inside: bool) -> None:
@@ -109,14 +109,14 @@ class _Fusing:
         """What stands where the op stood; nothing if its reader makes it."""
         if op.kind in ("linear", "head"):
             if reader := self._within.get(op.out):
-                return () if self._hidden(reader) else (Stacked((op,), op.weights[0]),)
+                return () if self._hidden(reader) else (StackedLinear((op,), op.weights[0]),)
             group = self._stacks.get(_common(op), (op,)) if op.kind == "linear" else (op,)
             return (self._stack(group),)
         if op.kind == "rope":
             return (self._slices.rotation(op, self._ops, self._taken),)
         makers = [m for v in op.inputs if self._within.get(v) is op and (m := self._flow.maker(v))]
         if makers and self._hidden(op):
-            return (Activated(makers[0], op) if len(makers) == 1 else Gated(makers[0], makers[1], op),)
+            return (ActivatedLinear(makers[0], op) if len(makers) == 1 else Gated(makers[0], makers[1], op),)
         return (op,)
 
     def _hidden(self, act: Op) -> bool:
@@ -147,9 +147,9 @@ class _Fusing:
     def _is_turned(self, op: Op) -> bool:
         return any(reader.kind == "rope" for reader in self._flow.readers(op.out))
 
-    def _stack(self, ops: tuple[Op, ...]) -> Stacked:
+    def _stack(self, ops: tuple[Op, ...]) -> StackedLinear:
         self._slices.add(ops)
-        return Stacked(ops, stack([op.weights[0] for op in ops]))
+        return StackedLinear(ops, stack([op.weights[0] for op in ops]))
 
 
 def _common(op: Op) -> Common:

@@ -14,13 +14,13 @@ from hetrun.backend.fusion import Gated, Rotation, dataflow, has_token_rows
 from hetrun.backend.op_profile import Activity, activity
 from hetrun.backends.amx import elementwise, fusion
 from hetrun.backends.amx.attention import attend
-from hetrun.backends.amx.bf16_matmul import BF16, LeanProduct, PackedProduct, Product, activate
-from hetrun.backends.amx.buffers import Experts, held_as, inside_of, product_of, vector_of
+from hetrun.backends.amx.bf16_matmul import BF16, Bf16Product, LeanProduct, PackedProduct, activate
+from hetrun.backends.amx.buffers import AmxExpertProducts, held_as, inside_of, product_of, vector_of
 from hetrun.backends.amx.causal_conv import causal_conv, taps_of
 from hetrun.backends.amx.delta_net import Gates, delta_net
 from hetrun.backends.amx.elementwise import Angles
-from hetrun.backends.amx.fusion import Activated, Fused, Stacked
-from hetrun.backends.amx.moe import Mixture, moe
+from hetrun.backends.amx.fusion import ActivatedLinear, Fused, StackedLinear
+from hetrun.backends.amx.moe import AmxMixture, moe
 from hetrun.backends.amx.sizes import TILE
 from hetrun.backends.amx.weight_slices import StoredRows, spans
 from hetrun.graph import Op, Rows, Value, Weight
@@ -51,7 +51,7 @@ FEWEST_ROWS = 64  # products of fewer rows are far from the peak
 
 
 @dataclass(slots=True)
-class Frame:
+class SegmentFrame:
     """One trip through a segment."""
 
     work: Pass
@@ -65,7 +65,7 @@ class Frame:
         return value
 
 
-Call = Callable[[Frame], None]
+Call = Callable[[SegmentFrame], None]
 
 
 def most_rows(weights: int, threads: int, arithmetic: str) -> int:
@@ -74,7 +74,7 @@ def most_rows(weights: int, threads: int, arithmetic: str) -> int:
     return max(FEWEST_ROWS, int(LONGEST_CALL * rate / (2 * weights)) // TILE * TILE)
 
 
-class Emitter:
+class AmxEmitter:
     """Writes the calls of a segment."""
 
     def __init__(
@@ -103,9 +103,9 @@ class Emitter:
 
     def _call(self, item: Fused) -> Call:
         match item:
-            case Stacked():
+            case StackedLinear():
                 return self._stacked(item)
-            case Activated():
+            case ActivatedLinear():
                 return self._activated(item)
             case Gated():
                 return self._gated(item)
@@ -153,7 +153,7 @@ class Emitter:
 
     # --- what is fused
 
-    def _stacked(self, item: Stacked) -> Call:
+    def _stacked(self, item: StackedLinear) -> Call:
         weight, *biases = self.buffers(item)
         product, bias = product_of(weight), _joined_bias(item, biases)
         function = _precise(product, bias) if item.ops[0].kind == "head" else None
@@ -164,12 +164,12 @@ class Emitter:
         if len(targets) == 1:
             target = targets[0]
 
-            def one(frame: Frame) -> None:
+            def one(frame: SegmentFrame) -> None:
                 frame.values[target] = multiply(frame.get(source))
 
             return one
 
-        def several(frame: Frame) -> None:
+        def several(frame: SegmentFrame) -> None:
             for target, part in zip(
                 targets, torch.split(multiply(frame.get(source)), widths, 1), strict=True
             ):
@@ -177,7 +177,7 @@ class Emitter:
 
         return several
 
-    def _activated(self, item: Activated) -> Call:
+    def _activated(self, item: ActivatedLinear) -> Call:
         weight, *biases = self.buffers(item)
         bias = vector_of(biases[0])[0] if biases else None
         product = inside_of(weight)
@@ -187,7 +187,7 @@ class Emitter:
 
     def _gated(self, item: Gated) -> Call:
         (gate, *gate_bias), (up, *up_bias) = (
-            [self._buffers[use] for use in fusion.uses(Stacked((op,), op.weights[0]))]
+            [self._buffers[use] for use in fusion.uses(StackedLinear((op,), op.weights[0]))]
             for op in (item.gate, item.up)
         )
         one, other = inside_of(gate), inside_of(up)
@@ -207,7 +207,7 @@ class Emitter:
         rounded = [self._is_query(op.out) for op in item.ops]
         kind: Rows = first.rows
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             turn = frame.angles.of(a, frame.work.along(a.axis, kind), kind, factors)
             parts = [frame.get(s) for s in sources]
             joined = parts[0] if len(parts) == 1 else _neighbours(parts)
@@ -228,7 +228,7 @@ class Emitter:
         """A function of one value."""
         a, b = self.slot(source), self.slot(target)
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             frame.values[b] = function(frame.get(a))
 
         return call
@@ -244,7 +244,7 @@ class Emitter:
         table, target = held_as(self.buffers(op)[0], StoredRows), self.slot(op.out)
         offset = op.attrs.offset if isinstance(op.attrs, Positions) else None
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             index = frame.work.tokens if offset is None else frame.work.positions + offset
             frame.values[target] = torch.from_numpy(table.rows(index))
 
@@ -253,7 +253,7 @@ class Emitter:
     def select(self, op: Op) -> Call:
         source, target = self.slot(op.inputs[0]), self.slot(op.out)
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             frame.values[target] = frame.get(source)[torch.from_numpy(frame.work.wanted)]
 
         return call
@@ -262,7 +262,7 @@ class Emitter:
         first, second, target = self.slot(op.inputs[0]), self.slot(op.inputs[1]), self.slot(op.out)
         in_place = self.is_spent(op.inputs[0])
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             x, y = frame.get(first), frame.get(second)
             # Converted before it is added: a sum of two types takes half as long again.
             if in_place and x.dtype == torch.float32:
@@ -275,7 +275,7 @@ class Emitter:
     def concat(self, op: Op) -> Call:
         sources, target = [self.slot(v) for v in op.inputs], self.slot(op.out)
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             frame.values[target] = torch.cat([frame.get(s) for s in sources], 1)
 
         return call
@@ -284,7 +284,7 @@ class Emitter:
         first, second, target = self.slot(op.inputs[0]), self.slot(op.inputs[1]), self.slot(op.out)
         act = elementwise.activation(op)
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             frame.values[target] = activate(frame.get(first), act) * frame.get(second)
 
         return call
@@ -292,7 +292,7 @@ class Emitter:
     def sigmoid_gate(self, op: Op) -> Call:
         first, second, target = self.slot(op.inputs[0]), self.slot(op.inputs[1]), self.slot(op.out)
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             frame.values[target] = torch.sigmoid(frame.get(first).float()) * frame.get(second)
 
         return call
@@ -300,7 +300,7 @@ class Emitter:
     def multiply(self, op: Op) -> Call:
         first, second, target = self.slot(op.inputs[0]), self.slot(op.inputs[1]), self.slot(op.out)
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             frame.values[target] = frame.get(first).float() * frame.get(second)
 
         return call
@@ -310,7 +310,7 @@ class Emitter:
         target, kv, scratch = self.slot(op.out), self._kv, self._backend.attention_scratch
         width, sinks = op.inputs[0].width, next(map(vector_of, self.buffers(op)), None)
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             query = frame.values[q]
             if query is None:  # no row of this pass is wanted: it only fills the cache
                 query = torch.empty((0, width), dtype=BF16)
@@ -325,7 +325,7 @@ class Emitter:
         kernel, *more = map(vector_of, self.buffers(op))
         taps, bias = taps_of(kernel), next((b[:, 0] for b in more), None)
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             frame.values[target] = causal_conv(op, frame.get(source), taps, bias, frame.work, kv)
 
         return call
@@ -336,7 +336,7 @@ class Emitter:
         assert isinstance(op.attrs, DeltaNet)
         gates = Gates(op.attrs, *(vector_of(b)[0] for b in self.buffers(op)))
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             given = frame.get(x), frame.get(decay), frame.get(rate)
             frame.values[target] = delta_net(op, given, gates, frame.work, kv, check)
 
@@ -346,13 +346,13 @@ class Emitter:
         a = op.attrs
         assert isinstance(a, Moe)
         found = self.buffers(op)
-        gates, ups, downs = (held_as(b, Experts) for b in found[1:MIXTURE])
+        gates, ups, downs = (held_as(b, AmxExpertProducts) for b in found[1:MIXTURE])
         more = {name: vector_of(b) for name, b in a.others(found).items()}
-        mixture = Mixture(a, vector_of(found[0]), gates, ups, downs, more)
+        mixture = AmxMixture(a, vector_of(found[0]), gates, ups, downs, more)
         check = self._backend.check
         source, looked_at, target = self.slot(op.inputs[0]), self.slot(op.inputs[-1]), self.slot(op.out)
 
-        def call(frame: Frame) -> None:
+        def call(frame: SegmentFrame) -> None:
             x = frame.get(source).float()
             seen = x if source == looked_at else frame.get(looked_at).float()
             frame.values[target] = moe(mixture, x, seen, check)
@@ -372,7 +372,7 @@ class Emitter:
         return self.unary(op, lambda x: elementwise.layer_norm(a, x, gain, bias, rounded))
 
 
-def _scale(e: Emitter, op: Op) -> Call:
+def _scale(e: AmxEmitter, op: Op) -> Call:
     assert isinstance(op.attrs, Scale)
     factor = op.attrs.factor
     for weight in e.buffers(op):
@@ -380,36 +380,36 @@ def _scale(e: Emitter, op: Op) -> Call:
     return e.unary(op, lambda x: x.float() * factor)
 
 
-def _grow(e: Emitter, op: Op) -> Call:
+def _grow(e: AmxEmitter, op: Op) -> Call:
     a, source, target = op.attrs, e.slot(op.inputs[0]), e.slot(op.out)
     assert isinstance(a, Grow)
 
-    def call(frame: Frame) -> None:
+    def call(frame: SegmentFrame) -> None:
         growth = a.growth(frame.work.along(0, op.rows))
         frame.values[target] = frame.get(source).float() * torch.from_numpy(growth)[:, None]
 
     return call
 
 
-def _softcap(e: Emitter, op: Op) -> Call:
+def _softcap(e: AmxEmitter, op: Op) -> Call:
     assert isinstance(op.attrs, Softcap)
     cap = op.attrs.cap
     return e.unary(op, lambda x: torch.div(x.float(), cap).tanh_().mul_(cap))
 
 
-def _every_second(e: Emitter, op: Op) -> Call:
+def _every_second(e: AmxEmitter, op: Op) -> Call:
     a = op.attrs
     assert isinstance(a, EverySecond)
     heads, first, width = a.heads, a.first, op.out.width
     return e.unary(op, lambda x: x.view(len(x), heads, 2, width // heads)[:, :, first].reshape(len(x), width))
 
 
-def _act(e: Emitter, op: Op) -> Call:
+def _act(e: AmxEmitter, op: Op) -> Call:
     act = elementwise.activation(op)
     return e.unary(op, lambda x: activate(x, act))
 
 
-def _per_head(e: Emitter, op: Op) -> Call:
+def _per_head(e: AmxEmitter, op: Op) -> Call:
     a, (rows, cols) = op.attrs, op.weights[0].shape
     assert isinstance(a, PerHead)
     heads, first, end, passed, width = a.heads, a.first, a.first + cols, a.passed, op.out.width
@@ -425,33 +425,33 @@ def _per_head(e: Emitter, op: Op) -> Call:
     return e.unary(op, multiply)
 
 
-_EMIT: Mapping[str, Callable[[Emitter, Op], Call]] = {
-    "embed": Emitter.lookup,
-    "positions": Emitter.lookup,
+_EMIT: Mapping[str, Callable[[AmxEmitter, Op], Call]] = {
+    "embed": AmxEmitter.lookup,
+    "positions": AmxEmitter.lookup,
     "per_head": _per_head,
-    "rms_norm": Emitter.rms_norm,
-    "layer_norm": Emitter.layer_norm,
-    "attention": Emitter.attention,
-    "causal_conv": Emitter.causal_conv,
-    "delta_net": Emitter.delta_net,
-    "moe": Emitter.moe,
-    "swiglu": Emitter.gate,
-    "geglu": Emitter.gate,
-    "sigmoid_gate": Emitter.sigmoid_gate,
-    "multiply": Emitter.multiply,
+    "rms_norm": AmxEmitter.rms_norm,
+    "layer_norm": AmxEmitter.layer_norm,
+    "attention": AmxEmitter.attention,
+    "causal_conv": AmxEmitter.causal_conv,
+    "delta_net": AmxEmitter.delta_net,
+    "moe": AmxEmitter.moe,
+    "swiglu": AmxEmitter.gate,
+    "geglu": AmxEmitter.gate,
+    "sigmoid_gate": AmxEmitter.sigmoid_gate,
+    "multiply": AmxEmitter.multiply,
     "gelu": _act,
     "relu": _act,
     "scale": _scale,
     "grow": _grow,
     "softcap": _softcap,
-    "add": Emitter.add,
-    "concat": Emitter.concat,
+    "add": AmxEmitter.add,
+    "concat": AmxEmitter.concat,
     "every_second": _every_second,
-    "select": Emitter.select,
+    "select": AmxEmitter.select,
 }
 
 
-def _precise(product: Product, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+def _precise(product: Bf16Product, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
     """A product in float32, where the way to hold it has such a thing."""
     if not isinstance(product, (PackedProduct, LeanProduct)):
         return None
@@ -471,7 +471,7 @@ def _neighbours(parts: list[Tensor]) -> Tensor:
     return first.as_strided((len(first), width), first.stride())
 
 
-def _joined_bias(item: Stacked, biases: list[Buffer]) -> Tensor | None:
+def _joined_bias(item: StackedLinear, biases: list[Buffer]) -> Tensor | None:
     """The biases of stacked products; zeros for those without."""
     if not biases:
         return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hetrun.backends.amx.bf16_matmul import BF16, Activation, Inside, activate
-from hetrun.backends.amx.buffers import Experts
+from hetrun.backends.amx.buffers import AmxExpertProducts
 from hetrun.graph.ops import CLAMP, CLAMP_STEEPNESS, Moe, MoreWeight
 
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "swish", "gelu": "gelu-tanh"}
@@ -17,18 +17,18 @@ LEAST = 1e-20  # of what shares are divided by
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class AmxMixture:
     """A mixture, and its weights where this backend has them."""
 
     attrs: Moe
     router: Tensor
-    gates: Experts
-    ups: Experts
-    downs: Experts
+    gates: AmxExpertProducts
+    ups: AmxExpertProducts
+    downs: AmxExpertProducts
     more: Mapping[MoreWeight, Tensor]
 
 
-def moe(m: Mixture, x: Tensor, looked_at: Tensor, check: Callable[[], None]) -> Tensor:
+def moe(m: AmxMixture, x: Tensor, looked_at: Tensor, check: Callable[[], None]) -> Tensor:
     """`looked_at`: by the router. `check` is called before each expert; it raises after a cancellation."""
     a = m.attrs
     chosen, shares = route(a, torch.mm(looked_at, m.router.t()), m.more)
@@ -72,7 +72,7 @@ def of_best_groups(a: Moe, liked: Tensor) -> Tensor:
     return by_group.masked_fill(~kept[:, :, None], -torch.inf).view(liked.shape)
 
 
-def gated(m: Mixture, expert: int, x: Tensor) -> Tensor:
+def gated(m: AmxMixture, expert: int, x: Tensor) -> Tensor:
     """What goes through an expert's last matrix, in bf16."""
     gate, up, activation = m.gates.products[expert], m.ups.products[expert], m.attrs.activation
     names: tuple[MoreWeight, ...] = ("gate_bias", "up_bias")

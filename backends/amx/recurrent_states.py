@@ -15,13 +15,13 @@ from hetrun.memory.kv.states import NONE
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class LayerStates:
     """The states of one layer."""
 
     table: Tensor  # a row for each slot
 
     @classmethod
-    def of(cls, table: Floats) -> Slots:
+    def of(cls, table: Floats) -> LayerStates:
         """Those in a table of the cache."""
         return cls(torch.from_numpy(table))
 

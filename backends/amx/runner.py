@@ -13,7 +13,7 @@ import torch
 
 from hetrun.backend import FINISHED, Buffers, Done, Pass, PassShape, Segment
 from hetrun.backends.amx import attention, causal_conv, delta_chunks
-from hetrun.backends.amx.lowering import Emitter, Frame
+from hetrun.backends.amx.lowering import AmxEmitter, SegmentFrame
 from hetrun.graph import Op, Value
 from hetrun.graph.ops import Attention, CausalConv, DeltaNet
 from hetrun.memory.kv.cache import KvCache
@@ -30,7 +30,7 @@ class AmxRunner:
     ) -> None:
         self._backend = backend
         self._shape = shape
-        written = Emitter(backend, segment, shape, buffers, kv)
+        written = AmxEmitter(backend, segment, shape, buffers, kv)
         self._calls = written.calls
         self._slots = written.slots
         self._reads = [(v.name, written.slots[v]) for v in segment.reads if _is_there(v, shape)]
@@ -40,7 +40,7 @@ class AmxRunner:
     @torch.inference_mode()  # a call of torch takes less time when no gradients can be asked for
     def submit(self, work: Pass) -> Done:
         """Compute; results are arrays of their own."""
-        frame = Frame(work, [None] * len(self._slots))
+        frame = SegmentFrame(work, [None] * len(self._slots))
         for name, slot in self._reads:
             frame.values[slot] = torch.from_numpy(work.values[name])
         check, book, between = self._backend.check, self._backend.spent, work.between

@@ -17,7 +17,7 @@ def in_arena(nbytes: int) -> int:
     return max(1, -(-nbytes // ALIGNMENT)) * ALIGNMENT
 
 
-class Arena:
+class DeviceArena:
     """Parts of a piece of memory: each in the first gap that has room; free neighbours are one gap."""
 
     def __init__(self, address: int, nbytes: int) -> None:
@@ -80,7 +80,7 @@ class GrowingArena:
         self.nbytes = nbytes // ALIGNMENT * ALIGNMENT
         self.most_used = 0
         self._allocate, self._step = allocate, step
-        self._arenas: list[Arena] = []  # by address
+        self._arenas: list[DeviceArena] = []  # by address
         self.addresses: list[int] = []  # where they begin
         self.grow(min(step, self.nbytes))
 
@@ -104,7 +104,7 @@ class GrowingArena:
         address = self._allocate(nbytes)
         at = bisect_left(self.addresses, address)
         self.addresses.insert(at, address)
-        self._arenas.insert(at, Arena(address, nbytes))
+        self._arenas.insert(at, DeviceArena(address, nbytes))
 
     def take(self, nbytes: int, what: str) -> int:
         """The address of `nbytes` bytes; BudgetError if no gap is large enough and no more can be taken."""

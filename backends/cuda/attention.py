@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING
 
 from hetrun.backend import FLOAT_BYTES
 from hetrun.backends.cuda import attention_launch
-from hetrun.backends.cuda.attention_launch import Joined, Table, Turning
+from hetrun.backends.cuda.attention_launch import AttentionResults, KvTableStruct, QueryRotation
 from hetrun.backends.cuda.driver import Address, Argument
-from hetrun.backends.cuda.fusion import Turned
+from hetrun.backends.cuda.fusion import RotatedAttention
 from hetrun.backends.cuda.kernel_cache import at, number, real
 from hetrun.backends.cuda.matmul_launch import ROUNDED
-from hetrun.backends.cuda.pass_args import Looking, in_tile
+from hetrun.backends.cuda.pass_args import AttentionTiles, in_tile
 from hetrun.backends.cuda.programs import Source
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention, Rope
 from hetrun.memory.kv.cache import KvCache
 
 if TYPE_CHECKING:
-    from hetrun.backends.cuda.lowering import Emitter
+    from hetrun.backends.cuda.lowering import CudaEmitter
 
 AT_ONCE, PARTS_BYTES = 64, 16 << 20  # rows whose parts are held at once, and memory of these
 WARPS = 4  # of a block of `write_rows`, each with a head
 
 
-def looks(kv: KvCache, op: Op) -> Looking:
+def looks(kv: KvCache, op: Op) -> AttentionTiles:
     """How an op looks at the cache."""
     a = op.attrs
     assert isinstance(a, Attention)
     most = in_tile(a.n_heads // a.n_kv_heads, a.head_dim)
-    return Looking(kv.group(a.layer), a.window, op.rows, most)
+    return AttentionTiles(kv.group(a.layer), a.window, op.rows, most)
 
 
-def attend(e: Emitter, op: Op, turned: Turned | None = None) -> None:
+def attend(e: CudaEmitter, op: Op, turned: RotatedAttention | None = None) -> None:
     """The kernels of one attention; `turned`: with what turns its queries and keys."""
     a, kv = op.attrs, e.place.kv
     assert isinstance(a, Attention)
@@ -44,7 +44,7 @@ def attend(e: Emitter, op: Op, turned: Turned | None = None) -> None:
     slabs = e.place.slabs_of(group, part)
     keys = slabs.planes[part, 0]
     values = slabs.planes.get((part, 1), keys)
-    table = Table(slabs.table, keys.at, values.at, keys.size)
+    table = KvTableStruct(slabs.table, keys.at, values.at, keys.size)
     source = Source("attention", (("KV", kv.quant.name), ("HEAD", str(a.head_dim))))
     if turned:
         _turn_and_write(e, turned, source, table, f"slots {group}")
@@ -62,7 +62,7 @@ def attend(e: Emitter, op: Op, turned: Turned | None = None) -> None:
     if seeing.rows:
         begin = e.given_at + e.given.offset(f"rows {i}")
         in_bytes = e.room_in_bytes(op.out) if a.head_dim % ROUNDED == 0 and not seeing.tiles else 0
-        joined = Joined(target, sinks.value, in_bytes, e.given_at + e.given.offset("ended"))
+        joined = AttentionResults(target, sinks.value, in_bytes, e.given_at + e.given.offset("ended"))
         _one_by_one(e, a, source, (begin, seeing.rows), (at(e.at[q]), table), joined, facts)
     if seeing.tiles:
         grid, shared = (seeing.tiles, a.n_kv_heads), attention_launch.many_shared(a.head_dim)
@@ -71,7 +71,9 @@ def attend(e: Emitter, op: Op, turned: Turned | None = None) -> None:
         e.do(source, "attend_many", grid, attention_launch.THREADS, *given, shared=shared)
 
 
-def _turn_and_write(e: Emitter, turned: Turned, source: Source, table: Table, slots: str) -> None:
+def _turn_and_write(
+    e: CudaEmitter, turned: RotatedAttention, source: Source, table: KvTableStruct, slots: str
+) -> None:
     """Keys on their way to where they stay, with values; and queries."""
     a, r = turned.attention.attrs, turned.key.attrs
     assert isinstance(a, Attention)
@@ -81,7 +83,7 @@ def _turn_and_write(e: Emitter, turned: Turned, source: Source, table: Table, sl
     q, k = e.turns(turned.query), e.turns(turned.key)
     target = e.make(turned.query.out) if rows else 0
     whose = e.told("wanted") if turned.query.rows == "wanted" else at(0)
-    queries = Turning(e.at[query] if rows else 0, target, q, whose.value, rows, a.n_heads)
+    queries = QueryRotation(e.at[query] if rows else 0, target, q, whose.value, rows, a.n_heads)
     warps = 2 * a.n_kv_heads * tokens + rows * a.n_heads
     e.do(
         source,
@@ -118,12 +120,12 @@ def counts(op: Op, rows: int, processors: int) -> int:
 
 
 def _one_by_one(
-    e: Emitter,
+    e: CudaEmitter,
     a: Attention,
     source: Source,
     rows: tuple[Address, int],
     where: tuple[Argument, Argument],
-    joined: Joined,
+    joined: AttentionResults,
     facts: tuple[Argument, ...],
 ) -> None:
     """Rows that are not in tiles, some at a time: each leaves many parts, and what ends last joins them."""

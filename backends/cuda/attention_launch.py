@@ -21,7 +21,7 @@ def heads_at_once(head: int) -> int:
     return 8 if head <= TILED else 2
 
 
-class Table(Structure):
+class KvTableStruct(Structure):
     """Where keys and values lie."""
 
     _fields_ = (
@@ -32,7 +32,7 @@ class Table(Structure):
     )
 
 
-class Turning(Structure):
+class QueryRotation(Structure):
     """Queries that are turned while keys and values are stored."""
 
     _fields_ = (
@@ -42,7 +42,7 @@ class Turning(Structure):
     )
 
 
-class Joined(Structure):
+class AttentionResults(Structure):
     """Where results go, and what joins the parts of them."""
 
     _fields_ = tuple((name, c_void_p) for name in ("y", "sinks", "in_bytes", "ended"))

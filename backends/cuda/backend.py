@@ -26,14 +26,14 @@ from hetrun.backends.cuda.attention_launch import WIDEST
 from hetrun.backends.cuda.gpu import Gpu
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kv_mirror import Part, Parts
-from hetrun.backends.cuda.lowering import KINDS, Place
+from hetrun.backends.cuda.lowering import KINDS, CudaPlace
 from hetrun.backends.cuda.matmul_launch import takes_int8
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.stages import laid_out
 from hetrun.backends.cuda.states.launch import MOST_COLUMNS, MOST_TAPS
 from hetrun.backends.cuda.streamed.file_feed import FileFeed, feed_bytes
-from hetrun.backends.cuda.weights import Crossing, Held, InFile
+from hetrun.backends.cuda.weights import Crossing, DeviceWeight, InFile
 from hetrun.errors import Cancelled
 from hetrun.graph import Op, Weight
 from hetrun.graph.ops import Attention, CausalConv, DeltaNet, Moe, PerHead, Rope, Stateful
@@ -168,7 +168,7 @@ class CudaBackend(Backend):
         return self.gpu.slots
 
     def release(self, buffer: Buffer) -> None:
-        assert isinstance(buffer, Held)
+        assert isinstance(buffer, DeviceWeight)
         self.gpu.slots.leave(buffer.address)
         self.gpu.memory.give(buffer.address)
 
@@ -189,7 +189,7 @@ class CudaBackend(Backend):
         states = gpu.states_of(kv, tuple(sorted(kept)))
         scratch, device = (gpu.scratch, gpu.scratch_bytes), gpu.memory.driver.device
         chip = device.processors, 0 if self.exact else int8.most_rows(device)
-        place = Place(
+        place = CudaPlace(
             gpu.library,
             fused,
             weights,

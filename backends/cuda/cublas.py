@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import byref, c_float, c_int, c_size_t, c_void_p
 
-from hetrun.backends.cuda.driver import Address, Product, Stream
+from hetrun.backends.cuda.driver import Address, DeviceProduct, Stream
 from hetrun.backends.cuda.nvrtc import installed
 from hetrun.errors import BackendError
 from hetrun.system.native_library import Prototypes
@@ -39,7 +39,7 @@ class Cublas:
         # Behind the stream, which resets it.
         self._call("cublasSetWorkspace_v2", self._handle, c_void_p(workspace), c_size_t(WORKSPACE))
 
-    def multiply(self, p: Product) -> None:
+    def multiply(self, p: DeviceProduct) -> None:
         """Row by row here is column by column there: the same numbers, transposed."""
         self._call(
             "cublasGemmEx",

@@ -20,12 +20,12 @@ from hetrun.backends.cuda.cublas import WORKSPACE, Cublas
 from hetrun.backends.cuda.driver import (
     Address,
     Device,
+    DeviceProduct,
     Event,
     Graph,
     Kernel,
     Launch,
     Loss,
-    Product,
     Stream,
 )
 from hetrun.errors import BackendError, BudgetError, DeviceLost
@@ -293,7 +293,7 @@ class CupyDriver:
         with self._here("starting cuBLAS"):
             self._cublas[stream] = Cublas(stream, address)
 
-    def multiply(self, product: Product, stream: Stream) -> None:
+    def multiply(self, product: DeviceProduct, stream: Stream) -> None:
         with self._here("multiplying"):
             self._cublas[stream].multiply(product)
 

@@ -81,7 +81,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class DeviceProduct:
     """c[rows, out] = x[rows, inner] @ w[out, inner].T in bf16, summed up in float32.
 
     x and w are bf16 without gaps; c is float32, `ldc` numbers from one row to the next. With `add` the
@@ -99,7 +99,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class MemoryCopy:
     """Bytes from one address to another, either of the device or of the host."""
 
     target: int
@@ -107,7 +107,7 @@ class Copy:
     nbytes: int
 
 
-Work = Launch | Product | Copy
+Work = Launch | DeviceProduct | MemoryCopy
 
 
 class Driver(Protocol):
@@ -201,7 +201,7 @@ class Driver(Protocol):
         """Where the products of a stream work, from now on; before the first of them."""
         ...
 
-    def multiply(self, product: Product, stream: Stream) -> None:
+    def multiply(self, product: DeviceProduct, stream: Stream) -> None:
         """Run a product of matrices."""
         ...
 

@@ -20,7 +20,7 @@ MOST_FUSED = 64  # segments: more than those of all plans that are in use
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
+class SiblingProducts:
     """Linear ops with one input and one type of weights; what each of them is added to, if it is."""
 
     ops: tuple[Op, ...]
@@ -40,7 +40,7 @@ class Products:
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class RotatedAttention:
     """An attention whose queries and keys are turned alike, for no other op, and whose keys are its own."""
 
     query: Op
@@ -48,17 +48,17 @@ class Turned:
     attention: Op
 
 
-Item = Op | Products | Gated | Turned
+Item = Op | SiblingProducts | Gated | RotatedAttention
 
 
 def members(item: Item) -> tuple[Op, ...]:
     """The ops that an item is made of."""
     match item:
-        case Products():
+        case SiblingProducts():
             return (*item.ops, *[s for s in item.sums if s])
         case Gated():
             return (item.gate, item.up, item.act)
-        case Turned():
+        case RotatedAttention():
             return (item.query, item.key, item.attention)
     return (item,)
 
@@ -135,11 +135,11 @@ def _ends(items: Sequence[Item], kept: Sequence[Value]) -> Mapping[int, Sequence
 
 def fuse(ops: Sequence[Op], kept: Collection[Value]) -> list[Item]:
     """The ops in order, with what belongs together where its last member stood; values in `kept` are made."""
-    found = _Fusing(ops, frozenset(kept))
+    found = _CudaFusion(ops, frozenset(kept))
     return found.run()
 
 
-class _Fusing:
+class _CudaFusion:
     """One trip over the ops of a segment."""
 
     def __init__(self, ops: Sequence[Op], kept: frozenset[Value]) -> None:
@@ -164,14 +164,14 @@ class _Fusing:
                 gate, up = self._makers(op.inputs)
                 items.append(Gated(gate, up, op))
             elif op.kind == "add" and (product := self._hidden(op)):
-                items.append(Products((product,), (op,)))
+                items.append(SiblingProducts((product,), (op,)))
             elif op.kind == "attention" and self._inside.get(op.inputs[0]) is op:
                 query, key = self._makers(op.inputs[:2])
-                items.append(Turned(query, key, op))
+                items.append(RotatedAttention(query, key, op))
             elif op.kind in ("linear", "head"):
                 kin = [k for k in self._kin(op) if k.out not in taken][:MOST]
                 taken.update(k.out for k in kin)
-                items.append(Products(tuple(kin), (None,) * len(kin)))
+                items.append(SiblingProducts(tuple(kin), (None,) * len(kin)))
             else:
                 items.append(op)
         return items

@@ -10,17 +10,17 @@ from hetrun.backend import OwnMemory, WeightUse
 from hetrun.backends.cuda.arena import ALIGNMENT, in_arena
 from hetrun.backends.cuda.driver import Address, Driver, Launch
 from hetrun.backends.cuda.experts.slots import GpuSlots
-from hetrun.backends.cuda.kernel_cache import HasPrograms, Library, at, long
+from hetrun.backends.cuda.kernel_cache import HasPrograms, KernelLibrary, at, long
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
 from hetrun.backends.cuda.lowering import SMALL, THREADS
-from hetrun.backends.cuda.measured.few_rows import FewRows
-from hetrun.backends.cuda.memory import PACKED, WORD, Memory, Workplaces
+from hetrun.backends.cuda.measured.few_rows import FewRowsLimits
+from hetrun.backends.cuda.memory import PACKED, WORD, CudaMemory, Workplaces
 from hetrun.backends.cuda.pass_args import Tellers
-from hetrun.backends.cuda.result import Result
+from hetrun.backends.cuda.result import DeviceResult
 from hetrun.backends.cuda.rope import Rotations
 from hetrun.backends.cuda.states.mirror import Kept, StateMirror
-from hetrun.backends.cuda.streamed.weight_ring import Ring
-from hetrun.backends.cuda.weights import Loading, device_bytes
+from hetrun.backends.cuda.streamed.weight_ring import WeightRing
+from hetrun.backends.cuda.weights import WeightUpload, device_bytes
 from hetrun.errors import BackendError, BudgetError
 from hetrun.memory.kv.cache import KvCache
 from hetrun.system.units import format_bytes, format_minimum
@@ -44,12 +44,12 @@ Open = Callable[[], tuple[Driver, HasPrograms]]
 class Gpu:
     """Opened when its amount of memory is first asked for; the memory is taken when it is needed."""
 
-    memory: Memory
-    library: Library
-    loading: Loading
+    memory: CudaMemory
+    library: KernelLibrary
+    loading: WeightUpload
     rotations: Rotations
-    few_rows: FewRows
-    ring: Ring
+    few_rows: FewRowsLimits
+    ring: WeightRing
     workplaces: Workplaces
     scratch: Address  # for weights that are unpacked
     scratch_bytes: int
@@ -57,7 +57,7 @@ class Gpu:
     def __init__(self, open_: Open) -> None:
         self.started = False
         self.slots = GpuSlots(self)
-        self.made: dict[str, Result] = {}  # values that the last runs made, by name
+        self.made: dict[str, DeviceResult] = {}  # values that the last runs made, by name
         self._open = open_
         self._opened: tuple[Driver, HasPrograms] | None = None
         self._limit: int | None = None  # of the device's memory, in all
@@ -142,25 +142,25 @@ class Gpu:
         driver, programs = self._opened
         self.memory = self._taken(driver)
         self.memory.give_up = self._drop_copies
-        self.library = Library(driver, programs)
-        self.loading = Loading(self.memory)
+        self.library = KernelLibrary(driver, programs)
+        self.loading = WeightUpload(self.memory)
         self.rotations = Rotations(self.memory)
-        self.few_rows = FewRows(self.memory, self.library)
+        self.few_rows = FewRowsLimits(self.memory, self.library)
         self.scratch_bytes = _scratch_of(self.memory.arena.nbytes)
         self.scratch = self.memory.take(self.scratch_bytes, "weights that are unpacked")
-        self.ring = Ring(self.memory, self._window)
+        self.ring = WeightRing(self.memory, self._window)
         self.workplaces = Workplaces(self.memory)
         if self._window:
             self.memory.fetch = self._fetch
         self.started = True
 
-    def _taken(self, driver: Driver) -> Memory:
+    def _taken(self, driver: Driver) -> CudaMemory:
         """All that was granted, or the first of it; where others have taken some of it since, what they
         left."""
         try:
             if self._left > driver.free_memory():
                 raise MemoryError
-            return Memory(driver, self._left, self._step)
+            return CudaMemory(driver, self._left, self._step)
         except MemoryError:
             before = self._left
             self.grant(None)
@@ -171,7 +171,7 @@ class Gpu:
                 format_bytes(before),
             )
         try:
-            return Memory(driver, self._left, self._step)
+            return CudaMemory(driver, self._left, self._step)
         except MemoryError as e:
             raise BackendError(f"other programs keep taking memory of {driver.device.name}: {e}") from e
 

@@ -19,7 +19,7 @@ class HasPrograms(Protocol):
         ...
 
 
-class Library:
+class KernelLibrary:
     """The kernels of one device."""
 
     def __init__(self, driver: Driver, programs: HasPrograms) -> None:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetrun.backend import Ints, Pass, SequencePart
-from hetrun.backends.cuda.crossing.shelf import ENOUGH, Plane, Shelf, put_away
-from hetrun.backends.cuda.driver import Address, Copy, Driver, Event, Launch
-from hetrun.backends.cuda.kernel_cache import Library, at, long, number
-from hetrun.backends.cuda.memory import PACKED, Bytes, Memory
+from hetrun.backends.cuda.crossing.shelf import ENOUGH, Plane, SlabShelf, put_away
+from hetrun.backends.cuda.driver import Address, Driver, Event, Launch, MemoryCopy
+from hetrun.backends.cuda.kernel_cache import KernelLibrary, at, long, number
+from hetrun.backends.cuda.memory import PACKED, Bytes, CudaMemory
 from hetrun.backends.cuda.programs import Source
 from hetrun.errors import BudgetError
 from hetrun.memory.kv.arrivals import Arrivals
@@ -47,7 +47,7 @@ class Slabs:
     """The rows of some layers of one group, or of some heads of them, as far as they are here."""
 
     def __init__(
-        self, memory: Memory, library: Library, kv: KvCache, group: int, parts: Sequence[Part]
+        self, memory: CudaMemory, library: KernelLibrary, kv: KvCache, group: int, parts: Sequence[Part]
     ) -> None:
         self._memory, self._library = memory, library
         self._kv = weakref.ref(kv)  # with which this goes, too
@@ -78,9 +78,9 @@ class Slabs:
         self._most = max(
             1, PACKED // (self.row_bytes + 8)
         )  # rows that cross in one piece, with their numbers
-        self._landings: list[Landing] = []  # that are free
+        self._landings: list[KvLanding] = []  # that are free
         self._more = MOST_LANDINGS  # that there may be besides
-        self._shelf: Shelf | None = None
+        self._shelf: SlabShelf | None = None
 
     def _described(self) -> Bytes:
         """What kernels that move rows know of the planes: where in a slab, where in a packed row, sizes."""
@@ -225,7 +225,7 @@ class Slabs:
         """Rows of a pass up to which they come home with its results."""
         return min(ENOUGH, self.piece)
 
-    def packs(self, n: int, slots: Address, target: int) -> tuple[Launch, Copy | Launch]:
+    def packs(self, n: int, slots: Address, target: int) -> tuple[Launch, MemoryCopy | Launch]:
         """What brings so few rows home, to page-locked memory."""
         pack = self._mover("pack_rows", n, slots)
         return pack, self._memory.outward(target, self._packed, n * self.row_bytes)
@@ -237,7 +237,7 @@ class Slabs:
         self.written(slots, stamps)
         if self._shelf is None:
             planes = list(self.planes.values())
-            self._shelf = Shelf(self.layers, self.group, planes, self._stamps, self.few)
+            self._shelf = SlabShelf(self.layers, self.group, planes, self._stamps, self.few)
         self._shelf.add(slots, stamps, packed)
         kv.arrivals.keep(self._shelf)
 
@@ -245,17 +245,17 @@ class Slabs:
         """What rows are now."""
         return self._stamps[slots]
 
-    def send_home(self, slots: Ints) -> Homecoming:
+    def send_home(self, slots: Ints) -> RowsReturn:
         """Rows that a pass wrote, on their way to the host's cache."""
         kv = self._kv()
         assert kv is not None
-        return Homecoming(self, kv.arrivals, slots, self._stamps[slots])
+        return RowsReturn(self, kv.arrivals, slots, self._stamps[slots])
 
-    def land(self, rows: Ints) -> Landing | None:
+    def land(self, rows: Ints) -> KvLanding | None:
         """Rows as one piece, on its way to a landing place; None where none is free."""
         if not self._landings and self._more:
             self._more -= 1
-            self._landings.append(Landing.made(self._memory, self.piece * self.row_bytes))
+            self._landings.append(KvLanding.made(self._memory, self.piece * self.row_bytes))
         if not self._landings:
             return None
         found, driver, nbytes = self._landings.pop(), self._memory.driver, len(rows) * self.row_bytes
@@ -264,7 +264,7 @@ class Slabs:
         driver.record(found.landed, self._memory.computing)
         return found
 
-    def unload(self, piece: Piece) -> None:
+    def unload(self, piece: KvPiece) -> None:
         """What landed, in the host's cache, as far as rows are what they were. The place is free then."""
         rows, landing, n = piece.rows, piece.landing, len(piece.rows)
         assert landing is not None
@@ -297,7 +297,7 @@ class Slabs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Landing:
+class KvLanding:
     """Page-locked memory where a piece arrives, and when it has."""
 
     memory: Bytes
@@ -305,7 +305,7 @@ class Landing:
     driver: Driver
 
     @classmethod
-    def made(cls, memory: Memory, nbytes: int) -> Landing:
+    def made(cls, memory: CudaMemory, nbytes: int) -> KvLanding:
         """A new one."""
         return cls(memory.driver.pinned(nbytes), memory.driver.event(), memory.driver)
 
@@ -316,23 +316,23 @@ class Landing:
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class KvPiece:
     """Rows that come home at once, and where they land once they are on their way."""
 
     rows: Ints
     stamps: Ints  # -1: not wanted any more
-    landing: Landing | None = None
+    landing: KvLanding | None = None
     is_there: bool = False  # in its landing place: it comes home also if the device fails now
 
 
-class Homecoming:
+class RowsReturn:
     """Rows on their way home: as many pieces at once as there are places to land."""
 
     def __init__(self, slabs: Slabs, arrivals: Arrivals, slots: Ints, stamps: Ints) -> None:
         self._slabs, self._arrivals, self._slots, self._stamps = slabs, arrivals, slots, stamps
         step = slabs.piece
         self._pieces = deque(
-            Piece(slots[a : a + step], stamps[a : a + step]) for a in range(0, len(slots), step)
+            KvPiece(slots[a : a + step], stamps[a : a + step]) for a in range(0, len(slots), step)
         )
         if arrivals.send():  # those that were written before come first
             self.send()

@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from hetrun.backend import FLOAT_BYTES, Buffers, PassShape, Segment
 from hetrun.backend.fusion import Gated
 from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
-from hetrun.backends.cuda.arena import Arena
+from hetrun.backends.cuda.arena import DeviceArena
 from hetrun.backends.cuda.attention import attend, counts, looks
-from hetrun.backends.cuda.driver import Address, Argument, Product
+from hetrun.backends.cuda.driver import Address, Argument, DeviceProduct
 from hetrun.backends.cuda.experts.slots import GpuSlots
-from hetrun.backends.cuda.fusion import Fused, Item, Products, Turned
+from hetrun.backends.cuda.fusion import Fused, Item, RotatedAttention, SiblingProducts
 from hetrun.backends.cuda.int8 import lowering as long_int8
-from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
+from hetrun.backends.cuda.kernel_cache import KernelLibrary, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
-from hetrun.backends.cuda.matmul_launch import Output
-from hetrun.backends.cuda.measured.few_rows import MOST, FewRows
+from hetrun.backends.cuda.matmul_launch import MatmulOutput
+from hetrun.backends.cuda.measured.few_rows import MOST, FewRowsLimits
 from hetrun.backends.cuda.pass_args import AXES, FEW, Tellers
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.rope import Rotations
 from hetrun.backends.cuda.stages import Portion, Work
 from hetrun.backends.cuda.states.lowering import causal_conv, delta_net
 from hetrun.backends.cuda.states.mirror import StateMirror
-from hetrun.backends.cuda.streamed.weight_ring import Block
-from hetrun.backends.cuda.weights import Held
+from hetrun.backends.cuda.streamed.weight_ring import RingBlock
+from hetrun.backends.cuda.weights import DeviceWeight
 from hetrun.graph import Op, Value
 from hetrun.graph.ops import (
     EverySecond,
@@ -50,13 +50,15 @@ ENDLESS = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CudaPlace:
     """What a segment is compiled with."""
 
-    library: Library
+    library: KernelLibrary
     fused: Fused
     buffers: Buffers
-    blocks: Mapping[int, Sequence[Block]]  # of weights that cross, by the number of the item that needs them
+    blocks: Mapping[
+        int, Sequence[RingBlock]
+    ]  # of weights that cross, by the number of the item that needs them
     kv: KvCache
     slabs: Mapping[int, Slabs]  # by group
     borrowed: Mapping[int, Slabs]  # of layers that are not the segment's
@@ -69,7 +71,7 @@ class Place:
     scratch_bytes: int
     processors: int
     int8_rows: int  # of a pass, up to which products may round their input to bytes; 0: none may
-    few_rows: FewRows
+    few_rows: FewRowsLimits
 
     def slabs_of(self, group: int, part: Part) -> Slabs:
         """Where some heads of a layer have their rows."""
@@ -77,16 +79,16 @@ class Place:
         return own if own and (part, 0) in own.planes else self.borrowed[group]
 
 
-class Emitter:
+class CudaEmitter:
     """Writes the work of a segment. It lays values out one behind the other from an address on, and results,
     which others may read, from another one: with any addresses it finds out how much memory that takes."""
 
     def __init__(
-        self, place: Place, segment: Segment, shape: PassShape, base: Address, results: Address
+        self, place: CudaPlace, segment: Segment, shape: PassShape, base: Address, results: Address
     ) -> None:
         self.place, self.shape = place, shape
         self._tokens, self._wanted = shape.tokens, shape.wanted  # each is a sum
-        self.arena, self._results = Arena(base, ENDLESS), Arena(results, ENDLESS)
+        self.arena, self._results = DeviceArena(base, ENDLESS), DeviceArena(results, ENDLESS)
         self._kept = frozenset(segment.writes)
         self._run = place.library.launch
         self.portions = [Portion()]
@@ -143,7 +145,7 @@ class Emitter:
         """Where a pass tells something."""
         return at(self.given_at + self.given.offset(name))
 
-    def held(self, op: Op) -> list[Held]:
+    def held(self, op: Op) -> list[DeviceWeight]:
         """The weights of an op."""
         return [weights.held(self.place.buffers, use) for use in self.place.fused.uses[id(op)]]
 
@@ -166,10 +168,10 @@ class Emitter:
     def _emit(self, item: Item) -> None:
         op = fusion.members(item)[-1]
         if op.kind == "attention":
-            attend(self, op, item if isinstance(item, Turned) else None)
+            attend(self, op, item if isinstance(item, RotatedAttention) else None)
         elif self.rows(fusion.members(item)[-1].out):
             match item:
-                case Products():
+                case SiblingProducts():
                     self._products(item)
                 case Gated():
                     self._gated(item)
@@ -178,7 +180,7 @@ class Emitter:
 
     # --- products
 
-    def _products(self, item: Products) -> None:
+    def _products(self, item: SiblingProducts) -> None:
         x, weight = item.ops[0].inputs[0], self.held(item.ops[0])[0]
         if self.rows(x) <= FEW:
             self._few(x, weight, self._outputs(item))
@@ -192,7 +194,7 @@ class Emitter:
                 self._summed(op, x, with_bf16, item.outs[i], item.addend(i))
             self.arena.give(with_bf16)
 
-    def _as_it_lies(self, weight: Held, rows: int) -> bool:
+    def _as_it_lies(self, weight: DeviceWeight, rows: int) -> bool:
         """Whether this many rows, which are not few, are multiplied without unpacking a weight."""
         place = self.place
         return rows <= MOST and rows <= place.few_rows.of(weight, place.scratch, place.scratch_bytes)
@@ -208,24 +210,26 @@ class Emitter:
         if addend:
             self.each("add", n, at(target), at(self.at[addend]), at(target), long(n))
 
-    def _outputs(self, item: Products) -> Sequence[Output]:
+    def _outputs(self, item: SiblingProducts) -> Sequence[MatmulOutput]:
         """The matrices of a launch, with what is added to each."""
         outputs = []
         for i, (op, out) in enumerate(zip(item.ops, item.outs, strict=True)):
             (weight, *bias), target = self.held(op), self.make(out)
             rows, addend = weight.shape[0], item.addend(i)
             add = self.at[addend] if addend else 0
-            outputs.append(Output(weight.address, bias[0].address if bias else 0, add, target, rows, rows))
+            outputs.append(
+                MatmulOutput(weight.address, bias[0].address if bias else 0, add, target, rows, rows)
+            )
         return outputs
 
-    def _few(self, x: Value, weight: Held, outputs: Sequence[Output]) -> None:
+    def _few(self, x: Value, weight: DeviceWeight, outputs: Sequence[MatmulOutput]) -> None:
         if self.takes_bytes(weight):
             source, columns = matmul_launch.source(weight.quant.name, int8=True), self.in_bytes(x)
             self.few_of(source, columns, outputs, int8=True)
         else:
             self.few(weight.source, x, outputs)
 
-    def few(self, source: Source, x: Value, outputs: Sequence[Output]) -> None:
+    def few(self, source: Source, x: Value, outputs: Sequence[MatmulOutput]) -> None:
         """Products of one input with matrices of one type, three at most, each for few tokens at a time."""
         self.few_of(source, (self.at[x], x.width, x.width, self.rows(x)), outputs)
 
@@ -233,7 +237,7 @@ class Emitter:
         self,
         source: Source,
         columns: tuple[Address, int, int, int],
-        outputs: Sequence[Output],
+        outputs: Sequence[MatmulOutput],
         int8: bool = False,
     ) -> None:
         """The same for some columns: where they begin, how many, from row to row, and rows."""
@@ -247,7 +251,7 @@ class Emitter:
     def _read_in_bytes(self, item: Item) -> Value | None:
         """The input of an item's products, where it is multiplied as bytes."""
         match item:
-            case Products():
+            case SiblingProducts():
                 op, which = item.ops[0], 0
             case Gated():
                 op, which = item.gate, 0
@@ -262,7 +266,7 @@ class Emitter:
         many = moe.experts_in_bytes(self, op) if op.kind == "moe" else long_int8.takes(self, weight, n)
         return x if many else None
 
-    def takes_bytes(self, weight: Held) -> bool:
+    def takes_bytes(self, weight: DeviceWeight) -> bool:
         """Whether few rows are multiplied by a weight as bytes."""
         return not self.place.exact and matmul_launch.takes_int8(weight.quant.name, weight.shape[1])
 
@@ -300,7 +304,7 @@ class Emitter:
             matrix = weight.address + h * made * weight.quant.row_bytes(cols)
             to = target + FLOAT_BYTES * (h * (made + passed) + passed)
             begin = self.at[x] + FLOAT_BYTES * (h * width + a.first)
-            output = Output(matrix, 0, 0, to, made, op.out.width)
+            output = MatmulOutput(matrix, 0, 0, to, made, op.out.width)
             self.few_of(weight.source, (begin, cols, x.width, n), [output])
         if passed:
             count = n * a.heads * passed
@@ -330,7 +334,7 @@ class Emitter:
                 arguments = at(begin), at(self.place.scratch), long(pieces)
                 self.do(weight.source, "unpack_bf16", grid, THREADS, *arguments)
                 begin = self.place.scratch
-            self.give(Product(x_bf16, begin, target + FLOAT_BYTES * a, n, b - a, cols, rows, add))
+            self.give(DeviceProduct(x_bf16, begin, target + FLOAT_BYTES * a, n, b - a, cols, rows, add))
         if bias:
             self.each("add_row", n * rows, at(target), at(bias[0].address), number(rows), long(n * rows))
 
@@ -483,12 +487,12 @@ class Emitter:
         self.each(op.kind, n, at(self.at[op.inputs[0]]), at(self.make(op.out)), *facts)
 
 
-def _scale(e: Emitter, op: Op) -> None:
+def _scale(e: CudaEmitter, op: Op) -> None:
     assert isinstance(op.attrs, Scale)
     e.unary(op, real(op.attrs.factor), at(next((held.address for held in e.held(op)), 0)))
 
 
-def _grow(e: Emitter, op: Op) -> None:
+def _grow(e: CudaEmitter, op: Op) -> None:
     a, n = op.attrs, e.rows(op.out) * op.out.width
     assert isinstance(a, Grow)
     whose = e.told("wanted") if op.rows == "wanted" else at(0)
@@ -506,39 +510,39 @@ def _grow(e: Emitter, op: Op) -> None:
     )
 
 
-def _softcap(e: Emitter, op: Op) -> None:
+def _softcap(e: CudaEmitter, op: Op) -> None:
     assert isinstance(op.attrs, Softcap)
     e.unary(op, real(op.attrs.cap))
 
 
-def _gelu(e: Emitter, op: Op) -> None:
+def _gelu(e: CudaEmitter, op: Op) -> None:
     assert isinstance(op.attrs, Gelu)
     e.unary(op, number(op.attrs.exact))
 
 
-_EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
-    "embed": Emitter.lookup,
-    "positions": Emitter.lookup,
-    "rms_norm": Emitter.rms_norm,
-    "layer_norm": Emitter.layer_norm,
-    "rope": Emitter.rope,
-    "per_head": Emitter.per_head,
+_EMIT: Mapping[str, Callable[[CudaEmitter, Op], None]] = {
+    "embed": CudaEmitter.lookup,
+    "positions": CudaEmitter.lookup,
+    "rms_norm": CudaEmitter.rms_norm,
+    "layer_norm": CudaEmitter.layer_norm,
+    "rope": CudaEmitter.rope,
+    "per_head": CudaEmitter.per_head,
     "causal_conv": causal_conv,
     "delta_net": delta_net,
     "moe": moe.mixture,
-    "swiglu": Emitter.binary,
-    "geglu": Emitter.binary,
-    "sigmoid_gate": Emitter.sigmoid_gate,
-    "multiply": Emitter.binary,
+    "swiglu": CudaEmitter.binary,
+    "geglu": CudaEmitter.binary,
+    "sigmoid_gate": CudaEmitter.sigmoid_gate,
+    "multiply": CudaEmitter.binary,
     "gelu": _gelu,
-    "relu": Emitter.unary,
+    "relu": CudaEmitter.unary,
     "scale": _scale,
     "grow": _grow,
     "softcap": _softcap,
-    "add": Emitter.binary,
-    "every_second": Emitter.every_second,
-    "concat": Emitter.concat,
-    "select": Emitter.select,
+    "add": CudaEmitter.binary,
+    "every_second": CudaEmitter.every_second,
+    "concat": CudaEmitter.concat,
+    "select": CudaEmitter.select,
 }
 KINDS = frozenset(_EMIT) | {"linear", "head", "attention"}
 

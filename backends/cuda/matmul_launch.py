@@ -16,7 +16,7 @@ INT8_TYPES = frozenset(("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"))
 ROUNDED = 32  # numbers of an input that share a scale
 
 
-class Output(Structure):
+class MatmulOutput(Structure):
     """A matrix of a launch, and where its results go."""
 
     _fields_ = (
@@ -29,9 +29,9 @@ class Output(Structure):
     )
 
 
-def three(outputs: Sequence[Output]) -> tuple[Output, Output, Output]:
+def three(outputs: Sequence[MatmulOutput]) -> tuple[MatmulOutput, MatmulOutput, MatmulOutput]:
     """As many matrices as a launch has; those that are not there have no rows."""
-    first, second, third = (*outputs, Output(), Output())[:3]
+    first, second, third = (*outputs, MatmulOutput(), MatmulOutput())[:3]
     return first, second, third
 
 

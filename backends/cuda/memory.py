@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backends.cuda.arena import GrowingArena
-from hetrun.backends.cuda.driver import Address, Copy, Driver, Launch, Stream
+from hetrun.backends.cuda.driver import Address, Driver, Launch, MemoryCopy, Stream
 from hetrun.errors import BudgetError
 
 Bytes = NDArray[np.uint8]
@@ -23,7 +23,7 @@ OUTBOX = 8 << 20  # bytes on their way to the device at once
 PACKED = 8 << 20  # bytes of keys and values that cross in one piece
 
 
-class Memory:
+class CudaMemory:
     """An arena, a stream that computes and one that brings weights, and a way for what passes need."""
 
     def __init__(self, driver: Driver, nbytes: int, step: int | None = None) -> None:
@@ -69,23 +69,23 @@ class Memory:
         """Bytes for the host, behind what `computing` has."""
         self._give(self.outward(target, source, nbytes))
 
-    def outward(self, target: int, source: Address, nbytes: int) -> Copy | Launch:
+    def outward(self, target: int, source: Address, nbytes: int) -> MemoryCopy | Launch:
         """What brings bytes to the host's page-locked memory. With one engine a copy would wait behind those
         of weights that cross: a kernel writes them instead."""
         if self.fetch and self.driver.device.engines < 2 and nbytes % WORD == 0:
             return self.fetch(target, source, nbytes)
-        return Copy(target, source, nbytes)
+        return MemoryCopy(target, source, nbytes)
 
-    def inward(self, target: Address, source: int, nbytes: int) -> Copy | Launch:
+    def inward(self, target: Address, source: int, nbytes: int) -> MemoryCopy | Launch:
         """What brings bytes of the host's page-locked memory to the device."""
         if self.fetch and nbytes <= FEW_BYTES and nbytes % WORD == 0:
             return self.fetch(target, source, nbytes)
-        return Copy(target, source, nbytes)
+        return MemoryCopy(target, source, nbytes)
 
     def _move(self, target: Address, source: int, nbytes: int) -> None:
         self._give(self.inward(target, source, nbytes))
 
-    def _give(self, work: Copy | Launch) -> None:
+    def _give(self, work: MemoryCopy | Launch) -> None:
         if isinstance(work, Launch):
             self.run(work)
         else:
@@ -117,7 +117,7 @@ class Workplaces:
     """Where passes lay values that are not needed after them: all on one stream, one after the other, so they
     share. A place never moves, as recorded work knows it by its address."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: CudaMemory) -> None:
         self._memory = memory
         self._places: list[tuple[int, Address]] = []
 

@@ -11,24 +11,24 @@ from hetrun.backends.cuda import grouped_launch, matmul_launch
 from hetrun.backends.cuda.driver import Address, Argument
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.kernel_cache import at, long, number
-from hetrun.backends.cuda.matmul_launch import Output
+from hetrun.backends.cuda.matmul_launch import MatmulOutput
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.programs import Source
-from hetrun.backends.cuda.weights import Held
+from hetrun.backends.cuda.weights import DeviceWeight
 from hetrun.graph import Op
 from hetrun.graph.ops import Activation, Moe, MoreWeight
 
 if TYPE_CHECKING:
-    from hetrun.backends.cuda.lowering import Emitter
+    from hetrun.backends.cuda.lowering import CudaEmitter
 
 SMALL = Source("small")
 WARPS = 4  # of a block of `route`, each with a row
 ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu": 1, "clamped": 3}  # as the kernels number them
-Three = tuple[Held, Held, Held]  # gate, up and down
-More = Mapping[MoreWeight, Held]  # what only some mixtures have
+Three = tuple[DeviceWeight, DeviceWeight, DeviceWeight]  # gate, up and down
+More = Mapping[MoreWeight, DeviceWeight]  # what only some mixtures have
 
 
-def mixture(e: Emitter, op: Op) -> None:
+def mixture(e: CudaEmitter, op: Op) -> None:
     """Each token's pairs with its experts; few tokens take them one by one, many by expert."""
     a, n = op.attrs, e.rows(op.out)
     assert isinstance(a, Moe)
@@ -47,7 +47,7 @@ def mixture(e: Emitter, op: Op) -> None:
         e.arena.give(address)
 
 
-class Routing(Structure):
+class RouterStruct(Structure):
     """How a router chooses."""
 
     _fields_ = (
@@ -58,11 +58,11 @@ class Routing(Structure):
     )
 
 
-def routing_of(a: Moe, addresses: Mapping[MoreWeight, Address], slots: Address | None = None) -> Routing:
+def routing_of(a: Moe, addresses: Mapping[MoreWeight, Address], slots: Address | None = None) -> RouterStruct:
     """The same of a mixture; the addresses of what it has more than others, and of its experts' slots."""
     sizes = a.n_experts, a.n_used, a.normalise, a.scores == "sigmoid", a.groups, a.groups_used, a.group_best
     names: tuple[MoreWeight, ...] = ("router_bias", "choice_bias", "expert_scale")
-    return Routing(*map(int, sizes), a.scale, *(addresses.get(name) for name in names), slots)
+    return RouterStruct(*map(int, sizes), a.scale, *(addresses.get(name) for name in names), slots)
 
 
 def route_shared(a: Moe) -> int:
@@ -70,10 +70,12 @@ def route_shared(a: Moe) -> int:
     return FLOAT_BYTES * WARPS * (2 * a.n_experts + a.groups)
 
 
-def _route(e: Emitter, op: Op, a: Moe, router: Held, more: More, chosen: Address, shares: Address) -> None:
+def _route(
+    e: CudaEmitter, op: Op, a: Moe, router: DeviceWeight, more: More, chosen: Address, shares: Address
+) -> None:
     x, n = op.inputs[-1], e.rows(op.out)
     scores = e.arena.take(FLOAT_BYTES * n * a.n_experts, op.scope)
-    e.few(router.source, x, [Output(router.address, 0, 0, scores, a.n_experts, a.n_experts)])
+    e.few(router.source, x, [MatmulOutput(router.address, 0, 0, scores, a.n_experts, a.n_experts)])
     slots = e.place.slots.table_of(op) if a.slots else None
     routing = routing_of(a, {name: held.address for name, held in more.items()}, slots)
     e.do(
@@ -105,7 +107,14 @@ def _biases(more: More) -> tuple[Argument, Argument, Argument]:
 
 
 def _few(
-    e: Emitter, op: Op, a: Moe, weights: Three, more: More, chosen: Address, shares: Address, outs: Address
+    e: CudaEmitter,
+    op: Op,
+    a: Moe,
+    weights: Three,
+    more: More,
+    chosen: Address,
+    shares: Address,
+    outs: Address,
 ) -> None:
     """A product for each pair."""
     (gate, up, down), x, width = weights, op.inputs[0], op.out.width
@@ -129,7 +138,14 @@ def _few(
 
 
 def _many(
-    e: Emitter, op: Op, a: Moe, weights: Three, more: More, chosen: Address, shares: Address, outs: Address
+    e: CudaEmitter,
+    op: Op,
+    a: Moe,
+    weights: Three,
+    more: More,
+    chosen: Address,
+    shares: Address,
+    outs: Address,
 ) -> None:
     """Pairs sorted by expert, in tiles: of bytes where results need not be exact, else of bf16."""
     (gate, up, down), x, width, (first, held) = weights, op.inputs[0], op.out.width, _held(a)
@@ -167,7 +183,7 @@ def _many(
         e.arena.give(address)
 
 
-def experts_in_bytes(e: Emitter, op: Op) -> bool:
+def experts_in_bytes(e: CudaEmitter, op: Op) -> bool:
     """Whether experts of many tokens multiply bytes."""
     _, gate, _, down, *_ = e.held(op)
     fit = all(int8.takes(w.quant.name, e.rows(op.out), w.shape[1]) for w in (gate, down))

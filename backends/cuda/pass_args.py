@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hetrun.backend import Ints, Pass, PassShape
 from hetrun.backends.cuda.attention_launch import LINES, ROW, TILE, TILED
 from hetrun.backends.cuda.states.launch import PART, SPAN, SPAN_DTYPE
-from hetrun.backends.cuda.states.mirror import Places
+from hetrun.backends.cuda.states.mirror import StateAddresses
 from hetrun.graph import Rows
 
 FEW = 32  # rows up to which weights, and keys and values, are read for each few of them
@@ -26,7 +26,7 @@ ALIGNED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Looking:
+class AttentionTiles:
     """An attention: which group of the cache it looks at, how many query rows each tile may have."""
 
     group: int
@@ -35,10 +35,10 @@ class Looking:
     in_tile: int
 
 
-class Seeing:
+class QueryRows:
     """The query rows of one kind of attention in passes of one shape: which go one by one, which in tiles."""
 
-    def __init__(self, shape: PassShape, looking: Looking) -> None:
+    def __init__(self, shape: PassShape, looking: AttentionTiles) -> None:
         self.looking = looking
         one_by_one, tiles, at = [], list[tuple[int, int, int, int]](), 0
         for number, (tokens, wanted) in enumerate(shape.parts):
@@ -87,13 +87,13 @@ class Seeing:
 AXES = ("time", "height", "width")  # along which a token has a position
 
 
-class Given:
+class PassPointers:
     """Where everything lies that passes of one shape tell."""
 
     def __init__(
         self,
         shape: PassShape,
-        seeing: Sequence[Seeing],
+        seeing: Sequence[QueryRows],
         groups: Sequence[int],
         has_states: bool = False,
         counts: int = 0,
@@ -152,7 +152,7 @@ class Given:
         return self._packed
 
 
-def tell_places(at: Mapping[str, NDArray[Any]], places: Places) -> None:
+def tell_places(at: Mapping[str, NDArray[Any]], places: StateAddresses) -> None:
     """Where a segment finds and leaves states, where it looks for that."""
     at["parts"]["read"], at["writes"][:] = places.read, places.write
 
@@ -161,30 +161,30 @@ class Tellers:
     """The same one for all segments that look at the same in passes of one shape."""
 
     def __init__(self) -> None:
-        self._seeing: WeakValueDictionary[tuple[PassShape, Looking], Seeing] = WeakValueDictionary()
-        self._made: WeakValueDictionary[object, Given] = WeakValueDictionary()
+        self._seeing: WeakValueDictionary[tuple[PassShape, AttentionTiles], QueryRows] = WeakValueDictionary()
+        self._made: WeakValueDictionary[object, PassPointers] = WeakValueDictionary()
 
-    def seeing(self, shape: PassShape, looking: Looking) -> Seeing:
+    def seeing(self, shape: PassShape, looking: AttentionTiles) -> QueryRows:
         """The query rows of an attention."""
         found = self._seeing.get((shape, looking))
         if found is None:
-            found = self._seeing[shape, looking] = Seeing(shape, looking)
+            found = self._seeing[shape, looking] = QueryRows(shape, looking)
         return found
 
     def of(
         self,
         shape: PassShape,
-        seeing: Sequence[Seeing],
+        seeing: Sequence[QueryRows],
         groups: tuple[int, ...],
         has_states: bool,
         counts: int,
-    ) -> Given:
+    ) -> PassPointers:
         """Where all that lies."""
         kinds = tuple(s.looking for s in seeing)
         key = shape, kinds, groups, has_states, counts
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = Given(shape, seeing, groups, has_states, counts)
+            found = self._made[key] = PassPointers(shape, seeing, groups, has_states, counts)
         return found
 
 

@@ -10,7 +10,7 @@ from hetrun.graph import Value
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DeviceResult:
     """A value that leaves the device: where it is made, and where it lands."""
 
     value: Value

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backends.cuda.driver import Address
-from hetrun.backends.cuda.memory import Memory
-from hetrun.backends.cuda.weights import Held
+from hetrun.backends.cuda.memory import CudaMemory
+from hetrun.backends.cuda.weights import DeviceWeight
 from hetrun.graph.ops import Rope
 
 Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Turning:
+class RopeFrequencies:
     """Frequencies in the device's memory."""
 
     address: Address
@@ -27,11 +27,11 @@ class Turning:
 class Rotations:
     """The frequencies of all kinds of ropes that there were."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: CudaMemory) -> None:
         self._memory = memory
-        self._known: dict[tuple[Rope, Held | None], Turning] = {}
+        self._known: dict[tuple[Rope, DeviceWeight | None], RopeFrequencies] = {}
 
-    def of(self, a: Rope, factors: Held | None) -> Turning:
+    def of(self, a: Rope, factors: DeviceWeight | None) -> RopeFrequencies:
         """Those of a rope, whose angles may be divided by some factors."""
         key = replace(a, n_heads=1), factors
         if key not in self._known:
@@ -39,7 +39,7 @@ class Rotations:
             numbers, magnitude = frequencies(a, factors.numbers if factors else None)
             address = self._memory.take(numbers.nbytes, "frequencies")
             self._memory.send(address, numbers.view(np.uint8))
-            self._known[key] = Turning(address, magnitude)
+            self._known[key] = RopeFrequencies(address, magnitude)
         return self._known[key]
 
 

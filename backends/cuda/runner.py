@@ -20,13 +20,13 @@ from hetrun.backends.cuda import top_k
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.crossing.recorded import crossing
 from hetrun.backends.cuda.driver import Address
-from hetrun.backends.cuda.kv_mirror import Homecoming, Slabs
-from hetrun.backends.cuda.lowering import Emitter, Place, rows_of
+from hetrun.backends.cuda.kv_mirror import RowsReturn, Slabs
+from hetrun.backends.cuda.lowering import CudaEmitter, CudaPlace, rows_of
 from hetrun.backends.cuda.memory import FEW_BYTES, Bytes
 from hetrun.backends.cuda.pass_args import tell_places
-from hetrun.backends.cuda.result import Result
+from hetrun.backends.cuda.result import DeviceResult
 from hetrun.backends.cuda.states.mirror import Written
-from hetrun.backends.cuda.top_k import Choosing
+from hetrun.backends.cuda.top_k import TopKResult
 from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import Value
 
@@ -50,13 +50,13 @@ class Few:
         self.slabs.keep(self.slots, self.stamps, self.packed)
 
 
-Coming = Few | Homecoming | Written  # rows on their way home, and states that stay
+Coming = Few | RowsReturn | Written  # rows on their way home, and states that stay
 
 
 class CudaRunner:
     """A segment for passes of one shape."""
 
-    def __init__(self, backend: CudaBackend, segment: Segment, shape: PassShape, place: Place) -> None:
+    def __init__(self, backend: CudaBackend, segment: Segment, shape: PassShape, place: CudaPlace) -> None:
         self._backend, self._memory = backend, backend.gpu.memory
         self._slabs, self._states, self._kv = list(place.slabs.values()), place.states, place.kv
         self._borrowed = list(place.borrowed.values())
@@ -75,10 +75,10 @@ class CudaRunner:
         self._empty = {
             v.name: np.empty((0, v.width), np.float32) for v in segment.writes if not emitted.rows(v)
         }
-        self._choosing: dict[int, Choosing | None] = {}  # by how many; None: there was no memory for that
+        self._choosing: dict[int, TopKResult | None] = {}  # by how many; None: there was no memory for that
         self._done, self._is_long = self._memory.driver.event(), False
 
-    def _inputs(self, emitted: Emitter, segment: Segment) -> None:
+    def _inputs(self, emitted: CudaEmitter, segment: Segment) -> None:
         """What a pass tells and its few inputs cross with the work; large ones before it, unless they are
         there."""
         there = [v for v in segment.reads if emitted.rows(v)]
@@ -92,7 +92,7 @@ class CudaRunner:
         self._few = [(v.name, _floats(m, v)) for v, m in zip(few, memories, strict=True)]
         self._portions[0].work[:0] = made.work
 
-    def _outputs(self, emitted: Emitter, segment: Segment) -> None:
+    def _outputs(self, emitted: CudaEmitter, segment: Segment) -> None:
         """Few results come with the work; large ones behind it, and logits, of which a few numbers may do."""
         there = [v for v in segment.writes if emitted.rows(v)]
         logits = {op.out for op in segment.ops if op.kind == "head"}
@@ -103,10 +103,12 @@ class CudaRunner:
         self._made = {v.name: _floats(m, v) for v, m in zip(few, made.parts, strict=True)}
         self._portions[-1].work += made.work
         self._results = [
-            Result(v, emitted.at[v], self._landing(emitted.rows(v), v.width)) for v in there if v not in few
+            DeviceResult(v, emitted.at[v], self._landing(emitted.rows(v), v.width))
+            for v in there
+            if v not in few
         ]
 
-    def _rows_home(self, emitted: Emitter, shape: PassShape) -> None:
+    def _rows_home(self, emitted: CudaEmitter, shape: PassShape) -> None:
         """Keys and values of a few tokens come with the work, too."""
         n, given = shape.tokens, emitted.given
         self._few_rows: list[tuple[Slabs, Bytes]] = []
@@ -117,14 +119,14 @@ class CudaRunner:
             self._few_rows.append((slabs, packed.reshape(n, slabs.row_bytes)))
         self._many_rows = [slabs for slabs in self._slabs if n > slabs.few]
 
-    def _emitted(self, place: Place, segment: Segment, shape: PassShape) -> Emitter:
+    def _emitted(self, place: CudaPlace, segment: Segment, shape: PassShape) -> CudaEmitter:
         """The work of a segment, in a place that others use, too. What it takes is known only then, so the
         largest place is tried first: writing all of it down takes milliseconds, and the device waits."""
         room, base = self._backend.gpu.workplaces.largest
-        emitted = Emitter(place, segment, shape, base, self._begin)
+        emitted = CudaEmitter(place, segment, shape, base, self._begin)
         if emitted.nbytes > room:
             base = self._backend.gpu.workplaces.of(emitted.nbytes)
-            emitted = Emitter(place, segment, shape, base, self._begin)
+            emitted = CudaEmitter(place, segment, shape, base, self._begin)
         return emitted
 
     def _landing(self, rows: int, width: int) -> Floats:
@@ -165,7 +167,7 @@ class CudaRunner:
         if places:
             coming.append(places.written)
         self._memory.driver.record(self._done, self._memory.computing)
-        return Running(self, work, coming, chosen)
+        return DeviceRun(self, work, coming, chosen)
 
     def _let_run_out(self) -> None:
         """What the device has of a pass that failed reads memory which the next one fills."""
@@ -208,7 +210,7 @@ class CudaRunner:
         if self._portions[-1].blocks:
             ring.ahead()
 
-    def _choose(self, work: Pass) -> Choosing | None:
+    def _choose(self, work: Pass) -> TopKResult | None:
         """A caller that needs only a few numbers of each row gets only these."""
         if work.enough is None:
             return None
@@ -222,13 +224,13 @@ class CudaRunner:
             chosen.run()
         return chosen
 
-    def _chooser(self, made: Result, k: int) -> Choosing | None:
+    def _chooser(self, made: DeviceResult, k: int) -> TopKResult | None:
         """What chooses the k greatest; where memory is full, rows come home as a whole."""
         with suppress(BudgetError):
-            return Choosing(self._memory, self._backend.gpu.library, made, k)
+            return TopKResult(self._memory, self._backend.gpu.library, made, k)
         return None
 
-    def finish(self, work: Pass, coming: Sequence[Coming], chosen: Choosing | None) -> None:
+    def finish(self, work: Pass, coming: Sequence[Coming], chosen: TopKResult | None) -> None:
         """Wait, and put results where others find them."""
         driver, start = self._memory.driver, perf_counter()
         while not (happened := driver.happened(self._done)) and self._kv.advance(wait=False):
@@ -273,7 +275,7 @@ def _result_bytes(segment: Segment, shape: PassShape) -> int:
     return sum(in_arena(size) for size in sizes)
 
 
-def _nbytes(emitted: Emitter, value: Value) -> int:
+def _nbytes(emitted: CudaEmitter, value: Value) -> int:
     return FLOAT_BYTES * emitted.rows(value) * value.width
 
 
@@ -282,13 +284,13 @@ def _floats(memory: Bytes, value: Value) -> Floats:
 
 
 @dataclass(slots=True)
-class Running:
+class DeviceRun:
     """Work that the device has."""
 
     runner: CudaRunner
     work: Pass
     coming: Sequence[Coming]
-    chosen: Choosing | None
+    chosen: TopKResult | None
 
     def wait(self) -> None:
         """Until it is done."""

@@ -10,9 +10,9 @@ from itertools import combinations
 
 from hetrun.backend import Buffer, Buffers, WeightUse
 from hetrun.backends.cuda import fusion
-from hetrun.backends.cuda.driver import Driver, Graph, Launch, Product, Stream, Work as Work
+from hetrun.backends.cuda.driver import DeviceProduct, Driver, Graph, Launch, Stream, Work as Work
 from hetrun.backends.cuda.fusion import Fused
-from hetrun.backends.cuda.streamed.weight_ring import Block, Ring
+from hetrun.backends.cuda.streamed.weight_ring import RingBlock, WeightRing
 from hetrun.backends.cuda.weights import Crossing
 from hetrun.errors import BackendError
 
@@ -21,7 +21,7 @@ from hetrun.errors import BackendError
 class Portion:
     """What is given to the device at once."""
 
-    blocks: Sequence[Block] = ()
+    blocks: Sequence[RingBlock] = ()
     work: list[Work] = field(default_factory=list)
     runs: int = 0
     graph: Graph | None = None
@@ -53,24 +53,24 @@ def give(driver: Driver, stream: Stream, work: Sequence[Work]) -> None:
     for each in work:
         if isinstance(each, Launch):
             driver.launch(each, stream)
-        elif isinstance(each, Product):
+        elif isinstance(each, DeviceProduct):
             driver.multiply(each, stream)
         else:
             driver.copy(each.target, each.source, each.nbytes, stream)
 
 
-Laid = tuple[Mapping[WeightUse, Buffer], Mapping[int, Sequence[Block]]]
+Laid = tuple[Mapping[WeightUse, Buffer], Mapping[int, Sequence[RingBlock]]]
 
 
-def laid_out(ring: Ring, fused: Fused, buffers: Buffers) -> Laid:
+def laid_out(ring: WeightRing, fused: Fused, buffers: Buffers) -> Laid:
     """Places in the ring for a segment's weights that cross; by the number of an item, the blocks
     that it needs. The other weights stay what they are."""
     segment = fused.segment
     wanted = {use for op in segment.ops for use in fused.uses[id(op)]}
     if not any(isinstance(buffers[use], Crossing) for use in wanted):
         return buffers, {}
-    found, whose = {use: buffers[use] for use in wanted}, dict[WeightUse, Block]()
-    blocks: dict[int, Sequence[Block]] = {}
+    found, whose = {use: buffers[use] for use in wanted}, dict[WeightUse, RingBlock]()
+    blocks: dict[int, Sequence[RingBlock]] = {}
     for i, item in enumerate(fused.items):
         mine = dict.fromkeys(use for op in fusion.members(item) for use in fused.uses[id(op)])
         new = {use: b for use in mine if isinstance(b := found[use], Crossing)}

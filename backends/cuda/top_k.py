@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetrun.backend import Greatest
+from hetrun.backend import TopLogits
 from hetrun.backends.cuda.arena import in_arena
-from hetrun.backends.cuda.kernel_cache import Library, at, number
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.kernel_cache import KernelLibrary, at, number
+from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.backends.cuda.programs import Source
-from hetrun.backends.cuda.result import Result
+from hetrun.backends.cuda.result import DeviceResult
 
 SMALL = Source("small")
 SIZE = 4  # bytes of an id, and of a logit
@@ -32,10 +32,10 @@ def keys_bytes(rows: int, width: int, k: int) -> int:
     return 8 * rows * parts(width) * k
 
 
-class Choosing:
+class TopKResult:
     """The k greatest of each row of a result, on their way home."""
 
-    def __init__(self, memory: Memory, library: Library, result: Result, k: int) -> None:
+    def __init__(self, memory: CudaMemory, library: KernelLibrary, result: DeviceResult, k: int) -> None:
         self._memory, self.name = memory, result.value.name
         (rows, width), driver = result.array.shape, memory.driver
         n, count = rows * k, parts(width)
@@ -50,7 +50,7 @@ class Choosing:
             library.launch(SMALL, "greatest", (rows,), THREADS, *last, shared=SHARED),
         )
         ids, logits = self._landing[: SIZE * n], self._landing[SIZE * n :]
-        self.greatest = Greatest(
+        self.greatest = TopLogits(
             ids.view(np.int32).reshape(rows, k), logits.view(np.float32).reshape(rows, k)
         )
 

@@ -12,7 +12,7 @@ from hetrun.backend import Buffers, ReadInto, WeightUse, fusion
 from hetrun.backends.cuda import matmul_launch
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Driver, Event, Stream
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.backends.cuda.programs import Source
 from hetrun.errors import BackendError
 from hetrun.graph import Op, Weight
@@ -33,7 +33,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class DeviceWeight:
     """A weight in the device's memory."""
 
     address: Address
@@ -69,9 +69,9 @@ class InFile:
         """What it takes of the device while it is there."""
         return device_bytes(self.use)
 
-    def at(self, address: Address) -> Held:
+    def at(self, address: Address) -> DeviceWeight:
         """The weight as work finds it there."""
-        return Held(address, self.use.weight.shape, held_as(self.use), self.device_bytes)
+        return DeviceWeight(address, self.use.weight.shape, held_as(self.use), self.device_bytes)
 
 
 @dataclass(eq=False, slots=True)
@@ -92,9 +92,9 @@ class OnHost:
         """What it takes of the device while it is there."""
         return len(self.memory)
 
-    def at(self, address: Address) -> Held:
+    def at(self, address: Address) -> DeviceWeight:
         """The weight as work finds it there."""
-        return Held(address, self.shape, self.quant, self.nbytes)
+        return DeviceWeight(address, self.shape, self.quant, self.nbytes)
 
 
 Crossing = OnHost | InFile  # what does not stay on the device
@@ -144,21 +144,21 @@ def fits(use: WeightUse) -> bool:
     return use.use == "vector" or use.weight.shape[1] % 8 == 0
 
 
-def held(buffers: Buffers, use: WeightUse) -> Held:
+def held(buffers: Buffers, use: WeightUse) -> DeviceWeight:
     """A weight of a segment."""
     found = buffers[use]
-    assert isinstance(found, Held)
+    assert isinstance(found, DeviceWeight)
     return found
 
 
-class Loading:
+class WeightUpload:
     """Brings weights in, slice by slice: one is read while the one before crosses."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: CudaMemory) -> None:
         self._memory = memory
         self._slices = [Slice(memory.driver, memory.bringing, SLICE) for _ in range(2)]
 
-    def bring(self, use: WeightUse, read: ReadInto) -> Held:
+    def bring(self, use: WeightUse, read: ReadInto) -> DeviceWeight:
         """A weight, read and copied. When it returns, all of it is there."""
         weight, size = use.weight, device_bytes(use)
         address = at = self._memory.take(size, weight.name)
@@ -169,7 +169,9 @@ class Loading:
         for s in self._slices:
             s.wait()
         short = use.use == "vector" and not use.slots and weight.shape[0] * weight.shape[1] <= SHORT
-        return Held(address, shape_of(use), held_as(use), size, _numbers(weight, read) if short else None)
+        return DeviceWeight(
+            address, shape_of(use), held_as(use), size, _numbers(weight, read) if short else None
+        )
 
     def keep(self, use: WeightUse, read: ReadInto) -> OnHost:
         """A weight that stays on the host, as the device will want it."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hetrun.backend import Available, Backend, Descriptor, Probe, Unavailable
-from hetrun.backend.library_model import Whole, WholeRunner, WholeSetup
+from hetrun.backend.library_model import LibraryBackend, WholeRunner, WholeSetup
 from hetrun.backend.picture_encoder import PictureEncoder, Pictures, PictureSetup
 from hetrun.errors import BackendUnavailable, OptionError
 from hetrun.system.file_identity import Stamp, unchanged
@@ -94,6 +94,6 @@ descriptor = Descriptor(
     create,
     "llama.cpp as a whole, for architectures that hetrun does not know",
     preference=1,
-    whole=Whole(open_whole, PROMISES_OFF, look),
+    whole=LibraryBackend(open_whole, PROMISES_OFF, look),
     pictures=Pictures(open_encoder, bytes_for, try_out),
 )

@@ -15,7 +15,7 @@ FLASH = 1  # attention that never has a whole matrix of scores, as llama-server 
 Heard = ctypes.CFUNCTYPE(c_bool, c_void_p, c_bool, c_void_p)
 
 
-class ContextParams(Structure):
+class MtmdContextParams(Structure):
     """struct mtmd_context_params."""
 
     _fields_ = (
@@ -54,7 +54,7 @@ class InputPart(Structure):
     _fields_ = (("text", POINTER(InputText)), ("bitmap", c_void_p))
 
 
-class Place(Structure):
+class DecoderPosition(Structure):
     """struct mtmd_decoder_pos."""
 
     _fields_ = (("t", c_uint32), ("x", c_uint32), ("y", c_uint32), ("z", c_uint32))
@@ -63,8 +63,8 @@ class Place(Structure):
 PROTOTYPES: Prototypes = {
     "mtmd_log_set": (None, c_void_p, c_void_p),
     "mtmd_default_marker": (c_char_p,),
-    "mtmd_context_params_default": (ContextParams,),
-    "mtmd_init_from_file": (c_void_p, c_char_p, c_void_p, ContextParams),
+    "mtmd_context_params_default": (MtmdContextParams,),
+    "mtmd_init_from_file": (c_void_p, c_char_p, c_void_p, MtmdContextParams),
     "mtmd_free": (None, c_void_p),
     "mtmd_support_vision": (c_bool, c_void_p),
     "mtmd_decode_use_non_causal": (c_bool, c_void_p, c_void_p),
@@ -81,7 +81,7 @@ PROTOTYPES: Prototypes = {
     "mtmd_input_chunk_get_n_tokens": (c_size_t, c_void_p),
     "mtmd_input_chunk_get_n_pos": (c_int32, c_void_p),
     "mtmd_tokenize_from_parts": (c_int32, c_void_p, c_void_p, POINTER(POINTER(InputPart)), c_size_t, c_bool),
-    "mtmd_helper_image_get_decoder_pos": (None, c_void_p, c_int32, POINTER(Place)),
+    "mtmd_helper_image_get_decoder_pos": (None, c_void_p, c_int32, POINTER(DecoderPosition)),
     "mtmd_encode_chunk": (c_int32, c_void_p, c_void_p),
     "mtmd_get_output_embd": (POINTER(c_float), c_void_p),
 }

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from threading import Lock
 
-from hetrun.backend.picture_encoder import PictureSetup, Rows, Vision
+from hetrun.backend.picture_encoder import PictureSetup, PromptRows, Vision
 from hetrun.backends.llamacpp import ggml_api
 from hetrun.config import dirs
 from hetrun.pictures.picture import Picture
@@ -82,7 +82,7 @@ def run(path: str, vision: Vision, threads: int) -> str:
     for width, height in sizes:
         picture = Picture.of(width, height, bytes(3 * width * height))
         for piece in encoder.lay_out(picture):
-            if isinstance(piece, Rows):
+            if isinstance(piece, PromptRows):
                 encoder.encode(piece)
     encoder.close()
     return ""

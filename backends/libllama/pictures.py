@@ -11,9 +11,9 @@ from itertools import count
 
 import numpy as np
 
-from hetrun.backend.picture_encoder import Floats, Ints, PictureSetup, Piece, Rows, Vision, Words
+from hetrun.backend.picture_encoder import Floats, Ints, PictureSetup, Piece, PromptRows, Vision, Words
 from hetrun.backends.libllama import mtmd_api
-from hetrun.backends.libllama.mtmd_api import IMAGE, InputPart, Place
+from hetrun.backends.libllama.mtmd_api import IMAGE, DecoderPosition, InputPart
 from hetrun.backends.libllama.picture_memory import Needed, encoding_bytes
 from hetrun.backends.llamacpp.vocabulary import text_stand_in
 from hetrun.errors import BackendError, Cancelled, ModelFileError, PictureError
@@ -27,7 +27,7 @@ BEYOND = 2  # times the most rows: sides are rounded, and some towers put an end
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PicturePart:
     """Which part of which picture a piece of the prompt stands for."""
 
     picture: Picture
@@ -95,9 +95,9 @@ class MtmdEncoder:
     def lay_out(self, picture: Picture) -> tuple[Piece, ...]:
         check_size(self._setup.vision, picture.width, picture.height)
         with self._cut(picture, empty=True) as pieces:
-            return tuple(self._piece(p, Part(picture, i)) for i, p in enumerate(pieces))
+            return tuple(self._piece(p, PicturePart(picture, i)) for i, p in enumerate(pieces))
 
-    def _piece(self, piece: int, part: Part) -> Piece:
+    def _piece(self, piece: int, part: PicturePart) -> Piece:
         if self._lib.mtmd_input_chunk_get_type(piece) != IMAGE:
             return Words(self._words(piece))
         rows = int(self._lib.mtmd_input_chunk_get_n_tokens(piece))
@@ -108,7 +108,7 @@ class MtmdEncoder:
                 f"a picture of {w} x {h} pixels would take {rows} tokens, and {most} are allowed"
             )
         advance = int(self._lib.mtmd_input_chunk_get_n_pos(piece))
-        return Rows(rows, self._places(piece, rows), advance, self._setup.vision.whole, part)
+        return PromptRows(rows, self._places(piece, rows), advance, self._setup.vision.whole, part)
 
     def _words(self, piece: int) -> tuple[int, ...]:
         """The text model's tokens of a mark; the stand-in's are its bytes."""
@@ -122,15 +122,15 @@ class MtmdEncoder:
         return tuple(self._setup.tokenize(bytes(found).decode()))
 
     def _places(self, piece: int, rows: int) -> Ints:
-        found = (Place * rows)()
+        found = (DecoderPosition * rows)()
         tokens = self._lib.mtmd_input_chunk_get_tokens_image(piece)
         self._lib.mtmd_helper_image_get_decoder_pos(tokens, 0, found)
         numbers: Ints = np.frombuffer(bytes(found), np.uint32).reshape(rows, 4).astype(np.int64)
         return numbers[:, [0, 2, 1]]  # time, height, width
 
-    def encode(self, rows: Rows) -> Floats:
+    def encode(self, rows: PromptRows) -> Floats:
         part = rows.key
-        assert isinstance(part, Part)
+        assert isinstance(part, PicturePart)
         picture = part.picture
         with self._cut(picture, empty=False) as pieces:
             piece = pieces[part.index]

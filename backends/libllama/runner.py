@@ -158,7 +158,7 @@ class BatchArrays:
         self._one = np.ones(tokens, np.int32)  # each token belongs to one sequence
         self._sequence_at = self._sequence.ctypes.data + 4 * np.arange(tokens, dtype=np.uintp)
         self._wanted = np.zeros(tokens, np.int8)
-        self._batch = libllama_api.Batch(
+        self._batch = libllama_api.LlamaBatch(
             0,
             self._token.ctypes.data,
             None,
@@ -170,7 +170,7 @@ class BatchArrays:
 
     def fill(
         self, tokens: Ints, positions: Ints, sequences: Ints, wanted: NDArray[np.bool_]
-    ) -> libllama_api.Batch:
+    ) -> libllama_api.LlamaBatch:
         """A batch of these tokens; the next one overwrites it."""
         n = self._batch.n_tokens = len(tokens)
         self._token[:n] = tokens

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hetrun.backends.llamacpp import ggml_api
 from hetrun.backends.llamacpp.amx_tiles import Tiles, tiles
-from hetrun.backends.llamacpp.ggml_api import Library
+from hetrun.backends.llamacpp.ggml_api import GgmlLibrary
 from hetrun.config import dirs
 from hetrun.errors import OptionError
 from hetrun.graph.quant import by_name
@@ -84,7 +84,7 @@ def remark() -> str:
             return ""
 
 
-def buffer_type(lib: Library) -> int | None:
+def buffer_type(lib: GgmlLibrary) -> int | None:
     """ggml's AMX memory; there is none unless ggml was built with it and the kernel grants it to us."""
     found = ggml_api.extra_buffer_types(lib)
     return next((t for t in found if lib.ggml_backend_buft_name(t) == NAME.encode()), None)
@@ -115,7 +115,7 @@ def _judge(ending: int | None) -> Verdict:
     return "broken" if ending == WRONG or ending in CRASHES else "untried"
 
 
-def _mark(lib: Library) -> Path | None:
+def _mark(lib: GgmlLibrary) -> Path | None:
     """The file that remembers what was found out about just this library."""
     path = (lib.folder / "libggml-cpu.so").resolve()
     try:
@@ -155,7 +155,7 @@ def run() -> None:
     sys.exit(0 if all(is_right(lib, amx, n) for n in TOKENS) else WRONG)
 
 
-def is_right(lib: Library, buffer_type: int, tokens: int) -> bool:
+def is_right(lib: GgmlLibrary, buffer_type: int, tokens: int) -> bool:
     """Whether a product of Q8_0 weights in such memory is what numpy says.
 
     Every number is a small integer and the largest of each block is 127, so that rounding loses nothing.
@@ -169,7 +169,7 @@ def is_right(lib: Library, buffer_type: int, tokens: int) -> bool:
 
 
 def _product(
-    lib: Library, buffer_type: int, w: NDArray[np.float32], x: NDArray[np.float32]
+    lib: GgmlLibrary, buffer_type: int, w: NDArray[np.float32], x: NDArray[np.float32]
 ) -> NDArray[np.float32] | None:
     """x times w; what is allocated goes when the child does."""
     quant = by_name("Q8_0")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from ctypes import c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 
-from hetrun.backends.llamacpp.ggml_api import CPU_LIBRARY, Library
+from hetrun.backends.llamacpp.ggml_api import CPU_LIBRARY, GgmlLibrary
 from hetrun.system.native_library import MissingFunction, Prototypes, load_library
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ ROWS, ROW_BYTES = (8, 8, 16, 16, 16, 16, 16, 16), (64, 64, 32, 32, 64, 64, 64, 6
 class Tiles:
     """Loads ggml's tile configuration on the threads of its next graph."""
 
-    def __init__(self, lib: Library) -> None:
+    def __init__(self, lib: GgmlLibrary) -> None:
         """Raises OSError where the system does not allow code to be made."""
         self._code = mmap.mmap(-1, mmap.PAGESIZE)
         self._code.write(LOAD)
@@ -63,7 +63,7 @@ def config() -> bytes:
 
 
 @cache
-def tiles(lib: Library) -> Tiles | None:
+def tiles(lib: GgmlLibrary) -> Tiles | None:
     """What restores ggml's tiles; None where that cannot be done, so that ggml must leave them alone."""
     try:
         return Tiles(lib)

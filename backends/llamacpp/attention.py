@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 from hetrun.backend import sees_whole
 from hetrun.backends.llamacpp import decode_attention, ggml_api
-from hetrun.backends.llamacpp.attention_layout import TILE_COST, TILE_COST_LEFT_OVER, Layout, layout
-from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref
-from hetrun.backends.llamacpp.inputs import KvSlice, Mask, Padded
+from hetrun.backends.llamacpp.attention_layout import TILE_COST, TILE_COST_LEFT_OVER, HeadLayout, layout
+from hetrun.backends.llamacpp.graph_builder import FLOAT, TensorRef
+from hetrun.backends.llamacpp.inputs import KvSlice, Mask, PaddedQueries
 from hetrun.graph import Op, Rows
 from hetrun.graph.ops import Attention
 from hetrun.memory.kv.cache import KvTable
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
 
 TILED = (ggml_api.F32, ggml_api.F16)  # the types of keys and values that ggml has tiles for
 
 
-def _store(e: Emitter, group: int, table: KvTable, x: Ref) -> None:
+def _store(e: GgmlEmitter, group: int, table: KvTable, x: TensorRef) -> None:
     """Write this pass's rows into a KV table."""
     if group not in e.inputs.slots:
         e.inputs.slots[group] = e.w.input(ggml_api.I64, e.shape.tokens)
@@ -28,7 +28,7 @@ def _store(e: Emitter, group: int, table: KvTable, x: Ref) -> None:
     e.w.expand(e.lib.ggml_set_rows(e.ctx, rows, e.w.plain(x), e.inputs.slots[group]))
 
 
-def _seen(e: Emitter, group: int, table: KvTable, part: int) -> int:
+def _seen(e: GgmlEmitter, group: int, table: KvTable, part: int) -> int:
     """A KV table's rows of one sequence as [head_dim, rows, heads]."""
     head_bytes = table.quant.row_bytes(table.head_dim)
     base = e.w.external(table.quant.ggml_id, table.n_heads * table.head_dim, 1, e.w.anchor.ctypes.data)
@@ -40,7 +40,7 @@ def _seen(e: Emitter, group: int, table: KvTable, part: int) -> int:
     return tensor
 
 
-def _mask(e: Emitter, group: int, part: int, rows: Rows, made: Layout) -> int | None:
+def _mask(e: GgmlEmitter, group: int, part: int, rows: Rows, made: HeadLayout) -> int | None:
     """The mask of one sequence for one group of layers; a single token sees all of its rows."""
     tokens, _ = e.shape.parts[part]
     if tokens == 1:
@@ -52,7 +52,7 @@ def _mask(e: Emitter, group: int, part: int, rows: Rows, made: Layout) -> int | 
     return e.inputs.masks[key].tensor
 
 
-def _gathered(e: Emitter, width: int, rows: int, first_head: int) -> Ref:
+def _gathered(e: GgmlEmitter, width: int, rows: int, first_head: int) -> TensorRef:
     """Where the attention results of some rows meet. Every layer uses the same memory; shares of one layer
     have their own, as their results are used together."""
     key = width, rows, first_head
@@ -61,7 +61,7 @@ def _gathered(e: Emitter, width: int, rows: int, first_head: int) -> Ref:
     return e.gathered[key]
 
 
-def attention(e: Emitter, op: Op) -> None:
+def attention(e: GgmlEmitter, op: Op) -> None:
     a = op.attrs
     assert isinstance(a, Attention)
     q, *own = (e.values.get(value) for value in op.inputs)
@@ -107,7 +107,7 @@ def _is_tiled(keys: KvTable, values: KvTable) -> bool:
     return keys.quant.ggml_id == values.quant.ggml_id and keys.quant.ggml_id in TILED
 
 
-def _spans(e: Emitter, rows: Rows) -> list[tuple[int, tuple[int, int]]]:
+def _spans(e: GgmlEmitter, rows: Rows) -> list[tuple[int, tuple[int, int]]]:
     """For each sequence that has rows of a kind: its number and its first and last row."""
     out, at = [], 0
     for i, part in enumerate(e.shape.parts):
@@ -119,12 +119,12 @@ def _spans(e: Emitter, rows: Rows) -> list[tuple[int, tuple[int, int]]]:
 
 
 def _attend(
-    e: Emitter, a: Attention, rows: Rows, q: Ref, part: int, span: tuple[int, int], sinks: int
-) -> Ref:
+    e: GgmlEmitter, a: Attention, rows: Rows, q: TensorRef, part: int, span: tuple[int, int], sinks: int
+) -> TensorRef:
     group = e.kv.group(a.layer)
     keys, values = e.kv.heads(a.layer, a.first, a.n_kv_heads)
     n = span[1] - span[0]
-    made = Layout(1, n)
+    made = HeadLayout(1, n)
     if _is_tiled(keys, values) and not sinks:  # heads that are laid together would have one
         left_over = keys.quant.ggml_id == ggml_api.F16 and a.head_dim % e.lib.f16_step
         cost = TILE_COST_LEFT_OVER if left_over else TILE_COST
@@ -137,11 +137,11 @@ def _attend(
     if sinks:
         e.lib.ggml_flash_attn_ext_add_sinks(result, sinks)
     if own < made.rows:
-        e.inputs.padded.append(Padded(laid_out, result, group, part, own, made.rows))
+        e.inputs.padded.append(PaddedQueries(laid_out, result, group, part, own, made.rows))
     return _put_back(e, a, result, n, made)
 
 
-def _laid_out(e: Emitter, a: Attention, q: Ref, made: Layout) -> int:
+def _laid_out(e: GgmlEmitter, a: Attention, q: TensorRef, made: HeadLayout) -> int:
     """The query rows as [head_dim, rows, heads]; of heads laid together, a token's rows are neighbours."""
     lib, ctx, g = e.lib, e.ctx, made.together
     head, heads, rows = a.head_dim * FLOAT, a.n_heads // g, q.rows * g
@@ -161,7 +161,7 @@ def _laid_out(e: Emitter, a: Attention, q: Ref, made: Layout) -> int:
     return tensor
 
 
-def _put_back(e: Emitter, a: Attention, result: int, n: int, made: Layout) -> Ref:
+def _put_back(e: GgmlEmitter, a: Attention, result: int, n: int, made: HeadLayout) -> TensorRef:
     """What became of the query rows, each token's heads in their order again."""
     lib, ctx, g, width = e.lib, e.ctx, made.together, a.n_heads * a.head_dim
     if g == 1:

@@ -26,7 +26,7 @@ WORTH = 0.75  # copying takes time too: at most so much of the time must be left
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class HeadLayout:
     """Query heads that are laid together, and the rows of each head made of them, zeros included."""
 
     together: int
@@ -34,18 +34,18 @@ class Layout:
 
 
 @cache
-def layout(n: int, heads: int, kv_heads: int, threads: int, tile_cost: int) -> Layout:
+def layout(n: int, heads: int, kv_heads: int, threads: int, tile_cost: int) -> HeadLayout:
     """How to lay out `n` rows of each head, where keys and values are of a type that tiles can read."""
-    given = Layout(1, n)
+    given = HeadLayout(1, n)
     if n == 1:  # the threads share a single row by its keys
         return given
-    others = [Layout(g, max(n * g, TILE)) for g in (1, heads // kv_heads) if n * g <= MOST_ROWS]
+    others = [HeadLayout(g, max(n * g, TILE)) for g in (1, heads // kv_heads) if n * g <= MOST_ROWS]
     cost = {made: _cost(made, heads, threads, tile_cost) for made in (given, *others)}
     best = min(cost, key=cost.__getitem__)
     return best if cost[best] <= WORTH * cost[given] else given
 
 
-def _cost(made: Layout, heads: int, threads: int, tile_cost: int) -> int:
+def _cost(made: HeadLayout, heads: int, threads: int, tile_cost: int) -> int:
     """The time of a layout, in single rows."""
     heads //= made.together
     if made.rows < TILE:

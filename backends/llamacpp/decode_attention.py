@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from hetrun.backend import Floats, Ints, Pass
 from hetrun.backends.llamacpp import ggml_api, kernels
-from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref
-from hetrun.backends.llamacpp.kernels import Kernels, Layer, PassPart
+from hetrun.backends.llamacpp.graph_builder import FLOAT, TensorRef
+from hetrun.backends.llamacpp.kernels import AttentionLayer, Kernels, PassPart
 from hetrun.graph import Rows
 from hetrun.graph.ops import Attention
 from hetrun.memory.kv.cache import KvTable
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
 
 Span = tuple[int, tuple[int, int]]  # a sequence of a pass, and its first and last query row, or some of them
 
@@ -54,10 +54,10 @@ def takes_many(lib: Kernels | None, table: KvTable, is_tiled: bool) -> bool:
 
 
 @dataclass(slots=True)
-class Node:
+class AttentionNode:
     """The kernel's node in one layer."""
 
-    layer: Layer
+    layer: AttentionLayer
     queries: int  # tensors
     result: int
 
@@ -71,13 +71,19 @@ class Common:
     rows: Rows
     spans: tuple[Span, ...]
     query_rows: int
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[AttentionNode] = field(default_factory=list)
     part: PassPart = field(default_factory=PassPart)
 
 
 def attend(
-    e: Emitter, a: Attention, rows: Rows, q: Ref, spans: Sequence[Span], whole: Ref | None, sinks: int
-) -> Ref:
+    e: GgmlEmitter,
+    a: Attention,
+    rows: Rows,
+    q: TensorRef,
+    spans: Sequence[Span],
+    whole: TensorRef | None,
+    sinks: int,
+) -> TensorRef:
     """One node for these sequences: the whole result, or their rows of `whole`."""
     assert e.kernels is not None
     group = e.kv.group(a.layer)
@@ -88,7 +94,7 @@ def attend(
     if key not in e.inputs.few:
         e.inputs.few[key] = Common(group, e.kv.groups[group].window, rows, tuple(spans), q.rows)
     common = e.inputs.few[key]
-    layer = Layer(
+    layer = AttentionLayer(
         pass_part=ctypes.pointer(common.part),
         keys=keys.address,
         values=values.address,
@@ -118,11 +124,11 @@ def attend(
         result = e.lib.ggml_custom_inplace(e.ctx, whole.tensor, sources, 1, *function)
         made = whole
     e.w.expand(result)
-    common.nodes.append(Node(layer, queries, result))
+    common.nodes.append(AttentionNode(layer, queries, result))
     return made
 
 
-class FewRows:
+class DecodeNodes:
     """The memory of a graph's nodes of few rows, and what they have to know of a pass.
 
     Nodes run one after the other, and share what they work in."""
@@ -130,7 +136,7 @@ class FewRows:
     def __init__(
         self, lib: Kernels | None, commons: Sequence[Common], shape: Sequence[tuple[int, int]]
     ) -> None:
-        self._parts = [Patched(lib, common, shape) for common in commons if lib is not None]
+        self._parts = [SharedPassPart(lib, common, shape) for common in commons if lib is not None]
         self._scratch = _Scratch(lib, self._parts) if lib and self._parts else None
         self._memory = _floats(0)
 
@@ -150,7 +156,7 @@ class FewRows:
         return True
 
 
-class Patched:
+class SharedPassPart:
     """The part of a pass that some layers have in common, in the kernel's words."""
 
     def __init__(self, lib: Kernels, common: Common, shape: Sequence[tuple[int, int]]) -> None:
@@ -214,7 +220,7 @@ class Patched:
 class _Scratch:
     """What each thread works in."""
 
-    def __init__(self, lib: Kernels, parts: Sequence[Patched]) -> None:
+    def __init__(self, lib: Kernels, parts: Sequence[SharedPassPart]) -> None:
         layers = [(part.most_rows, layer) for part in parts for layer in part.layers]
         sizes = (lib.scratch(rows, x.heads, x.kv_heads, x.head_dim) for rows, x in layers)
         line = CACHE_LINE // FLOAT

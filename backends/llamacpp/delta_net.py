@@ -15,13 +15,13 @@ import numpy as np
 
 from hetrun.backend import Floats, Ints, Pass
 from hetrun.backends.llamacpp import ggml_api
-from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref
-from hetrun.backends.llamacpp.kernels.delta_net import FIELDS, Convolution, Delta, DeltaNets, PassStates
+from hetrun.backends.llamacpp.graph_builder import FLOAT, TensorRef
+from hetrun.backends.llamacpp.kernels.delta_net import FIELDS, Convolution, DeltaNets, DeltaRule, PassStates
 from hetrun.graph import Op
 from hetrun.graph.ops import CausalConv, DeltaNet
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
 
 ALL_THREADS = -1
 COUNTERS = 2  # of a node, in memory of its own: nodes run one after the other, but each ends by itself
@@ -31,7 +31,7 @@ COUNTERS = 2  # of a node, in memory of its own: nodes run one after the other, 
 class StateNode:
     """A node of a kernel: its structure, and the tensors whose addresses go into it once they are known."""
 
-    call: Convolution | Delta
+    call: Convolution | DeltaRule
     tensors: dict[str, int]
 
 
@@ -45,7 +45,7 @@ class StateNodes:
     slots: int = 0  # threads that take part
 
 
-def causal_conv(e: Emitter, op: Op) -> None:
+def causal_conv(e: GgmlEmitter, op: Op) -> None:
     """A short convolution over time."""
     a, lib = op.attrs, e.delta_nets
     assert isinstance(a, CausalConv)
@@ -64,7 +64,7 @@ def causal_conv(e: Emitter, op: Op) -> None:
     _node(e, op, call, lib.convolve_address, {"x": e.w.plain(x), **weights})
 
 
-def delta_net(e: Emitter, op: Op) -> None:
+def delta_net(e: GgmlEmitter, op: Op) -> None:
     """The gated delta rule, or Mamba 2's."""
     a, lib = op.attrs, e.delta_nets
     assert isinstance(a, DeltaNet)
@@ -74,7 +74,7 @@ def delta_net(e: Emitter, op: Op) -> None:
     q_at, k_at, v_at = a.columns
     common = e.inputs.states
     common.row, common.slots = max(common.row, a.row), e.slots
-    call = Delta(
+    call = DeltaRule(
         **_states(e, e.kv.state(a.layer, op.kind)),
         x_stride=x.stride // FLOAT,
         decay_stride=decay.stride // FLOAT,
@@ -100,7 +100,7 @@ def delta_net(e: Emitter, op: Op) -> None:
     _node(e, op, call, lib.remember_address, tensors)
 
 
-def _states(e: Emitter, table: Floats) -> dict[str, object]:
+def _states(e: GgmlEmitter, table: Floats) -> dict[str, object]:
     """What both kinds know of the states."""
     return {
         "pass_states": ctypes.pointer(e.inputs.states.pass_states),
@@ -109,12 +109,14 @@ def _states(e: Emitter, table: Floats) -> dict[str, object]:
     }
 
 
-def _node(e: Emitter, op: Op, call: Convolution | Delta, function: int, tensors: dict[str, int]) -> None:
+def _node(
+    e: GgmlEmitter, op: Op, call: Convolution | DeltaRule, function: int, tensors: dict[str, int]
+) -> None:
     rows, width = e.shape.tokens, op.out.width
     sources = (c_void_p * len(tensors))(*tensors.values())
     given = (function, ALL_THREADS, ctypes.addressof(call))
     result = e.lib.ggml_custom_4d(e.ctx, ggml_api.F32, width, rows, 1, 1, sources, len(tensors), *given)
-    made: Ref = e.w.result(result, width, rows)
+    made: TensorRef = e.w.result(result, width, rows)
     e.w.expand(result)  # it writes states, even if nothing reads its result
     e.inputs.states.nodes.append(StateNode(call, {**tensors, "out": result}))
     e.values[op.out] = made
@@ -138,7 +140,7 @@ class PassSlots:
         for node, counters in zip(common.nodes, self._counters, strict=True):
             for name, tensor in node.tensors.items():
                 setattr(node.call, name, ggml_api.tensor_at(tensor).data)
-            if isinstance(node.call, Delta):
+            if isinstance(node.call, DeltaRule):
                 node.call.scratch, node.call.scratch_size = self._scratch.ctypes.data, size
                 node.call.counters = counters.ctypes.data
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hetrun.backend import WeightUse
 from hetrun.backend.fusion import Dataflow
-from hetrun.backends.llamacpp.fusion import Fused, Product, members
+from hetrun.backends.llamacpp.fusion import Fused, StackedProduct, members
 from hetrun.backends.llamacpp.kernels.matmul import ROWS
 from hetrun.graph import Op, Value
 from hetrun.graph.ops import RmsNorm
@@ -24,7 +24,7 @@ def join(items: Sequence[Fused], kept: Collection[Value], takes: Takes) -> list[
     """
     joiner = Joiner(items, kept, takes)
     for i, item in enumerate(items):
-        if isinstance(item, Product) and takes(item.use):
+        if isinstance(item, StackedProduct) and takes(item.use):
             joiner.gate(i)
             joiner.add(i)
     for i, item in enumerate(items):
@@ -44,7 +44,7 @@ class Joiner:
     def gate(self, i: int) -> None:
         """A gate that alone reads the two halves of a product becomes part of the product."""
         product = self.items[i]
-        assert isinstance(product, Product)
+        assert isinstance(product, StackedProduct)
         if len(product.ops) != 2 or product.bias:
             return
         halves = tuple(op.out for op in product.ops)
@@ -59,7 +59,7 @@ class Joiner:
     def add(self, i: int) -> None:
         """A sum goes into the product whose result it adds to something that is there before it."""
         product = self.items[i]
-        assert isinstance(product, Product)
+        assert isinstance(product, StackedProduct)
         result = product.last.out
         at = self._flow.only_reader(result) if len(product.ops) == 1 or product.gate else None
         total = None if at is None else self.items[at]
@@ -75,7 +75,7 @@ class Joiner:
         products = {
             at: p
             for at, p in readers.items()
-            if isinstance(p, Product) and self._takes(p.use) and p.added != norm.out
+            if isinstance(p, StackedProduct) and self._takes(p.use) and p.added != norm.out
         }
         if norm.out in self._kept or not readers or len(products) < len(readers):
             return

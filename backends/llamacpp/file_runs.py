@@ -15,7 +15,7 @@ IN_BLOCKS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MatrixRun:
     """The matrices of a weight: `matrices` of them, each `distance` bytes behind the one before."""
 
     path: str
@@ -37,7 +37,7 @@ class Run:
         return (self.matrices - 1) * self.distance + self.matrix_bytes
 
 
-def find_run(use: WeightUse) -> Run | str:
+def find_run(use: WeightUse) -> MatrixRun | str:
     """How a weight lies, or why it cannot be used as it lies."""
     if use.use not in ("product", "experts"):
         return "only what is multiplied by is read as a whole"
@@ -66,7 +66,7 @@ def find_run(use: WeightUse) -> Run | str:
     return _regular(use, starts, rows, size)
 
 
-def _regular(use: WeightUse, starts: list[tuple[str, int]], rows: int, size: int) -> Run | str:
+def _regular(use: WeightUse, starts: list[tuple[str, int]], rows: int, size: int) -> MatrixRun | str:
     """One distance from each matrix to the next, forwards in one file."""
     first = use.weight.parts[0]
     assert isinstance(first, Extent)
@@ -81,4 +81,4 @@ def _regular(use: WeightUse, starts: list[tuple[str, int]], rows: int, size: int
     step = NATURAL.get(name, IN_BLOCKS)
     if offset % step or distance % step:
         return f"it begins at byte {offset}, and {name} needs a multiple of {step}"
-    return Run(path, first.stamp, offset, len(starts), rows, size, distance)
+    return MatrixRun(path, first.stamp, offset, len(starts), rows, size, distance)

@@ -14,7 +14,7 @@ from hetrun.graph import Op, Value, Weight, stack
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class StackedProduct:
     """Linear ops of one input as one product of their stacked weights; each result is a slice of columns."""
 
     ops: tuple[Op, ...]
@@ -49,7 +49,7 @@ class Product:
         return next(v for v in self.sum.inputs if v != before)
 
 
-Fused = Op | Product | Rotation
+Fused = Op | StackedProduct | Rotation
 
 
 def fuse(ops: Sequence[Op]) -> list[Fused]:
@@ -74,7 +74,7 @@ def fuse(ops: Sequence[Op]) -> list[Fused]:
 
 def members(item: Fused) -> tuple[Op, ...]:
     """The ops that an item is made of."""
-    if isinstance(item, Product):
+    if isinstance(item, StackedProduct):
         return (*item.ops, *[op for op in (item.norm, item.gate, item.sum) if op])
     return item.ops if isinstance(item, Rotation) else (item,)
 
@@ -86,7 +86,7 @@ def wants(ops: Sequence[Op]) -> tuple[WeightUse, ...]:
 
 def uses(item: Fused) -> tuple[WeightUse, ...]:
     """The weights of one op, or of several that were fused, in the order in which they are written."""
-    if isinstance(item, Product):
+    if isinstance(item, StackedProduct):
         bias = (WeightUse(item.bias, "vector"),) if item.bias else ()
         return (item.use, *bias, *(fusion.uses(item.norm) if item.norm else ()))
     return fusion.uses(members(item)[0])
@@ -102,8 +102,8 @@ def _common(op: Op) -> Common:
     return (op.inputs, weight.quant, *(b.quant for b in biases))
 
 
-def _product(ops: tuple[Op, ...]) -> Product:
+def _product(ops: tuple[Op, ...]) -> StackedProduct:
     biases = [op.weights[1] for op in ops if len(op.weights) > 1]
     if len(biases) > 1:
         biases = [stack([b.upright for b in biases])]
-    return Product(ops, stack([op.weights[0] for op in ops]), biases[0] if biases else None)
+    return StackedProduct(ops, stack([op.weights[0] for op in ops]), biases[0] if biases else None)

@@ -50,7 +50,7 @@ ROPE_INTERLEAVED, ROPE_HALVES = 0, 2
 SUCCESS, ABORTED = 0, 1
 
 
-class Tensor(Structure):
+class GgmlTensor(Structure):
     """struct ggml_tensor."""
 
     _fields_ = (
@@ -202,7 +202,7 @@ _UNLOCKED = {
 }
 
 
-class Library:
+class GgmlLibrary:
     """ggml's functions by name, plus a few addresses."""
 
     def __init__(self, folder: Path) -> None:
@@ -237,9 +237,9 @@ def load_beside(name: str, prototypes: Prototypes) -> ctypes.CDLL:
         raise BackendUnavailable(f"{path} does not load ({e}): reinstall with {INSTALL}") from e
 
 
-def _check_layout(lib: Library) -> None:
+def _check_layout(lib: GgmlLibrary) -> None:
     """The structures are read and patched in place, so their layout must be the one above."""
-    expected = OBJECT_BYTES + ctypes.sizeof(Tensor)
+    expected = OBJECT_BYTES + ctypes.sizeof(GgmlTensor)
     found = lib.ggml_tensor_overhead()
     if not lib.version.startswith(TESTED) or found != expected:
         raise BackendUnavailable(
@@ -248,7 +248,7 @@ def _check_layout(lib: Library) -> None:
         )
 
 
-def silence(lib: Library) -> None:
+def silence(lib: GgmlLibrary) -> None:
     """Keep ggml's own log off stderr, by a C function that does nothing: none enters the interpreter."""
     lib.ggml_log_set(libc_address("abs"), None)
 
@@ -258,7 +258,7 @@ def libc_address(name: str) -> int:
     return address_of(getattr(load_library(None), name))
 
 
-def cpu_features(lib: Library) -> list[str]:
+def cpu_features(lib: GgmlLibrary) -> list[str]:
     """The instructions that ggml was built with and this CPU has."""
     names = (
         "amx_int8",
@@ -276,7 +276,7 @@ def cpu_features(lib: Library) -> list[str]:
     ]
 
 
-def extra_buffer_types(lib: Library) -> list[int]:
+def extra_buffer_types(lib: GgmlLibrary) -> list[int]:
     """ggml's other buffer types of the CPU, best first: AMX tiles where the CPU has them, repacked rows."""
     reg = lib.ggml_backend_cpu_reg()
     address = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_dev_get_extra_bufts")
@@ -301,13 +301,13 @@ def find_folder() -> Path:
 
 
 @cache
-def library() -> Library:
+def library() -> GgmlLibrary:
     """ggml, loaded once."""
     # When ggml ends the process it would first start a debugger to print stacks, for seconds.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     try:
         with _waiting_briefly():
-            return Library(find_folder())
+            return GgmlLibrary(find_folder())
     except OSError as e:
         raise BackendUnavailable(f"ggml's libraries do not load ({e}): reinstall with {INSTALL}") from e
 
@@ -331,17 +331,17 @@ def _waiting_briefly() -> Iterator[None]:
 
 
 # Where fields of struct ggml_tensor lie, in words of 8 bytes: graphs are patched through numpy.
-NE = [Tensor.ne.offset // 8 + i for i in range(4)]
-NB = [Tensor.nb.offset // 8 + i for i in range(4)]
-DATA = Tensor.data.offset // 8
+NE = [GgmlTensor.ne.offset // 8 + i for i in range(4)]
+NB = [GgmlTensor.nb.offset // 8 + i for i in range(4)]
+DATA = GgmlTensor.data.offset // 8
 
 
-def tensor_at(pointer: int) -> Tensor:
+def tensor_at(pointer: int) -> GgmlTensor:
     """The structure behind a pointer."""
-    return ctypes.cast(pointer, POINTER(Tensor)).contents
+    return ctypes.cast(pointer, POINTER(GgmlTensor)).contents
 
 
-def op_name(lib: Library, node: Tensor) -> str:
+def op_name(lib: GgmlLibrary, node: GgmlTensor) -> str:
     """What a node does, in ggml's words or ours."""
     name: str = lib.ggml_op_name(node.op).decode()
     own: str = node.name.decode(errors="replace")

@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from hetrun.backend import PassShape
 from hetrun.backends.llamacpp import ggml_api
-from hetrun.backends.llamacpp.ggml_api import OBJECT_BYTES, Library, Tensor
+from hetrun.backends.llamacpp.ggml_api import OBJECT_BYTES, GgmlLibrary, GgmlTensor
 from hetrun.errors import BackendError
 
 FLOAT = 4
-TENSOR_BYTES = OBJECT_BYTES + ctypes.sizeof(Tensor)
+TENSOR_BYTES = OBJECT_BYTES + ctypes.sizeof(GgmlTensor)
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class TensorRef:
     """A value in the graph: `width` columns from `offset` bytes on in the rows of a tensor."""
 
     tensor: int
@@ -37,11 +37,11 @@ class Ref:
         """Whether it is the tensor itself."""
         return self.stride == self.width * FLOAT and not self.partial
 
-    def columns(self, a: int, b: int) -> Ref:
+    def columns(self, a: int, b: int) -> TensorRef:
         """Columns a to b."""
         return replace(self, width=b - a, offset=self.offset + a * FLOAT)
 
-    def part(self, a: int, b: int) -> Ref:
+    def part(self, a: int, b: int) -> TensorRef:
         """Rows a to b."""
         partial = self.partial or b - a < self.rows
         return replace(self, rows=b - a, offset=self.offset + a * self.stride, partial=partial)
@@ -50,7 +50,7 @@ class Ref:
 class Writer:
     """A ggml context and graph under construction."""
 
-    def __init__(self, lib: Library, shape: PassShape, nodes: int) -> None:
+    def __init__(self, lib: GgmlLibrary, shape: PassShape, nodes: int) -> None:
         self.lib = lib
         self.shape = shape
         size = nodes * TENSOR_BYTES + lib.ggml_graph_overhead_custom(nodes, False) + 4096
@@ -70,11 +70,11 @@ class Writer:
         self.lib.ggml_set_input(tensor)
         return tensor
 
-    def matrix(self, width: int, rows: int) -> Ref:
+    def matrix(self, width: int, rows: int) -> TensorRef:
         """A float matrix that keeps its memory through the whole run."""
         tensor = self.lib.ggml_new_tensor_2d(self.context, ggml_api.F32, width, rows)
         self.lib.ggml_set_input(tensor)
-        return Ref(tensor, width, rows, width * FLOAT)
+        return TensorRef(tensor, width, rows, width * FLOAT)
 
     def external(self, ggml_type: int, width: int, rows: int, address: int, stride: int | None = None) -> int:
         """A matrix in memory that is not ggml's."""
@@ -86,11 +86,11 @@ class Writer:
             fields.nb[2] = fields.nb[3] = stride * rows
         return tensor
 
-    def result(self, tensor: int, width: int, rows: int) -> Ref:
+    def result(self, tensor: int, width: int, rows: int) -> TensorRef:
         """The value that an op made, which holds its rows one behind the other."""
-        return Ref(tensor, width, rows, width * FLOAT)
+        return TensorRef(tensor, width, rows, width * FLOAT)
 
-    def plain(self, ref: Ref) -> int:
+    def plain(self, ref: TensorRef) -> int:
         """A value as a matrix, which may have a stride between its rows."""
         if ref.whole:
             return ref.tensor
@@ -99,7 +99,7 @@ class Writer:
         )
         return tensor
 
-    def heads(self, ref: Ref, head_dim: int) -> int:
+    def heads(self, ref: TensorRef, head_dim: int) -> int:
         """A value as [head_dim, heads, rows]."""
         heads = ref.width // head_dim
         tensor: int = self.lib.ggml_view_3d(
@@ -111,7 +111,7 @@ class Writer:
         """Put a tensor and what it needs behind everything that is in the graph already."""
         self.lib.ggml_build_forward_expand(self.graph, tensor)
 
-    def keep(self, ref: Ref) -> Ref:
+    def keep(self, ref: TensorRef) -> TensorRef:
         """Keep a value's memory to the end of the run, so that it can be read."""
         if not ref.whole:
             tensor = self.lib.ggml_cont(self.context, self.plain(ref))

@@ -49,7 +49,7 @@ class ModelParams(Structure):
     )
 
 
-class ContextParams(Structure):
+class LlamaContextParams(Structure):
     """struct llama_context_params."""
 
     _fields_ = (
@@ -93,7 +93,7 @@ class ContextParams(Structure):
     )
 
 
-class Batch(Structure):
+class LlamaBatch(Structure):
     """struct llama_batch; its arrays belong to the caller."""
 
     _fields_ = (
@@ -128,10 +128,10 @@ PROTOTYPES: Prototypes = {
     "llama_vocab_is_eog": (c_bool, c_void_p, c_int32),
     "llama_tokenize": (c_int32, c_void_p, c_char_p, c_int32, c_void_p, c_int32, c_bool, c_bool),
     "llama_token_to_piece": (c_int32, c_void_p, c_int32, c_void_p, c_int32, c_int32, c_bool),
-    "llama_context_default_params": (ContextParams,),
-    "llama_init_from_model": (c_void_p, c_void_p, ContextParams),
+    "llama_context_default_params": (LlamaContextParams,),
+    "llama_init_from_model": (c_void_p, c_void_p, LlamaContextParams),
     "llama_free": (None, c_void_p),
-    "llama_decode": (c_int32, c_void_p, Batch),
+    "llama_decode": (c_int32, c_void_p, LlamaBatch),
     "llama_get_logits": (POINTER(c_float), c_void_p),
     "llama_get_memory": (c_void_p, c_void_p),
     "llama_memory_clear": (None, c_void_p, c_bool),

@@ -20,10 +20,10 @@ from hetrun.backends.llamacpp import (
 )
 from hetrun.backends.llamacpp.attention import attention
 from hetrun.backends.llamacpp.delta_net import causal_conv, delta_net
-from hetrun.backends.llamacpp.fusion import Fused, Product, uses
-from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
+from hetrun.backends.llamacpp.fusion import Fused, StackedProduct, uses
+from hetrun.backends.llamacpp.graph_builder import FLOAT, TensorRef, Writer
 from hetrun.backends.llamacpp.inputs import Inputs
-from hetrun.backends.llamacpp.mapped_weights import Mapped, MappedBuffer
+from hetrun.backends.llamacpp.mapped_weights import MappedBuffer, MappedPages
 from hetrun.backends.llamacpp.moe import moe
 from hetrun.backends.llamacpp.weight_memory import PACKED, GgmlBuffer
 from hetrun.errors import BackendError
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from hetrun.backends.llamacpp.backend import LlamacppBackend
 
 
-class Emitter:
+class GgmlEmitter:
     """Writes the ops of one segment."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Emitter:
         self.ctx = writer.context
         self.shape = writer.shape
         self.inputs = Inputs()
-        self.values: dict[Value, Ref] = {}
+        self.values: dict[Value, TensorRef] = {}
         self._buffers = buffers
         self.kv = kv
         self.threads, self.slots = backend.threads, backend.slots
@@ -67,7 +67,7 @@ class Emitter:
         self.delta_nets = backend.delta_nets
         self.exact = backend.exact
         self._partial, self.cached = backend.partial(), backend.experts()
-        self.gathered: dict[tuple[int, int, int], Ref] = {}
+        self.gathered: dict[tuple[int, int, int], TensorRef] = {}
         # Row numbers are the same for both kinds of rows when every token is wanted.
         self._all_wanted = self.shape.wanted == self.shape.tokens
 
@@ -83,7 +83,7 @@ class Emitter:
 
     def emit(self, item: Fused) -> None:
         """Write one op, or several that were fused."""
-        if isinstance(item, Product):
+        if isinstance(item, StackedProduct):
             self._product(item)
         elif isinstance(item, Rotation):
             self._rotation(item)
@@ -94,7 +94,7 @@ class Emitter:
         """The weights of one op, or of several that were fused."""
         return [self._buffer(use).tensor for use in uses(item)]
 
-    def mapped(self, use: WeightUse) -> Mapped | None:
+    def mapped(self, use: WeightUse) -> MappedPages | None:
         """What brings a weight into memory before its product, if it has to be brought."""
         buffer = self._buffer(use)
         return buffer.mapped if isinstance(buffer, MappedBuffer) else None
@@ -152,7 +152,7 @@ class Emitter:
         else:
             self.define(op, self.lib.ggml_get_rows(self.ctx, table.tensor, ids))
 
-    def _product(self, item: Product) -> None:
+    def _product(self, item: StackedProduct) -> None:
         weight, *bias = self.weights(item)
         if self._buffer(item.use).layout == PACKED:
             result = packed_matmul.multiply(self, item, weight, bias)
@@ -193,7 +193,7 @@ class Emitter:
         found: int = self.lib.ggml_reshape_2d(self.ctx, self.inputs.growth[key], 1, self.count(key[0]))
         return found
 
-    def _slices(self, ops: Sequence[Op], joined: Ref) -> None:
+    def _slices(self, ops: Sequence[Op], joined: TensorRef) -> None:
         """The results of several ops, next to each other in one."""
         column = 0
         for op in ops:
@@ -201,18 +201,18 @@ class Emitter:
             column += op.out.width
 
 
-def _embed(e: Emitter, op: Op) -> None:
+def _embed(e: GgmlEmitter, op: Op) -> None:
     if not e.inputs.tokens:
         e.inputs.tokens = e.w.input(ggml_api.I32, e.shape.tokens)
     e.look_up(op, e.inputs.tokens)
 
 
-def _positions(e: Emitter, op: Op) -> None:
+def _positions(e: GgmlEmitter, op: Op) -> None:
     assert isinstance(op.attrs, Positions)
     e.look_up(op, e.positions("tokens", op.attrs.offset))
 
 
-def _rms_norm(e: Emitter, op: Op) -> None:
+def _rms_norm(e: GgmlEmitter, op: Op) -> None:
     a = op.attrs
     assert isinstance(a, RmsNorm)
     x = e.values[op.inputs[0]]
@@ -222,7 +222,7 @@ def _rms_norm(e: Emitter, op: Op) -> None:
     e.define(op, tensor if a.heads == 1 else e.lib.ggml_reshape_2d(e.ctx, tensor, x.width, x.rows))
 
 
-def _layer_norm(e: Emitter, op: Op) -> None:
+def _layer_norm(e: GgmlEmitter, op: Op) -> None:
     assert isinstance(op.attrs, LayerNorm)
     tensor = e.lib.ggml_norm(e.ctx, e.w.plain(e.values[op.inputs[0]]), op.attrs.eps)
     for apply, weight in zip((e.lib.ggml_mul, e.lib.ggml_add), e.weights(op), strict=False):
@@ -230,7 +230,7 @@ def _layer_norm(e: Emitter, op: Op) -> None:
     e.define(op, tensor)
 
 
-def _select(e: Emitter, op: Op) -> None:
+def _select(e: GgmlEmitter, op: Op) -> None:
     x = e.values[op.inputs[0]]
     if e.shape.wanted == e.shape.tokens:
         e.values[op.out] = x
@@ -240,7 +240,7 @@ def _select(e: Emitter, op: Op) -> None:
     e.define(op, e.lib.ggml_get_rows(e.ctx, e.w.plain(x), e.inputs.wanted))
 
 
-def _gated(e: Emitter, op: Op) -> None:
+def _gated(e: GgmlEmitter, op: Op) -> None:
     kind = "geglu_erf" if isinstance(op.attrs, Gelu) and op.attrs.exact else op.kind
     gate, up = (e.values[v] for v in op.inputs)
     halves = gate.tensor == up.tensor and up.offset == gate.offset + gate.width * 4
@@ -250,26 +250,26 @@ def _gated(e: Emitter, op: Op) -> None:
         e.define(op, getattr(e.lib, f"ggml_{kind}_split")(e.ctx, e.w.plain(gate), e.w.plain(up)))
 
 
-def _sigmoid_gate(e: Emitter, op: Op) -> None:
+def _sigmoid_gate(e: GgmlEmitter, op: Op) -> None:
     gate, x = (e.w.plain(e.values[v]) for v in op.inputs)
     e.define(op, e.lib.ggml_mul(e.ctx, x, e.lib.ggml_sigmoid(e.ctx, gate)))
 
 
-def _multiply(e: Emitter, op: Op) -> None:
+def _multiply(e: GgmlEmitter, op: Op) -> None:
     e.define(op, e.lib.ggml_mul(e.ctx, *(e.w.plain(e.values[v]) for v in op.inputs)))
 
 
-def _gelu(e: Emitter, op: Op) -> None:
+def _gelu(e: GgmlEmitter, op: Op) -> None:
     assert isinstance(op.attrs, Gelu)
     gelu = e.lib.ggml_gelu_erf if op.attrs.exact else e.lib.ggml_gelu
     e.define(op, gelu(e.ctx, e.w.plain(e.values[op.inputs[0]])))
 
 
-def _relu(e: Emitter, op: Op) -> None:
+def _relu(e: GgmlEmitter, op: Op) -> None:
     e.define(op, e.lib.ggml_relu(e.ctx, e.w.plain(e.values[op.inputs[0]])))
 
 
-def _scale(e: Emitter, op: Op) -> None:
+def _scale(e: GgmlEmitter, op: Op) -> None:
     assert isinstance(op.attrs, Scale)
     x = e.w.plain(e.values[op.inputs[0]])
     for weight in e.weights(op):
@@ -277,32 +277,32 @@ def _scale(e: Emitter, op: Op) -> None:
     e.define(op, x if op.weights and op.attrs.factor == 1 else e.lib.ggml_scale(e.ctx, x, op.attrs.factor))
 
 
-def _grow(e: Emitter, op: Op) -> None:
+def _grow(e: GgmlEmitter, op: Op) -> None:
     assert isinstance(op.attrs, Grow)
     rows = e.w.plain(e.values[op.inputs[0]])
     e.define(op, e.lib.ggml_mul(e.ctx, rows, e.growth(op.rows, op.attrs)))
 
 
-def _softcap(e: Emitter, op: Op) -> None:
+def _softcap(e: GgmlEmitter, op: Op) -> None:
     assert isinstance(op.attrs, Softcap)
     cap = op.attrs.cap
     small = e.lib.ggml_scale(e.ctx, e.w.plain(e.values[op.inputs[0]]), 1 / cap)
     e.define(op, e.lib.ggml_scale(e.ctx, e.lib.ggml_tanh(e.ctx, small), cap))
 
 
-def _add(e: Emitter, op: Op) -> None:
+def _add(e: GgmlEmitter, op: Op) -> None:
     a, b = (e.w.plain(e.values[v]) for v in op.inputs)
     e.define(op, e.lib.ggml_add(e.ctx, a, b))
 
 
-def _concat(e: Emitter, op: Op) -> None:
+def _concat(e: GgmlEmitter, op: Op) -> None:
     first, *others = (e.w.plain(e.values[v]) for v in op.inputs)
     for other in others:
         first = e.lib.ggml_concat(e.ctx, first, other, 0)
     e.define(op, first)
 
 
-def _every_second(e: Emitter, op: Op) -> None:
+def _every_second(e: GgmlEmitter, op: Op) -> None:
     a = op.attrs
     assert isinstance(a, EverySecond)
     x, width = e.values[op.inputs[0]], op.out.width // a.heads
@@ -311,7 +311,7 @@ def _every_second(e: Emitter, op: Op) -> None:
     e.define(op, e.lib.ggml_reshape_2d(e.ctx, e.lib.ggml_cont(e.ctx, slices), op.out.width, x.rows))
 
 
-def _per_head(e: Emitter, op: Op) -> None:
+def _per_head(e: GgmlEmitter, op: Op) -> None:
     a, (rows, cols) = op.attrs, op.weights[0].shape
     assert isinstance(a, PerHead)
     lib, ctx, x = e.lib, e.ctx, e.values[op.inputs[0]]
@@ -333,7 +333,7 @@ def _per_head(e: Emitter, op: Op) -> None:
     e.define(op, lib.ggml_reshape_2d(ctx, made, op.out.width, x.rows))
 
 
-EMIT: Mapping[str, Callable[[Emitter, Op], None]] = {
+EMIT: Mapping[str, Callable[[GgmlEmitter, Op], None]] = {
     "embed": _embed,
     "positions": _positions,
     "per_head": _per_head,

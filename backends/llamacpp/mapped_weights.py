@@ -20,10 +20,10 @@ import numpy as np
 
 from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp import ggml_api
-from hetrun.backends.llamacpp.file_runs import Run, find_run
-from hetrun.backends.llamacpp.ggml_api import Library
-from hetrun.backends.llamacpp.kernels.paging import NONE, Pager, Pool, Range, Unit
-from hetrun.backends.llamacpp.kernels.sigbus_guard import Guard
+from hetrun.backends.llamacpp.file_runs import MatrixRun, find_run
+from hetrun.backends.llamacpp.ggml_api import GgmlLibrary
+from hetrun.backends.llamacpp.kernels.paging import NONE, Pager, PagingUnit, Pool, Range
+from hetrun.backends.llamacpp.kernels.sigbus_guard import SigbusGuard
 from hetrun.backends.llamacpp.weight_memory import WEIGHTS_USAGE, GgmlBuffer
 from hetrun.errors import BackendError, ModelFileError
 from hetrun.system.file_identity import Stamp
@@ -35,7 +35,7 @@ PAGE = mmap.PAGESIZE
 class MappedFile:
     """A file that weights lie in, as memory of ours and as a buffer of ggml's."""
 
-    def __init__(self, lib: Library, guard: Guard | None, path: str, stamp: Stamp | None) -> None:
+    def __init__(self, lib: GgmlLibrary, guard: SigbusGuard | None, path: str, stamp: Stamp | None) -> None:
         self.path, self.stamp = path, stamp
         self._lib, self._guard, self._region = lib, guard, NONE
         try:
@@ -95,20 +95,20 @@ class MappedFile:
 class MappedBuffer(GgmlBuffer):
     """A weight as a tensor in its file; it takes no memory of its own."""
 
-    mapped: Mapped
+    mapped: MappedPages
 
 
-class Mapped:
+class MappedPages:
     """The weights that are mapped, and which of their pages are in memory."""
 
-    def __init__(self, lib: Library, pager: Pager | None, guard: Guard | None) -> None:
+    def __init__(self, lib: GgmlLibrary, pager: Pager | None, guard: SigbusGuard | None) -> None:
         self._lib, self.pager, self._guard = lib, pager, guard
         self._files: dict[str, MappedFile] = {}
         self._held: dict[WeightUse, MappedBuffer] = {}
-        self._runs: dict[WeightUse, Run] = {}
+        self._runs: dict[WeightUse, MatrixRun] = {}
         self._contexts: list[int] = []
         self._first_units: dict[tuple[WeightUse, ...], int] = {}
-        self._units, self._ranges = (Unit * 0)(), (Range * 0)()
+        self._units, self._ranges = (PagingUnit * 0)(), (Range * 0)()
         self._lists = [np.empty(0, np.int64) for _ in range(2)]
         self._room = 0
         self._hand = 0  # of the clock by which pages go where there is no pager
@@ -126,7 +126,7 @@ class Mapped:
     @staticmethod
     def least(ops: Iterable[Sequence[WeightUse]]) -> int:
         """The least room in which ops can run that read these: a prompt needs all experts of one of them."""
-        found = [[run for use in uses if isinstance(run := find_run(use), Run)] for uses in ops]
+        found = [[run for use in uses if isinstance(run := find_run(use), MatrixRun)] for uses in ops]
         most = max((sum(map(pages, runs)) for runs in found), default=0)
         return PAGE * (most + sum(run.matrices for runs in found for run in runs))
 
@@ -144,7 +144,7 @@ class Mapped:
             self._held[use] = MappedBuffer(self._tensor(use, run), 0, MAPPED, self)
         return self._held[use]
 
-    def _tensor(self, use: WeightUse, run: Run) -> int:
+    def _tensor(self, use: WeightUse, run: MatrixRun) -> int:
         lib, file = self._lib, self._files[run.path]
         context = lib.ggml_init(ggml_api.InitParams(lib.ggml_tensor_overhead() * 2, None, True))
         self._contexts.append(context)
@@ -194,26 +194,26 @@ class Mapped:
         if uses not in self._first_units:
             runs = [self._runs[use] for use in uses]
             first = len(self._units)
-            units: list[Unit] = []
+            units: list[PagingUnit] = []
             ranges: list[Range] = []
             for matrix in range(runs[0].matrices):
                 mine = [self._range(run, matrix) for run in runs]
                 size = PAGE * sum(pages_of(r.offset, r.bytes) for r in mine)
                 start = len(self._ranges) + len(ranges)
                 every = int(runs[0].matrices == 1)
-                units.append(Unit(start, len(mine), size, every, NONE, NONE, 0, 0))
+                units.append(PagingUnit(start, len(mine), size, every, NONE, NONE, 0, 0))
                 ranges += mine
             self._add(units, ranges)
             self._first_units[uses] = first
         return self._first_units[uses]
 
-    def _range(self, run: Run, matrix: int) -> Range:
+    def _range(self, run: MatrixRun, matrix: int) -> Range:
         file, offset = self._files[run.path], run.offset + matrix * run.distance
         return Range(file.address + offset, run.matrix_bytes, file.file, offset)
 
-    def _add(self, units: Sequence[Unit], ranges: Sequence[Range]) -> None:
+    def _add(self, units: Sequence[PagingUnit], ranges: Sequence[Range]) -> None:
         """Longer tables; nodes know only the pool, which knows where they are."""
-        self._units = (Unit * (len(self._units) + len(units)))(*self._units, *units)
+        self._units = (PagingUnit * (len(self._units) + len(units)))(*self._units, *units)
         self._ranges = (Range * (len(self._ranges) + len(ranges)))(*self._ranges, *ranges)
         self._lists = [np.empty(len(self._units), np.int64) for _ in range(2)]
         pool = self.pool
@@ -273,7 +273,7 @@ class Mapped:
         self._files, self._held, self._runs, self._contexts = {}, {}, {}, []
 
 
-def pages(run: Run) -> int:
+def pages(run: MatrixRun) -> int:
     """Pages that the matrices of a weight take; those that two of them share count for each."""
     return sum(pages_of(run.offset + m * run.distance, run.matrix_bytes) for m in range(run.matrices))
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp import fusion
-from hetrun.backends.llamacpp.ggml_api import Library
+from hetrun.backends.llamacpp.ggml_api import GgmlLibrary
 from hetrun.backends.llamacpp.kernels.paging import pager
 from hetrun.backends.llamacpp.kernels.sigbus_guard import guard
-from hetrun.backends.llamacpp.mapped_weights import Mapped
+from hetrun.backends.llamacpp.mapped_weights import MappedPages
 from hetrun.graph import Op, Weight
 
 Bytes = Callable[[Sequence[WeightUse]], int]
@@ -20,19 +20,19 @@ Bytes = Callable[[Sequence[WeightUse]], int]
 class MappedWeights:
     """All of them; see hetrun.backend.weight_streaming.Mappable."""
 
-    def __init__(self, lib: Library, resident_bytes: Bytes) -> None:
+    def __init__(self, lib: GgmlLibrary, resident_bytes: Bytes) -> None:
         self._lib = lib
         self._resident_bytes = resident_bytes
         self._chosen: frozenset[Weight] = frozenset()
         self._room = 0
-        self.files: Mapped | None = None
+        self.files: MappedPages | None = None
 
     def choose(self, ops: Sequence[Op], room: int) -> tuple[Weight, ...]:
         """Experts first, then other products, the largest first, until the others fit."""
         uses = fusion.wants(ops)
         # A table is in memory anyway, also where it is the head as well.
         tables = {use.weight for use in uses if use.use == "lookup"}
-        candidates = [u for u in uses if u.weight not in tables and Mapped.refusal(u) is None]
+        candidates = [u for u in uses if u.weight not in tables and MappedPages.refusal(u) is None]
         candidates.sort(key=lambda u: (u.use != "experts", -u.weight.nbytes))
         left, chosen = list(uses), list[Weight]()
         # All experts, or none: a pass takes few of each layer's.
@@ -46,16 +46,16 @@ class MappedWeights:
     def least(self, ops: Sequence[Op], weights: Sequence[Weight]) -> int:
         """What one op reads of them has to be there at once."""
         found = set(weights)
-        return Mapped.least(
+        return MappedPages.least(
             [use for use in fusion.uses(item) if use.weight in found] for item in fusion.fuse(ops)
         )
 
     def map(self, weights: Sequence[Weight], room: int) -> None:
         """From now on these are mapped when they are wanted."""
-        self.files = Mapped(self._lib, pager(), guard())
+        self.files = MappedPages(self._lib, pager(), guard())
         self._chosen, self._room = frozenset(weights), room
 
-    def hold(self, use: WeightUse) -> Mapped | None:
+    def hold(self, use: WeightUse) -> MappedPages | None:
         """Who holds a weight, if it is one of these."""
         return self.files if use.weight in self._chosen and use.use in ("experts", "product") else None
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp import ggml_api, page_in
 from hetrun.backends.llamacpp.fusion import uses
-from hetrun.backends.llamacpp.graph_builder import Ref
+from hetrun.backends.llamacpp.graph_builder import TensorRef
 from hetrun.backends.llamacpp.mixture import (
     cached_experts,
     expert_matmul,
@@ -26,10 +26,10 @@ from hetrun.graph import Op
 from hetrun.graph.ops import MIXTURE, Moe, MoreWeight
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
 
 
-def moe(e: Emitter, op: Op) -> None:
+def moe(e: GgmlEmitter, op: Op) -> None:
     a = op.attrs
     assert isinstance(a, Moe)
     lib, ctx, x = e.lib, e.ctx, e.values[op.inputs[0]]
@@ -57,7 +57,7 @@ def moe(e: Emitter, op: Op) -> None:
     late = chosen
     if mapped:
         chosen, late = page_in.bring_experts(e, mapped, experts, chosen)
-    mixture = Mixture(e, op, x, chosen, late, leaves.left_out if leaves and all(packed) else None)
+    mixture = GgmlMixture(e, op, x, chosen, late, leaves.left_out if leaves and all(packed) else None)
     alike = experts[0].weight.quant == experts[1].weight.quant
     if all(packed[:2]) and alike:
         inner = mixture.product((0, 1))
@@ -68,11 +68,11 @@ def moe(e: Emitter, op: Op) -> None:
     e.define(op, lib.ggml_reshape_2d(ctx, total, x.width, x.rows))
 
 
-class Mixture:
+class GgmlMixture:
     """The products of one mixture by gate, up and down: our own where weights are packed, else ggml's."""
 
     def __init__(
-        self, e: Emitter, op: Op, x: Ref, chosen: int, late: int, left_out: NDArray[np.uint8] | None
+        self, e: GgmlEmitter, op: Op, x: TensorRef, chosen: int, late: int, left_out: NDArray[np.uint8] | None
     ) -> None:
         assert isinstance(op.attrs, Moe)
         self._e, self._x, self._attrs = e, x, op.attrs
@@ -82,7 +82,7 @@ class Mixture:
         self._uses: Sequence[WeightUse] = uses(op)[1:MIXTURE]
         self._weights = weights[1:MIXTURE]
         self._more: Mapping[MoreWeight, int] = op.attrs.others(weights)
-        self._routed: expert_matmul.Routed | None = None
+        self._routed: expert_matmul.RoutedPairs | None = None
 
     def product(self, matrices: Sequence[int], inner: int = 0) -> int:
         """By one matrix, or by a gate and up; of the rows, or of what came of the first products."""
@@ -98,7 +98,7 @@ class Mixture:
         found: int = e.lib.ggml_mul_mat_id(e.ctx, self._weights[first], each, chosen)
         return expert_ops.biased(e, found, biases[0], chosen)
 
-    def _route(self) -> expert_matmul.Routed:
+    def _route(self) -> expert_matmul.RoutedPairs:
         if self._routed is None:
             used = ggml_api.tensor_at(self._chosen).ne[0]
             given = self._chosen, self._x.rows, used, self._uses[0].matrices, self._left_out

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backends.llamacpp import ggml_api
-from hetrun.backends.llamacpp.fusion import Product
-from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref
+from hetrun.backends.llamacpp.fusion import StackedProduct
+from hetrun.backends.llamacpp.graph_builder import FLOAT, TensorRef
 from hetrun.backends.llamacpp.kernels import matmul
 from hetrun.graph import Op
 from hetrun.graph.ops import Gelu, RmsNorm
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
     from hetrun.backends.llamacpp.mixture.expert_matmul import ExpertNode
 
 ALL_THREADS = -1
@@ -32,10 +32,10 @@ CACHE_LINE = 64
 
 
 @dataclass(slots=True)
-class Node:
+class MatmulNode:
     """One product in a graph."""
 
-    made: matmul.Product
+    made: matmul.ProductStruct
     x: int  # tensors
     out: int
     residual: int | None
@@ -54,15 +54,15 @@ class Node:
         """Whether it may have to wait for its weight."""
         return bool(self.made.partial)
 
-    def work_bytes(self, lib: matmul.Products) -> int:
+    def work_bytes(self, lib: matmul.MatmulLibrary) -> int:
         """What each thread works in."""
         made = self.made
         unit = lib.unit(made.type, made.cols, self.halves) if self.partial else 0
         return lib.scratch(made.type, made.kept_rows, made.cols) + unit
 
-    def follow(self, after: Node | ExpertNode) -> None:
+    def follow(self, after: MatmulNode | ExpertNode) -> None:
         """What it asks memory for at its end. Which experts come after it is not known then."""
-        if isinstance(after, Node):
+        if isinstance(after, MatmulNode):
             self.made.next = ctypes.addressof(after.made)
 
 
@@ -70,7 +70,7 @@ class Node:
 class LookupNode:
     """One lookup in a graph."""
 
-    lookup: matmul.Lookup
+    lookup: matmul.RowLookup
     ids: int  # tensors
     out: int
 
@@ -79,14 +79,14 @@ class LookupNode:
         self.lookup.ids, self.lookup.out = (ggml_api.tensor_at(t).data for t in (self.ids, self.out))
 
 
-def multiply(e: Emitter, item: Product, weight: int, vectors: Sequence[int]) -> Ref:
+def multiply(e: GgmlEmitter, item: StackedProduct, weight: int, vectors: Sequence[int]) -> TensorRef:
     """One node; `vectors` are the bias and the norm's gain, as far as there are any. Returns its result."""
     lib = e.products
     assert lib is not None
     x = e.values[item.input]
     rows, cols = item.weight.shape
     width = rows // 2 if item.gate else rows
-    made = matmul.Product(
+    made = matmul.ProductStruct(
         weights=ggml_api.tensor_at(weight).data,
         type=item.weight.quant.ggml_id,
         rows=rows,
@@ -114,18 +114,18 @@ def multiply(e: Emitter, item: Product, weight: int, vectors: Sequence[int]) -> 
     function = (lib.product_address, ALL_THREADS, ctypes.addressof(made))
     out = e.lib.ggml_custom_4d(e.ctx, ggml_api.F32, width, x.rows, 1, 1, sources, len(tensors), *function)
     ggml_api.tensor_at(out).name = ggml_api.PRODUCT.encode()
-    node = Node(made, tensors[1], out, tensors[2] if item.added else None, 2 if item.gate else 1)
+    node = MatmulNode(made, tensors[1], out, tensors[2] if item.added else None, 2 if item.gate else 1)
     e.inputs.products.append(node)
     return e.w.result(out, width, x.rows)
 
 
-def look_up(e: Emitter, op: Op, weight: int, ids: int) -> int:
+def look_up(e: GgmlEmitter, op: Op, weight: int, ids: int) -> int:
     """One node: the rows with these numbers as floats."""
     lib = e.products
     assert lib is not None
     table = op.weights[0]
     (rows, cols), n = table.shape, e.count(op.out.rows)
-    made = matmul.Lookup(
+    made = matmul.RowLookup(
         weights=ggml_api.tensor_at(weight).data if weight else None,
         type=table.quant.ggml_id,
         rows=rows,
@@ -158,8 +158,8 @@ class PackedProducts:
 
     def __init__(
         self,
-        lib: matmul.Products | None,
-        nodes: Sequence[Node | ExpertNode],
+        lib: matmul.MatmulLibrary | None,
+        nodes: Sequence[MatmulNode | ExpertNode],
         lookups: Sequence[LookupNode],
         slots: int,
     ) -> None:
@@ -182,7 +182,7 @@ class PackedProducts:
         """Memory that they work in."""
         return self._scratch.nbytes + self._shared.nbytes
 
-    def _share(self, lib: matmul.Products, slots: int) -> None:
+    def _share(self, lib: matmul.MatmulLibrary, slots: int) -> None:
         """All work in the same memory, and count with the same counters."""
         each = max(node.work_bytes(lib) for node in self._nodes)
         each = -(-each // CACHE_LINE) * CACHE_LINE

@@ -12,7 +12,7 @@ from math import prod
 from typing import Protocol
 
 from hetrun.backends.llamacpp import ggml_api
-from hetrun.backends.llamacpp.ggml_api import Library, Tensor
+from hetrun.backends.llamacpp.ggml_api import GgmlLibrary, GgmlTensor
 
 PIECE_S = 1e-3  # of each piece, where products and attention are no longer
 # What an ordinary CPU does in a second. Pieces need not be equal, so about is enough.
@@ -35,10 +35,10 @@ class Viewer(Protocol):
     def __call__(self, graph: int, first: int, end: int) -> View: ...
 
 
-class Pieces:
+class GraphPieces:
     """A graph that has its memory, as graphs of its nodes in order: itself where ggml cannot show pieces."""
 
-    def __init__(self, lib: Library, graph: int) -> None:
+    def __init__(self, lib: GgmlLibrary, graph: int) -> None:
         nodes = [
             ggml_api.tensor_at(lib.ggml_graph_node(graph, i)) for i in range(lib.ggml_graph_n_nodes(graph))
         ]
@@ -65,7 +65,7 @@ def cuts(times: Sequence[float]) -> list[int]:
     return [*ends, len(times)]
 
 
-def seconds(lib: Library, node: Tensor) -> float:
+def seconds(lib: GgmlLibrary, node: GgmlTensor) -> float:
     """About how long a node takes, if it is a product or attention; the others take little."""
     name = ggml_api.op_name(lib, node)
     size: int = prod(node.ne)
@@ -80,7 +80,7 @@ def seconds(lib: Library, node: Tensor) -> float:
 
 
 @cache
-def _viewer(lib: Library) -> Viewer | None:
+def _viewer(lib: GgmlLibrary) -> Viewer | None:
     """ggml's libraries have it to themselves, and a build may hide it."""
     view = getattr(ctypes.PyDLL(str(lib.folder / "libggml-base.so")), "ggml_graph_view", None)
     if view:

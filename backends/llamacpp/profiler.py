@@ -11,7 +11,7 @@ from time import perf_counter
 
 from hetrun.backend.op_profile import Activity, Spent
 from hetrun.backends.llamacpp import ggml_api
-from hetrun.backends.llamacpp.ggml_api import PRODUCT, SORTED, Library, op_name
+from hetrun.backends.llamacpp.ggml_api import PRODUCT, SORTED, GgmlLibrary, op_name
 from hetrun.system.native_library import Prototypes, load_library
 
 # ggml does not run these: they only say how memory is looked at.
@@ -33,7 +33,7 @@ QSORT: Prototypes = {"qsort": (None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_
 class GraphWatch:
     """Notes when each node of a graph was done, and books the time between two of them to the later one."""
 
-    def __init__(self, lib: Library, stop: Callable[[], bool], spent: Spent) -> None:
+    def __init__(self, lib: GgmlLibrary, stop: Callable[[], bool], spent: Spent) -> None:
         self._spent = spent
         self._stop = stop
         self._calls: list[tuple[float, float]] = []  # when ggml asked, and when it got its answer
@@ -119,7 +119,7 @@ def fused(nodes: Sequence[str]) -> list[str]:
     return [name for before, name in pairs if (before, name) != ("RMS_NORM", "MUL")]
 
 
-def nodes_of(lib: Library, graph: int) -> list[str]:
+def nodes_of(lib: GgmlLibrary, graph: int) -> list[str]:
     """The names of the nodes that ggml runs, in order."""
     tensors = [
         ggml_api.tensor_at(lib.ggml_graph_node(graph, i)) for i in range(lib.ggml_graph_n_nodes(graph))

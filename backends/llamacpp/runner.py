@@ -15,18 +15,18 @@ from hetrun.backend import FINISHED, Buffers, Done, Floats, Ints, Pass, PassShap
 from hetrun.backend.fusion import has_token_rows
 from hetrun.backends.llamacpp import fusion, ggml_api
 from hetrun.backends.llamacpp.attention_layout import TILE
-from hetrun.backends.llamacpp.decode_attention import FewRows
+from hetrun.backends.llamacpp.decode_attention import DecodeNodes
 from hetrun.backends.llamacpp.delta_net import PassSlots
 from hetrun.backends.llamacpp.epilogues import join
 from hetrun.backends.llamacpp.ggml_api import DATA, NB, NE
-from hetrun.backends.llamacpp.graph_builder import Ref, Writer
+from hetrun.backends.llamacpp.graph_builder import TensorRef, Writer
 from hetrun.backends.llamacpp.inputs import Inputs, Mask
-from hetrun.backends.llamacpp.lowering import Emitter, most_tensors
+from hetrun.backends.llamacpp.lowering import GgmlEmitter, most_tensors
 from hetrun.backends.llamacpp.mixture import expert_stats
-from hetrun.backends.llamacpp.mixture.partial_moe import Leaving
+from hetrun.backends.llamacpp.mixture.partial_moe import GraphLeftovers
 from hetrun.backends.llamacpp.packed_matmul import PackedProducts
 from hetrun.backends.llamacpp.page_in import connect
-from hetrun.backends.llamacpp.preemption import Pieces
+from hetrun.backends.llamacpp.preemption import GraphPieces
 from hetrun.graph import Rows
 from hetrun.graph.ops import Grow
 from hetrun.memory.kv.cache import KvCache
@@ -48,20 +48,20 @@ class GgmlRunner:
         self._head = any(op.kind == "head" for op in segment.ops)
         self._lib = backend.lib
         self._w = Writer(self._lib, shape, most_tensors(segment.ops, shape))
-        emitter = Emitter(self._w, buffers, kv, backend, segment.ops)
+        emitter = GgmlEmitter(self._w, buffers, kv, backend, segment.ops)
         self._inputs: Inputs = emitter.inputs
         outputs = self._write(emitter, segment, shape)
         self._allocator = self._w.allocate()
-        self._pieces: Pieces | None = None
+        self._pieces: GraphPieces | None = None
         self._vectors = _vectors(self._inputs)
         # What nothing reads in a pass of this shape has no memory.
         read = {n: ref for n, ref in self._inputs.values.items() if ggml_api.tensor_at(ref.tensor).data}
         self._reads = {name: _matrix(ref) for name, ref in read.items()}
         self._writes = {name: _matrix(ref) for name, ref in outputs.items()}
-        self._seen = Seen(self._w, self._inputs)
+        self._seen = SeenRows(self._w, self._inputs)
         self._padding = Padding(self._w, self._inputs)
         self._masks = [MaskFiller(self._w, m) for m in self._inputs.masks.values()]
-        self._few = FewRows(backend.kernels, list(self._inputs.few.values()), shape.parts)
+        self._few = DecodeNodes(backend.kernels, list(self._inputs.few.values()), shape.parts)
         self._slots = PassSlots(backend.delta_nets, self._inputs.states, shape.parts)
         self._products = PackedProducts(
             backend.products, self._inputs.products, self._inputs.lookups, backend.slots
@@ -69,7 +69,7 @@ class GgmlRunner:
         connect(self._inputs.brought)
         for hint in self._inputs.hints:
             hint.point()
-        self._leaving = Leaving(self._w, self._inputs.sorted, self._inputs.leaves)
+        self._leaving = GraphLeftovers(self._w, self._inputs.sorted, self._inputs.leaves)
         self._chosen = expert_stats.views(self._inputs.chosen)
         self._book()
 
@@ -77,7 +77,7 @@ class GgmlRunner:
         graph = self._lib.ggml_gallocr_get_buffer_size(self._allocator, 0) + self._w.memory.nbytes
         self._backend.book(self, graph + self._few.nbytes + self._slots.nbytes + self._products.nbytes)
 
-    def _write(self, e: Emitter, segment: Segment, shape: PassShape) -> dict[str, Ref]:
+    def _write(self, e: GgmlEmitter, segment: Segment, shape: PassShape) -> dict[str, TensorRef]:
         for value in segment.reads:
             if value.rows == "tokens" or shape.wanted:
                 e.read(value)
@@ -119,7 +119,7 @@ class GgmlRunner:
         if work.between is None:
             self._backend.compute(self._w.graph)
             return
-        self._pieces = self._pieces or Pieces(self._lib, self._w.graph)
+        self._pieces = self._pieces or GraphPieces(self._lib, self._w.graph)
         for i, piece in enumerate(self._pieces):
             if i:
                 work.between()
@@ -132,7 +132,7 @@ class GgmlRunner:
         self._backend.unbook(self)
 
 
-class Seen:
+class SeenRows:
     """Points the KV views of a graph at what each sequence sees."""
 
     def __init__(self, w: Writer, inputs: Inputs) -> None:
@@ -249,7 +249,7 @@ def _vector(tensor: int) -> NDArray[Any]:
     return np.ctypeslib.as_array((C_TYPES[fields.type] * fields.ne[0]).from_address(fields.data))
 
 
-def _matrix(ref: Ref) -> Floats:
+def _matrix(ref: TensorRef) -> Floats:
     fields = ggml_api.tensor_at(ref.tensor)
     flat = np.ctypeslib.as_array((ctypes.c_float * (ref.rows * ref.width)).from_address(fields.data))
     return flat.reshape(ref.rows, ref.width)

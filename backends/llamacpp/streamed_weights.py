@@ -19,23 +19,23 @@ from numpy.typing import NDArray
 
 from hetrun.backend import WeightUse
 from hetrun.backend.fusion import has_token_rows
-from hetrun.backend.weight_streaming import Cut, Piece, Place, Supply
+from hetrun.backend.weight_streaming import Cut, Piece, PieceOffsets, Supply
 from hetrun.backends.llamacpp import fusion
 from hetrun.backends.llamacpp.epilogues import join
-from hetrun.backends.llamacpp.fusion import Product
+from hetrun.backends.llamacpp.fusion import StackedProduct
 from hetrun.backends.llamacpp.kernels import matmul
-from hetrun.backends.llamacpp.kernels.matmul import ROWS, Products
+from hetrun.backends.llamacpp.kernels.matmul import ROWS, MatmulLibrary
 from hetrun.graph import Extent, Op, Value, Weight
-from hetrun.system.address_space import Reserved
+from hetrun.system.address_space import ReservedMemory
 
 PIECE = np.dtype([("first", np.int64), ("groups", np.int64), ("starts", np.int64, 2)])
-Packs = Callable[[WeightUse], Products | None]
+Packs = Callable[[WeightUse], MatmulLibrary | None]
 
 
 class PartialWeight:
     """One weight, as products see it."""
 
-    def __init__(self, pieces: Sequence[Piece], places: Mapping[Piece, Place], supply: int) -> None:
+    def __init__(self, pieces: Sequence[Piece], places: Mapping[Piece, PieceOffsets], supply: int) -> None:
         table = np.zeros(len(pieces), PIECE)
         for row, piece in zip(table, pieces, strict=True):
             a, b = piece.runs[0]
@@ -44,7 +44,7 @@ class PartialWeight:
         self._table = table
         self._ranks = np.full(len(pieces), -1, np.int32)
         self._taken = np.zeros(len(pieces), np.int32)
-        self._made = matmul.Partial(
+        self._made = matmul.PartialWeightStruct(
             supply=supply,
             pieces=len(pieces),
             piece=table.ctypes.data,
@@ -69,12 +69,12 @@ class PartialWeight:
 
 
 class PartialWeights:
-    """All of them; see hetrun.backend.weight_streaming.Partial."""
+    """All of them; see hetrun.backend.weight_streaming.PartialCompute."""
 
-    def __init__(self, products: Products, packs: Packs) -> None:
+    def __init__(self, products: MatmulLibrary, packs: Packs) -> None:
         self._products = products
         self._packs = packs
-        self.memory: Reserved | None = None
+        self.memory: ReservedMemory | None = None
         self._at: dict[Weight, int] = {}  # where each begins in that memory
         self._weights: dict[Weight, PartialWeight] = {}
         # The weight of each piece, and its number there; by identity, since to hash a piece takes long.
@@ -88,7 +88,7 @@ class PartialWeights:
     def cut(self, ops: Sequence[Op], writes: Sequence[Value], most_bytes: int) -> Cut | None:
         """Pieces in the order of the products of one segment."""
         items = join(fusion.fuse(ops), writes, lambda use: bool(self._packs(use)))
-        products = [item for item in items if isinstance(item, Product) and self._packs(item.use)]
+        products = [item for item in items if isinstance(item, StackedProduct) and self._packs(item.use)]
         found = [(has_token_rows(fusion.members(item)), self._pieces(item, most_bytes)) for item in products]
         order = [of_tokens for of_tokens, _ in found]
         if not found or order != sorted(order, reverse=True):
@@ -99,7 +99,9 @@ class PartialWeights:
         head = sum(len(pieces) for of_head, (_, pieces) in zip(heads, found, strict=True) if of_head)
         if heads != sorted(heads):
             return None
-        whole = {use.weight for item in items if not isinstance(item, Product) for use in fusion.uses(item)}
+        whole = {
+            use.weight for item in items if not isinstance(item, StackedProduct) for use in fusion.uses(item)
+        }
         lookups = {
             use.weight
             for op in ops
@@ -111,7 +113,7 @@ class PartialWeights:
             return None
         return Cut(tuple(piece for _, pieces in found for piece in pieces), always, tuple(lookups), head)
 
-    def _pieces(self, item: Product, most_bytes: int) -> list[Piece]:
+    def _pieces(self, item: StackedProduct, most_bytes: int) -> list[Piece]:
         weight, halves = item.weight, 2 if item.gate else 1
         rows = weight.shape[0] // halves
         ends = np.cumsum([op.weights[0].shape[0] for op in item.ops]).tolist()
@@ -143,7 +145,7 @@ class PartialWeights:
     # --- what is in memory
 
     def prepare(
-        self, cut: Cut, supply: Supply, places: Mapping[Piece, Place], files: Mapping[str, int]
+        self, cut: Cut, supply: Supply, places: Mapping[Piece, PieceOffsets], files: Mapping[str, int]
     ) -> None:
         """Reserve addresses."""
         self.supply, self._files, self._lookups = supply, files, frozenset(cut.lookups)
@@ -155,7 +157,7 @@ class PartialWeights:
             self._at[weight], end = end, end + _whole_pages(self._packed_bytes(weight, weight.shape[0]))
             partial = self._weights[weight] = PartialWeight(mine, places, supply.address)
             self._places |= {id(piece): (partial, i) for i, piece in enumerate(mine)}
-        self.memory = Reserved(end)
+        self.memory = ReservedMemory(end)
 
     def has(self, use: WeightUse) -> bool:
         """Whether a weight is one of these."""

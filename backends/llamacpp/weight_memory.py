@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from hetrun.backend import FLOAT_BYTES, ReadInto, WeightUse
 from hetrun.backends.llamacpp import amx_check, ggml_api
-from hetrun.backends.llamacpp.ggml_api import Library
-from hetrun.backends.llamacpp.kernels.matmul import ROWS, Products
+from hetrun.backends.llamacpp.ggml_api import GgmlLibrary
+from hetrun.backends.llamacpp.kernels.matmul import ROWS, MatmulLibrary
 from hetrun.backends.llamacpp.mixture.cached_experts import CACHED, CachedExperts
 from hetrun.backends.llamacpp.streamed_weights import PartialWeights
 from hetrun.errors import BackendError
@@ -50,10 +50,10 @@ def view_bytes(address: int, n: int) -> NDArray[np.uint8]:
     return np.ctypeslib.as_array((ctypes.c_uint8 * n).from_address(address))
 
 
-class Arena:
+class BufferArena:
     """Memory of one ggml buffer type, taken in large pieces on 2 MiB pages and given back all at once."""
 
-    def __init__(self, lib: Library, buffer_type: int) -> None:
+    def __init__(self, lib: GgmlLibrary, buffer_type: int) -> None:
         self._lib = lib
         self.buffer_type = buffer_type
         self._buffers: list[int] = []
@@ -101,8 +101,8 @@ class WeightMemory:
 
     def __init__(
         self,
-        lib: Library,
-        products: Products | None,
+        lib: GgmlLibrary,
+        products: MatmulLibrary | None,
         leaves: Callable[[Weight], bool],
         as_floats: Callable[[WeightUse], bool],
     ) -> None:
@@ -111,9 +111,9 @@ class WeightMemory:
         self._lib = lib
         self._leaves, self._as_floats = leaves, as_floats
         self._products = products
-        self._plain = Arena(lib, lib.ggml_backend_cpu_buffer_type())
+        self._plain = BufferArena(lib, lib.ggml_backend_cpu_buffer_type())
         self._device = lib.ggml_backend_reg_dev_get(lib.ggml_backend_cpu_reg(), 0)
-        self._repacking = [Arena(lib, t) for t in _repacking_types(lib)]
+        self._repacking = [BufferArena(lib, t) for t in _repacking_types(lib)]
         self._probes = {
             a.buffer_type: lib.ggml_backend_buft_alloc_buffer(a.buffer_type, 0) for a in self._repacking
         }
@@ -216,7 +216,7 @@ class WeightMemory:
         view_bytes(address, values.nbytes)[:] = values.reshape(-1).view(np.uint8)
         return GgmlBuffer(tensor, values.nbytes, "plain")
 
-    def packed_by(self, use: WeightUse) -> Products | None:
+    def packed_by(self, use: WeightUse) -> MatmulLibrary | None:
         """Our own products, if they multiply by this weight, or look its rows up."""
         if use.use not in ("product", "lookup", "experts") or self._products is None:
             return None
@@ -234,7 +234,7 @@ class WeightMemory:
         read(use.weight, view_bytes(address, use.weight.nbytes))
         return GgmlBuffer(tensor, use.weight.nbytes, "plain")
 
-    def _upload_packed(self, products: Products, use: WeightUse, read: ReadInto) -> GgmlBuffer:
+    def _upload_packed(self, products: MatmulLibrary, use: WeightUse, read: ReadInto) -> GgmlBuffer:
         """Slice by slice, as with ggml's repacking."""
         weight, kind = use.weight, use.weight.quant.ggml_id
         rows, cols = weight.shape
@@ -265,7 +265,7 @@ class WeightMemory:
         self._place(tensor, self._reserved, address)
         return GgmlBuffer(tensor, 0, PACKED)
 
-    def _repacked_in(self, use: WeightUse) -> Arena | None:
+    def _repacked_in(self, use: WeightUse) -> BufferArena | None:
         """The first of ggml's repacking buffers that has a layout for this weight."""
         if use.use not in ("product", "experts"):
             return None
@@ -288,13 +288,13 @@ class WeightMemory:
         finally:
             lib.ggml_free(context)
 
-    def _packed_bytes(self, arena: Arena, use: WeightUse) -> int:
+    def _packed_bytes(self, arena: BufferArena, use: WeightUse) -> int:
         context = self._context()
         size: int = self._lib.ggml_backend_buft_get_alloc_size(arena.buffer_type, self._form(context, use))
         self._lib.ggml_free(context)
         return size
 
-    def _upload_repacked(self, arena: Arena, use: WeightUse, read: ReadInto) -> GgmlBuffer:
+    def _upload_repacked(self, arena: BufferArena, use: WeightUse, read: ReadInto) -> GgmlBuffer:
         """Slice by slice: the stored bytes never lie in memory as a whole beside the repacked ones."""
         weight, size = use.weight, self._packed_bytes(arena, use)
         self.tiled |= arena.buffer_type == amx_check.buffer_type(self._lib)
@@ -326,7 +326,7 @@ class WeightMemory:
             self._lib.ggml_free(context)
 
 
-def _repacking_types(lib: Library) -> list[int]:
+def _repacking_types(lib: GgmlLibrary) -> list[int]:
     """The buffer types that weights are repacked for, without AMX where it would end the process."""
     found = ggml_api.extra_buffer_types(lib)
     return found if amx_check.usable() else [t for t in found if t != amx_check.buffer_type(lib)]

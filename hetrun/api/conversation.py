@@ -14,11 +14,11 @@ from hetrun.client.pictures import check_reads
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
 from hetrun.errors import OptionError
-from hetrun.text.answers.reading import Reading, ReadingOptions, parts, reading
+from hetrun.text.answers.reading import AnswerFormat, ReadingOptions, parts, reading
 from hetrun.text.answers.tools import read_tools
 from hetrun.text.chat import continuation
 from hetrun.text.chat.messages import ROLES, checked_messages, plain
-from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
+from hetrun.text.tool_parsers.parts import Arguments, CallStart, Piece, Prose, Thought
 
 
 class ChatKeywords(SamplingKeywords, total=False):
@@ -121,7 +121,7 @@ def chat_request(
     template_options: Mapping[str, object] | None,
     info: ModelInfo,
     settings: Settings,
-) -> tuple[GenerateRequest, Reading]:
+) -> tuple[GenerateRequest, AnswerFormat]:
     """The engine's request for checked messages, and the parser of its answer."""
     check_reads(info, said.pictures)
     tools = read_tools(about_tools.tools, about_tools.tool_choice, parallel=about_tools.parallel)
@@ -150,7 +150,7 @@ def chat_request(
 class ChatReader:
     """Reads the events of one answer."""
 
-    def __init__(self, how: Reading) -> None:
+    def __init__(self, how: AnswerFormat) -> None:
         self._reader = how.reader()
         self._events: list[Event] = []
         self._texts: list[str] = []
@@ -183,11 +183,11 @@ class ChatReader:
             if self._begun and not isinstance(piece, Arguments):
                 calls.append(self._complete())
             match piece:
-                case Text(text):
+                case Prose(text):
                     texts.append(text)
                 case Thought(text):
                     reasoning.append(text)
-                case Begin(_, name):
+                case CallStart(_, name):
                     self._begun = (name, [])
                 case Arguments(_, text) if self._begun:
                     self._begun[1].append(text)
@@ -217,7 +217,7 @@ class ChatReader:
         )
 
 
-def read_chat(events: Iterable[Event], how: Reading) -> Completion:
+def read_chat(events: Iterable[Event], how: AnswerFormat) -> Completion:
     """The events of a finished answer as one object."""
     reader = ChatReader(how)
     found = [chunk.completion for event in events if (chunk := reader.read(event)) and chunk.completion]

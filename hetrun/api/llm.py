@@ -34,7 +34,7 @@ from hetrun.errors import OptionError
 from hetrun.executor.stats import Stats
 from hetrun.graph.pooling import Pooling
 from hetrun.planner.plan import PlanSet
-from hetrun.text.answers.reading import Reading
+from hetrun.text.answers.reading import AnswerFormat
 
 NOT_PICKLED = (
     "a model cannot be pickled: open it in each process with {}(path), or let one process answer all of them "
@@ -212,7 +212,7 @@ class LLM:
             answers = read_chats(self._model.collect([request for request, _ in asks]), asks)
             return answers if several else answers[0]
 
-    def _chunks(self, request: GenerateRequest, how: Reading) -> Generator[ChatChunk, None, None]:
+    def _chunks(self, request: GenerateRequest, how: AnswerFormat) -> Generator[ChatChunk, None, None]:
         reader = ChatReader(how)
         with in_python():
             for event in self._model.stream_request(request):
@@ -382,7 +382,7 @@ def pictured(
     return GenerateRequest(params, text=text, pictures=files)
 
 
-Ask = tuple[GenerateRequest, Reading]  # a chat as a request to a model, and the parser of its answer
+Ask = tuple[GenerateRequest, AnswerFormat]  # a chat as a request to a model, and the parser of its answer
 
 
 def asked(

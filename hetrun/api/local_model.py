@@ -24,16 +24,16 @@ from hetrun.client.completion import (
     embedding_request,
     prompt_request,
 )
-from hetrun.client.events import Doing, Event, GenerateRequest, OnEvent, Streaming
+from hetrun.client.events import CurrentStep, Event, GenerateRequest, OnEvent, Streaming
 from hetrun.client.hook_dispatcher import heard
 from hetrun.client.queries import Foreseen, Question, RankPrompts
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import OPTIONS, Settings, default_model
-from hetrun.engine.counters import Held
+from hetrun.engine.counters import EngineCounters
 from hetrun.engine.engine import CLOSED, Engine
 from hetrun.engine.factory import describe, load, template_of
 from hetrun.engine.input_processor import Renderer
-from hetrun.engine.loaded_model import Loaded, prompts_of, tokenizer_of
+from hetrun.engine.loaded_model import LoadedModel, prompts_of, tokenizer_of
 from hetrun.engine.query_handlers import answered
 from hetrun.errors import EngineStopped, OptionError
 from hetrun.executor import planned_model as models
@@ -144,7 +144,7 @@ class LocalModel:
         return self.call(lambda loaded: look(loaded.model))
 
     @property
-    def doing(self) -> Doing | None:
+    def doing(self) -> CurrentStep | None:
         """The step being computed; None while the engine waits. Returns at once, on any thread."""
         return self._engine.doing
 
@@ -254,7 +254,7 @@ class LocalModel:
         """
         nbytes = OPTIONS["ram"].parse(ram, "ram")
 
-        def change(loaded: Loaded) -> PlanSet:
+        def change(loaded: LoadedModel) -> PlanSet:
             set_ram(loaded.model, nbytes, loaded.prefixes)
             look(loaded.model)
             return loaded.model.plans
@@ -269,7 +269,7 @@ class LocalModel:
         options = options_for(source, changed(self.settings, changes))
         kv_type = self.settings.kv_type
 
-        def look(loaded: Loaded) -> Foreseen:
+        def look(loaded: LoadedModel) -> Foreseen:
             found, model = foresee(loaded.model, source, options, kv_type), loaded.model
             # Options that were not given depend on free memory, but have been decided by now.
             now = replace(found, context=model.context, threads=model.plans.plan(1).threads)
@@ -289,7 +289,7 @@ class LocalModel:
             raise EngineStopped(CLOSED)
 
     @property
-    def held(self) -> Held:
+    def held(self) -> EngineCounters:
         """The engine's load and totals; returns at once, on any thread."""
         return self._engine.held
 
@@ -303,7 +303,7 @@ class LocalModel:
         self._engine.check_here()  # a fork shares the pipe to the process of templates, and must not use it
         return cast("A", answered(self, question))
 
-    def aside(self, work: Callable[[Loaded], R]) -> R:
+    def aside(self, work: Callable[[LoadedModel], R]) -> R:
         """Call a function that doesn't use the model on the engine thread, maybe in the middle of a pass."""
         return self._engine.call(work, aside=True)
 
@@ -316,7 +316,7 @@ class LocalModel:
         """Raise errors in the chat template that can be found without messages."""
         self._templates.check()
 
-    def call(self, work: Callable[[Loaded], R]) -> R:
+    def call(self, work: Callable[[LoadedModel], R]) -> R:
         """Call a function with the loaded model on the engine thread."""
         return self._engine.call(work)
 
@@ -506,7 +506,7 @@ def make_plan(settings: Settings, source: ModelSource | None = None) -> PlanSet:
     return models.foreseen(source, options_for(source, settings, eager=None))
 
 
-def all_logits(loaded: Loaded, tokens: Sequence[int]) -> Floats:
+def all_logits(loaded: LoadedModel, tokens: Sequence[int]) -> Floats:
     """The logits of every token of a text that has not been seen before."""
     model, ids = loaded.model, np.asarray(tokens, np.int64)
     if not len(ids) or ids.min() < 0 or ids.max() >= model.n_vocab:

@@ -17,7 +17,7 @@ PATIENCE_S = 1.0  # shorter work needs no bar
 def notebook_progress(what: str) -> Progress | None:
     """A function to call with the finished share; None outside a notebook's kernel."""
     display = _display()
-    return _Bar(what, display).update if display else None
+    return _NotebookBar(what, display).update if display else None
 
 
 def _display() -> ModuleType | None:
@@ -28,7 +28,7 @@ def _display() -> ModuleType | None:
     return import_module("IPython.display") if hasattr(shell, "kernel") else None
 
 
-class _Bar:
+class _NotebookBar:
     def __init__(self, what: str, display: ModuleType) -> None:
         self._what, self._display = what, display
         self._start = perf_counter()

@@ -9,7 +9,7 @@ from functools import cache
 
 from hetrun.config import OPTIONS
 from hetrun.errors import HetrunError
-from hetrun.option_types import Choice
+from hetrun.option_types import WordChoice
 
 NUMBER = r"\d[\d.,]*\d|\d"
 # How an option's value is written in a message, by the function that parses it.
@@ -63,7 +63,7 @@ def _plain(name: str) -> Callable[[re.Match[str]], str]:
 def _rule(name: str, flag: str) -> Rule:
     parse = OPTIONS[name].parse
     kind = getattr(parse, "__qualname__", "").partition(".")[0]
-    value = "|".join(map(re.escape, parse.allowed)) if isinstance(parse, Choice) else VALUES.get(kind)
+    value = "|".join(map(re.escape, parse.allowed)) if isinstance(parse, WordChoice) else VALUES.get(kind)
     following = f"(?: ({value})(?![\\w-]))?" if value else "()"
     pattern = re.compile(rf"(?<![\w-]){flag}(?![\w-]){following}")
 

@@ -26,7 +26,7 @@ class SlottedMixture:
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class ExpertArrival:
     """An expert on its way: of which mixture, to which slot, from where."""
 
     key: Slotted
@@ -54,7 +54,7 @@ class ExpertSlots(Protocol):
         """Read an expert into such memory, as the device wants it. From any thread."""
         ...
 
-    def send(self, coming: Sequence[Coming]) -> int:
+    def send(self, coming: Sequence[ExpertArrival]) -> int:
         """Copy experts into slots that no pass uses from now on, and return a number by which to ask. Work
         that the device was given before may still read what lay there; no thread of the host waits."""
         ...

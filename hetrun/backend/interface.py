@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend.expert_slots import ExpertSlots, Slots, Slotted, first_slots
-from hetrun.backend.library_model import Whole
+from hetrun.backend.library_model import LibraryBackend
 from hetrun.backend.op_profile import Spent
 from hetrun.backend.picture_encoder import Pictures
-from hetrun.backend.weight_streaming import Cacheable, Mappable, Partial
+from hetrun.backend.weight_streaming import Cacheable, Mappable, PartialCompute
 from hetrun.graph import Op, Rows as WhichRows, Value, Weight
 from hetrun.graph.ops import MIXTURE, Attention, Moe
-from hetrun.graph.top_logits import Greatest as Greatest, Rows as Rows
+from hetrun.graph.top_logits import Rows as Rows, TopLogits as TopLogits
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.paged_allocator import KvView
 from hetrun.memory.kv.states import StateView
@@ -103,7 +103,7 @@ class Pass:
     # A value, and how many of the greatest numbers of each row are enough of it: a backend that makes it may
     # leave the others out, and puts them into `greatest` instead of `values`.
     enough: tuple[str, int] | None = None
-    greatest: Greatest | None = None
+    greatest: TopLogits | None = None
     # To be called as often as is convenient in a long pass: passes of other sequences may run meanwhile, on
     # this thread and maybe on this backend. Only inside of `submit`, by the thread that called it.
     between: Callable[[], None] | None = None
@@ -325,7 +325,7 @@ class Backend(ABC):
     def upload(self, wanted: WeightUse, read: ReadInto) -> Buffer:
         """Bring a weight in; `read` fills a buffer with the stored bytes of a weight, or of rows of it."""
 
-    def partial(self) -> Partial | None:
+    def partial(self) -> PartialCompute | None:
         """How it computes with weights of which only a part is in memory; None if it cannot."""
         return None
 
@@ -438,7 +438,7 @@ class Descriptor:
     by_name: bool = False  # only there if the user names it: naming what it is a way of is not enough
     own_memory: bool = False  # its device has memory to itself, of which --vram says how much may be taken
     examine: Callable[[], Probe] | None = None  # `probe` with a closer look, which may take seconds
-    whole: Whole | None = None  # it takes no segments, only whole models; no planner chooses it
+    whole: LibraryBackend | None = None  # it takes no segments, only whole models; no planner chooses it
     pictures: Pictures | None = None  # it encodes pictures, whatever runs the model
 
     @property

@@ -70,7 +70,7 @@ class WholeRunner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class LibraryBackend:
     """A backend that runs a model as a whole, and what it cannot promise then.
 
     It opens the parts of a model's file by path; they must be those that have these stamps. `look` has it

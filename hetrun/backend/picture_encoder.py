@@ -26,7 +26,7 @@ class Words(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class PromptRows:
     """What a picture, or one part of it, takes in the prompt."""
 
     count: int
@@ -36,7 +36,7 @@ class Rows:
     key: object  # for `encode`
 
 
-Piece = Words | Rows
+Piece = Words | PromptRows
 
 
 class PictureEncoder(Protocol):
@@ -55,7 +55,7 @@ class PictureEncoder(Protocol):
         """What stands for a picture in the prompt: its rows, and the words around them."""
         ...
 
-    def encode(self, rows: Rows) -> Floats:
+    def encode(self, rows: PromptRows) -> Floats:
         """The rows of a part that `lay_out` made, [count, width]; Cancelled after `cancel`."""
         ...
 

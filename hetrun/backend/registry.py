@@ -12,7 +12,7 @@ from hetrun.backend.interface import Available, Backend, Descriptor, Precision, 
 from hetrun.backend.picture_encoder import Pictures
 from hetrun.errors import BackendUnavailable, OptionError, PluginError
 from hetrun.system import entry_points
-from hetrun.system.entry_points import FAILURES, Point, in_words
+from hetrun.system.entry_points import FAILURES, PluginPoint, in_words
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def picture_encoder() -> Pictures:
     )
 
 
-def stranger(backend: str) -> Point | None:
+def stranger(backend: str) -> PluginPoint | None:
     """Who brought a backend that is not hetrun's own: one of that name, or of a number of devices."""
     for name, point in entry_points.points("backends").items():
         if not point.is_ours and (backend == name or backend.startswith(f"{name}-")):
@@ -70,7 +70,7 @@ def stranger(backend: str) -> Point | None:
     return None
 
 
-def _load(point: Point) -> Sequence[Descriptor]:
+def _load(point: PluginPoint) -> Sequence[Descriptor]:
     """A package's backends: one, or what a function says, of which each is a device. One that is broken says
     so when it is asked for."""
     try:
@@ -90,7 +90,7 @@ def _refuse(name: str, broken: Unavailable) -> Backend:
     raise BackendUnavailable(f"the backend {name} cannot work here: {broken.reason}")
 
 
-def _guarded(point: Point, d: object) -> Descriptor:
+def _guarded(point: PluginPoint, d: object) -> Descriptor:
     """A stranger's: whatever it raises is said of it, and it comes behind ours."""
     if not isinstance(d, Descriptor) or not (d.name == point.name or d.name.startswith(f"{point.name}-")):
         raise TypeError(f"{d!r:.80} is not a Descriptor of {point.name}")

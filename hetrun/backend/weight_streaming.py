@@ -1,7 +1,7 @@
 """Weights in pieces: where not all of them fit into memory, some pieces stay there and the others come from
 disk for every pass, one behind the other, in the order in which runners take them.
 
-A backend cuts its weights and computes with what is there (`Partial`); which pieces stay is decided by
+A backend cuts its weights and computes with what is there (`PartialCompute`); which pieces stay is decided by
 `hetrun.prefetch`, which also reads the others and hands them over through a `Supply`.
 """
 
@@ -44,7 +44,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PieceOffsets:
     """Where the stored bytes of a piece's runs begin in the memory that holds the whole piece."""
 
     starts: tuple[int, ...]
@@ -77,7 +77,7 @@ class Supply(Protocol):
         ...
 
 
-class Partial(Protocol):
+class PartialCompute(Protocol):
     """What a backend does that can compute with weights of which only a part is in memory."""
 
     def cut(self, ops: Sequence[Op], writes: Sequence[Value], most_bytes: int) -> Cut | None:
@@ -86,7 +86,7 @@ class Partial(Protocol):
         ...
 
     def prepare(
-        self, cut: Cut, supply: Supply, places: Mapping[Piece, Place], files: Mapping[str, int]
+        self, cut: Cut, supply: Supply, places: Mapping[Piece, PieceOffsets], files: Mapping[str, int]
     ) -> None:
         """Reserve addresses for all pieces, without memory. `files` numbers files that rows are read from."""
         ...

@@ -85,7 +85,7 @@ def _came_of_ctrl_c(error: Exception) -> bool:
     return isinstance(error.__cause__ or error.__context__, KeyboardInterrupt)
 
 
-class Remarks(logging.Handler):
+class RemarkHandler(logging.Handler):
     """Warnings as remarks of the command. What was said as one is not said again as an error."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Remarks(logging.Handler):
             traceback.print_exception(record.exc_info[1])
 
 
-REMARKS = Remarks()
+REMARKS = RemarkHandler()
 
 
 def say_more() -> Callable[[], None]:

@@ -16,7 +16,7 @@ from hetrun.config import Settings
 from hetrun.errors import OptionError
 
 if TYPE_CHECKING:
-    from hetrun.cli.model_argument import Asked
+    from hetrun.cli.model_argument import ModelArgument
 
 
 @click.group(
@@ -38,7 +38,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 @hetrun.command(
-    cls=sampling.Command, short_help="Answer a prompt or a file of prompts, or hold a conversation."
+    cls=sampling.SamplingCommand, short_help="Answer a prompt or a file of prompts, or hold a conversation."
 )
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=options.files)
 @options.settings("model", "offline", *options.ANSWERING, "prompt_cache")
@@ -131,10 +131,10 @@ def run(
     that has loaded the model (hetrun ps lists them) and lets it answer. It loads the model itself if there is
     none, with --no-server, and with options such as --ram, which a running server cannot change.
     """
-    from hetrun.cli.model_argument import Asked
+    from hetrun.cli.model_argument import ModelArgument
 
     chosen = sampling.taken(given)
-    asked = Asked.of(words, text, given, here=not given["url"])
+    asked = ModelArgument.of(words, text, given, here=not given["url"])
     if source is None:
         alone = {"-o": output, "--resume": resume, "--unordered": unordered, "--workers": workers}
         options.refuse_without("-f", alone | {"--strict": given["strict"]})
@@ -154,7 +154,7 @@ def run(
 
 
 def _ask(
-    asked: Asked,
+    asked: ModelArgument,
     chosen: Mapping[str, object],
     given: dict[str, object],
     talks: Mapping[str, bool],
@@ -192,7 +192,7 @@ def _refuse_api(settings: Settings) -> None:
         options.refuse_without("--url", {"--api": settings.api})
 
 
-@hetrun.command(cls=sampling.Command, short_help="Talk to a model in the terminal.")
+@hetrun.command(cls=sampling.SamplingCommand, short_help="Talk to a model in the terminal.")
 @options.model
 @options.settings(
     "url",
@@ -218,7 +218,7 @@ def chat(**given: object) -> None:
 
 
 @hetrun.command(
-    cls=sampling.Command, short_help="Serve models over HTTP: OpenAI's, Anthropic's, Ollama's API."
+    cls=sampling.SamplingCommand, short_help="Serve models over HTTP: OpenAI's, Anthropic's, Ollama's API."
 )
 @options.model_or_all
 @options.settings("aliases", "models", "models_max", "sleep_idle")
@@ -409,9 +409,9 @@ def bench(
     there. Use it for a mixture of experts: the text decides which experts are needed.
     """
     from hetrun.tools import bench as tool
-    from hetrun.tools.bench.options import Asked, options_of
+    from hetrun.tools.bench.options import TypedBenchOptions, options_of
 
-    asked = Asked(
+    asked = TypedBenchOptions(
         prompt,
         generate,
         depth,
@@ -486,9 +486,9 @@ def plan(
 
     The model is not loaded."""
     from hetrun.cli.reports.plan import print_plan
-    from hetrun.cli.reports.simulate import Question, print_prediction, refuse_what_contradicts
+    from hetrun.cli.reports.simulate import SimulationQuestion, print_prediction, refuse_what_contradicts
 
-    question = Question(machine, shape, batch, prompt, generate)
+    question = SimulationQuestion(machine, shape, batch, prompt, generate)
     refuse_what_contradicts(question, given)
     settings = options.resolved(given)
     if machine is not None:

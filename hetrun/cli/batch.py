@@ -19,27 +19,27 @@ from types import ModuleType
 from typing import Literal, TypeVar
 
 from hetrun.cli.output import in_json, say
-from hetrun.cli.progress import Row, rows
+from hetrun.cli.progress import ProgressRow, rows
 from hetrun.cli.serve import loaded
 from hetrun.cli.workers import elsewhere
 from hetrun.client import sampler_plugins
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
-from hetrun.client.queries import State, StepSeconds
+from hetrun.client.queries import StateQuery, StepSeconds
 from hetrun.client.sampling_params import DEFAULT_TEMPERATURE
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.planner.precision import precision_of
 from hetrun.sampling.sampler import random_seed
 from hetrun.system.units import counted
-from hetrun.tools.batch.line_reader import Lines
-from hetrun.tools.batch.output_file import Output, OutputFile
-from hetrun.tools.batch.reorder_buffer import Held, waiting_beside, waiting_path
-from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, ForAll, Reader
-from hetrun.tools.batch.resume import Done
-from hetrun.tools.batch.runner import BLOCK, Batch, Ends, StaysFull, Tally
-from hetrun.tools.batch.worker import Brought, Place
+from hetrun.tools.batch.line_reader import LineReader
+from hetrun.tools.batch.output_file import LineOutput, OutputFile
+from hetrun.tools.batch.reorder_buffer import LineHeap, waiting_beside, waiting_path
+from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, ForAll, RequestReader
+from hetrun.tools.batch.resume import FinishedRequests
+from hetrun.tools.batch.runner import BLOCK, BatchRun, BatchTally, Ends, StaysFull
+from hetrun.tools.batch.worker import Place, PluginPlace
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def run_file(
             raise OptionError(f"{name} is for single prompts: in a file, set it in each line")
     began = monotonic()
     with reading(files.source) as lines, writing(files) as (output, held):
-        ends = Ends(lines, output, Done(output if files.resume else None), held)
+        ends = Ends(lines, output, FinishedRequests(output if files.resume else None), held)
         try:
             tally = asyncio.run(until_told(_run(settings, files, ends, dict(sampling), raw)))
         except StaysFull as full:
@@ -126,12 +126,12 @@ async def until_told(work: Coroutine[object, object, T]) -> T:
 
 
 @contextmanager
-def reading(source: str) -> Iterator[Lines]:
+def reading(source: str) -> Iterator[LineReader]:
     """The lines of a file, or of standard input."""
     if source == "-":
         if sys.stdin.isatty():
             say("reading requests from the terminal, one a line (Ctrl-D ends)")
-        yield Lines(sys.stdin.fileno(), "standard input")
+        yield LineReader(sys.stdin.fileno(), "standard input")
         return
     try:
         fd = os.open(Path(source).expanduser(), os.O_RDONLY | os.O_CLOEXEC)
@@ -140,46 +140,48 @@ def reading(source: str) -> Iterator[Lines]:
     try:
         if stat.S_ISDIR(os.fstat(fd).st_mode):
             raise UserError(f"-f {source} is a folder: give a file with one request per line")
-        yield Lines(fd, source)
+        yield LineReader(fd, source)
     finally:
         os.close(fd)
 
 
 @contextmanager
-def writing(files: Files) -> Iterator[tuple[Output, Held]]:
+def writing(files: Files) -> Iterator[tuple[LineOutput, LineHeap]]:
     """Where results go, and where they wait."""
     if files.output is None:
-        yield Output(sys.stdout.fileno(), "standard output"), Held()
+        yield LineOutput(sys.stdout.fileno(), "standard output"), LineHeap()
         return
     source = None if files.source == "-" else Path(files.source)
     with OutputFile(files.output, files.resume, source) as output:
         with waiting_beside(output, files.resume) as file:
-            yield output, Held(file)
+            yield output, LineHeap(file)
 
 
-async def _run(settings: Settings, files: Files, ends: Ends, sampling: dict[str, object], raw: bool) -> Tally:
+async def _run(
+    settings: Settings, files: Files, ends: Ends, sampling: dict[str, object], raw: bool
+) -> BatchTally:
     kind = KINDS.get(Path(files.source).suffix.lower())
     if files.workers:
         async with elsewhere(files.workers, settings) as places:
-            starts = any(isinstance(place, Brought) for place in places)
+            starts = any(isinstance(place, PluginPlace) for place in places)
             for_all = said_of_all(settings, sampling, raw, None, starts)
-            return await _shown(ends, Reader(for_all, kind), places, files, settings, None)
+            return await _shown(ends, RequestReader(for_all, kind), places, files, settings, None)
     for_all = said_of_all(settings, sampling, raw, None)
-    if _has_no_request(ends.lines, Reader(for_all, kind)):
-        return await _shown(ends, Reader(for_all, kind), [], files, settings, None)
+    if _has_no_request(ends.lines, RequestReader(for_all, kind)):
+        return await _shown(ends, RequestReader(for_all, kind), [], files, settings, None)
     client = WorkerClient(settings)
     try:
         _server()  # imported while the worker loads
         await loaded(client, asyncio.Event())
         info = await client.info()
         place = await _here(client, settings)
-        reader = Reader(said_of_all(settings, sampling, raw, info), kind)
+        reader = RequestReader(said_of_all(settings, sampling, raw, info), kind)
         return await _shown(ends, reader, [place], files, settings, client)
     finally:
         await client.close()
 
 
-def _has_no_request(lines: Lines, reader: Reader) -> bool:
+def _has_no_request(lines: LineReader, reader: RequestReader) -> bool:
     """Whether no line of a file is a request, as far as that shows at once; no model is needed then."""
     if lines.size is None:  # a pipe is read when the model is there
         return False
@@ -196,7 +198,7 @@ def _server() -> ModuleType:
 async def _here(client: ChatClient, settings: Settings) -> Place:
     from hetrun.tools.batch.local_worker import Here
 
-    places = (await client.ask(State())).places
+    places = (await client.ask(StateQuery())).places
     app = _server().create_app(
         client,
         strict=settings.strict,
@@ -253,13 +255,13 @@ def _of_the_model(settings: Settings, info: ModelInfo | None, starts: bool) -> l
 
 async def _shown(
     ends: Ends,
-    reader: Reader,
+    reader: RequestReader,
     places: Sequence[Place],
     files: Files,
     settings: Settings,
     client: ChatClient | None,
-) -> Tally:
-    batch = Batch(
+) -> BatchTally:
+    batch = BatchRun(
         ends,
         reader,
         places,
@@ -272,7 +274,7 @@ async def _shown(
         with rows("answers") as show:
             if show is None:
                 return await running
-            outlook = Outlook(client, settings.max_tokens, sum(place.lanes for place in places))
+            outlook = BatchOutlook(client, settings.max_tokens, sum(place.lanes for place in places))
             while not (await asyncio.wait((running,), timeout=POLL_S))[0]:
                 show(outlook.row(batch.tally, ends.lines))
                 await outlook.ask()
@@ -283,7 +285,7 @@ async def _shown(
             await running
 
 
-class Outlook:
+class BatchOutlook:
     """How fast a batch is, and when it will be over.
 
     By what the engine expects of its steps first, and by what became of requests once enough are answered.
@@ -314,7 +316,7 @@ class Outlook:
             return
         self._ask_at = monotonic() + LOOK_S
         with suppress(HetrunError):  # an outlook is no reason to end what it is of
-            state = await self._client.ask(State())
+            state = await self._client.ask(StateQuery())
             self._written = state.counts.answer_tokens
             self._running = tuple(slot.answer_tokens for slot in state.slots)
             if monotonic() >= self._step_at:
@@ -334,7 +336,7 @@ class Outlook:
         """How many requests run together: in the end fewer than there are places."""
         return max(1, min(self._together, self._left))
 
-    def row(self, tally: Tally, lines: Lines) -> Row:
+    def row(self, tally: BatchTally, lines: LineReader) -> ProgressRow:
         """What the bar shows now."""
         now = monotonic()
         if (good := tally.answered - tally.failed) and tally.answer_tokens:
@@ -347,9 +349,9 @@ class Outlook:
         begun = sorted(begun)[: self._left]
         self._look(now, tally, tally.answered + sum(begun))
         left = None if total is None else self._seconds_left(now, tally, self._left - sum(begun))
-        return Row(tally.before + tally.answered, total, _remarks(tally, self._rate), left)
+        return ProgressRow(tally.before + tally.answered, total, _remarks(tally, self._rate), left)
 
-    def _look(self, now: float, tally: Tally, done: float) -> None:
+    def _look(self, now: float, tally: BatchTally, done: float) -> None:
         """Measure the speed up to the last thing that was seen, so that it does not fall until the next."""
         _, done_before, tokens_before = self._seen[-1]
         done = max(done, done_before)
@@ -370,7 +372,7 @@ class Outlook:
         if tally.answered >= self._enough:
             self._step_at = now + ASK_S
 
-    def _seconds_left(self, now: float, tally: Tally, requests: float) -> float | None:
+    def _seconds_left(self, now: float, tally: BatchTally, requests: float) -> float | None:
         """Of several requests; one that is half done counts half."""
         if not self._left:
             return 0.0
@@ -386,20 +388,20 @@ class Outlook:
         return left if left > 0 else None  # it takes longer than was known
 
 
-def _total(tally: Tally, lines: Lines) -> int | None:
+def _total(tally: BatchTally, lines: LineReader) -> int | None:
     """How many requests there are; by their sizes, as long as not all are read."""
     if tally.complete or not lines.size or not lines.at:
         return tally.read if tally.complete else None
     return max(tally.read, round(tally.read * lines.size / lines.at))
 
 
-def _remarks(tally: Tally, rate: float) -> str:
+def _remarks(tally: BatchTally, rate: float) -> str:
     failed = f", {tally.failed} failed" if tally.failed else ""
     running = f"{tally.running} running, " if tally.running else ""
     return tally.waits_for or f"{running}{counted(rate, 'token', '.0f')}/s{failed}"
 
 
-def summary(tally: Tally, seconds: float) -> dict[str, object]:
+def summary(tally: BatchTally, seconds: float) -> dict[str, object]:
     """What `run -f -o --json` prints."""
     return {
         "requests": tally.read,
@@ -412,7 +414,7 @@ def summary(tally: Tally, seconds: float) -> dict[str, object]:
     }
 
 
-def stopped_in_words(output: Path, resume: bool, tally: Tally, before: int) -> str:
+def stopped_in_words(output: Path, resume: bool, tally: BatchTally, before: int) -> str:
     """What has been done when a run is stopped, and how to go on; `before`: results that the file had."""
     done = max(tally.before + tally.answered, before)
     waiting = waiting_path(output)
@@ -427,7 +429,7 @@ def stopped_in_words(output: Path, resume: bool, tally: Tally, before: int) -> s
     return f"stopped: {kept}; {same} finishes the file"
 
 
-def in_words(tally: Tally, seconds: float) -> str:
+def in_words(tally: BatchTally, seconds: float) -> str:
     """One line on how it went."""
     before = f", {tally.before} from an earlier run" if tally.before else ""
     rate = counted(tally.answer_tokens / seconds, "token", ".0f")

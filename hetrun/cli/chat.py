@@ -62,7 +62,7 @@ def _client(settings: Settings, log: BinaryIO) -> ChatClient:
 
 def _doors(settings: Settings, log: BinaryIO) -> Doors:
     """Other models and other options; of a running server, its other models."""
-    from hetrun.tui.host import Doors, Offered
+    from hetrun.tui.host import Doors, HostModel
 
     if settings.url is not None:
         return doors_of_server(settings, settings.url)
@@ -70,11 +70,11 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
     def reopen(changes: Mapping[str, object], tell: Tell) -> Opening:
         return partial(WorkerClient, changed(settings, changes, tell), log=log)
 
-    def models() -> list[Offered]:
+    def models() -> list[HostModel]:
         from hetrun.loader.hub.stores import available
 
         found = available(warn=lambda _: None)
-        return [Offered(model.name, str(model.path), format_bytes(model.size)) for model in found]
+        return [HostModel(model.name, str(model.path), format_bytes(model.size)) for model in found]
 
     return Doors(reopen, models)
 
@@ -82,7 +82,7 @@ def _doors(settings: Settings, log: BinaryIO) -> Doors:
 def doors_of_server(settings: Settings, url: str) -> Doors:
     """Other models of a server."""
     from hetrun.client.http_client import RemoteClient
-    from hetrun.tui.host import Doors, Offered
+    from hetrun.tui.host import Doors, HostModel
 
     def client(model: str | None) -> RemoteClient:
         return RemoteClient(url, api_key=settings.api_key, model=model, api=settings.api)
@@ -90,9 +90,9 @@ def doors_of_server(settings: Settings, url: str) -> Doors:
     def reopen(changes: Mapping[str, object], tell: Tell) -> Opening:
         return partial(client, str(changes["model"]) if "model" in changes else settings.model)
 
-    def models() -> list[Offered]:
+    def models() -> list[HostModel]:
         found = asyncio.run(client(None).models())
-        return [Offered(m.id, m.path, format_bytes(m.file_bytes) if m.file_bytes else "") for m in found]
+        return [HostModel(m.id, m.path, format_bytes(m.file_bytes) if m.file_bytes else "") for m in found]
 
     return Doors(reopen, models, is_server=True)
 

@@ -24,7 +24,7 @@ from hetrun.errors import UserError, printable
 
 if TYPE_CHECKING:
     from hetrun.tui.conversation import Talk
-    from hetrun.tui.store.store import Store
+    from hetrun.tui.store.store import ConversationStore
 
 PROMPT, MORE = "> ", ". "
 MARK = '"""'  # before and after a message of several lines
@@ -71,17 +71,17 @@ def converse(
             return plain.run(first)
 
 
-def _store() -> Store:
-    from hetrun.tui.store.store import Store  # on use: most commands keep nothing
+def _store() -> ConversationStore:
+    from hetrun.tui.store.store import ConversationStore  # on use: most commands keep nothing
 
     try:
-        return Store(dirs().data / KEPT)
+        return ConversationStore(dirs().data / KEPT)
     except UserError as error:
         say(f"{error}; this conversation will not be saved")
-        return Store(None)
+        return ConversationStore(None)
 
 
-def _last(store: Store) -> dict[str, Any]:
+def _last(store: ConversationStore) -> dict[str, Any]:
     """The last conversation and its model."""
     match json.loads(store.choice(LAST, "{}")):
         case {"conversation": int(number), "model": str() | None as model}:

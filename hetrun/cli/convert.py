@@ -11,7 +11,7 @@ from hetrun.cli.output import say
 from hetrun.cli.progress import loading
 from hetrun.errors import OptionError, printable
 from hetrun.system.units import format_bytes
-from hetrun.tools.convert import Report, Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, ConversionReport, convert_model
 from hetrun.tools.convert.quant_mixtures import RECIPES, by_option
 
 
@@ -28,7 +28,7 @@ def convert(
     if quant is None:
         raise OptionError(f"name a type, as -q q4_k_m; there are {', '.join(RECIPES).lower()}")
     heed_sigterm()
-    wish = Wish(source, by_option(quant), output, threads, force, requantize)
+    wish = ConversionOptions(source, by_option(quant), output, threads, force, requantize)
     with loading("converting") as tell:
         report = convert_model(wish, tell)
     for note in report.notes:
@@ -36,7 +36,7 @@ def convert(
     print(json.dumps(to_json(report), indent=1) if as_json else printable(to_text(report)))
 
 
-def to_text(report: Report) -> str:
+def to_text(report: ConversionReport) -> str:
     """One line."""
     return (
         f"{report.path}: {format_bytes(report.bytes_before)} -> {format_bytes(report.bytes_after)}, "
@@ -44,6 +44,6 @@ def to_text(report: Report) -> str:
     )
 
 
-def to_json(report: Report) -> dict[str, object]:
+def to_json(report: ConversionReport) -> dict[str, object]:
     """Everything, for programs."""
     return {**asdict(report), "path": str(report.path), "notes": list(report.notes)}

@@ -16,7 +16,7 @@ from hetrun.errors import OptionError, UserError
 from hetrun.system.terminal_text import visible
 from hetrun.tools.launch import server
 from hetrun.tools.launch.agents import AGENTS, Agent, Start, Target
-from hetrun.tools.launch.server import Choice
+from hetrun.tools.launch.server import ServerModel
 from hetrun.tools.launch.start import SECRET, as_shell, folder_of, program, run
 
 ANY = "MODEL"  # in the list, where no model was chosen
@@ -48,7 +48,7 @@ def launch(settings: Settings, name: str, arguments: Sequence[str], keep: bool) 
     return code
 
 
-def warn(agent: Agent, choice: Choice) -> None:
+def warn(agent: Agent, choice: ServerModel) -> None:
     """Say it if the context is too short for the agent's own prompts."""
     if 0 < choice.context < agent.context:
         say(
@@ -87,7 +87,7 @@ def print_agents(settings: Settings, as_json: bool) -> None:
     try:
         choice = server.named(settings) or server.planned(settings)
     except UserError:
-        choice = Choice(settings.url or server.PLANNED, settings.model)
+        choice = ServerModel(settings.url or server.PLANNED, settings.model)
     choice = replace(choice, model=choice.model or ANY)
     starts = [(agent, start_of(agent, choice, settings, ())) for agent in AGENTS.values()]
     if as_json:
@@ -135,7 +135,7 @@ def agent_of(name: str) -> Agent:
     raise OptionError(f"there is no agent {name[:80]}; {hint}")
 
 
-def start_of(agent: Agent, choice: Choice, settings: Settings, arguments: Sequence[str]) -> Start:
+def start_of(agent: Agent, choice: ServerModel, settings: Settings, arguments: Sequence[str]) -> Start:
     """How this agent is started with this model."""
     url = choice.url.rstrip("/").removesuffix("/v1")
     if url.startswith("unix:"):

@@ -50,7 +50,7 @@ Taken = Literal["it is here", "by its looks"]  # why a word is; by its looks, it
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ModelArgument:
     """What the words of a command line ask, and whom."""
 
     prompt: str | None
@@ -59,7 +59,9 @@ class Asked:
     unsure: str | None = None  # a model that may be the first word of a prompt without quotes
 
     @classmethod
-    def of(cls, words: Sequence[str], text: str | None, given: dict[str, object], here: bool = True) -> Asked:
+    def of(
+        cls, words: Sequence[str], text: str | None, given: dict[str, object], here: bool = True
+    ) -> ModelArgument:
         """`text` is the prompt of -p; a model that is named goes into `given`. A server's models are not
         `here`: only -m names them."""
         doubtful: tuple[str, ...] = ()

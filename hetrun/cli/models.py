@@ -17,7 +17,7 @@ from hetrun.loader.hub.names import wanted
 from hetrun.loader.hub.nearby import gguf_files
 from hetrun.loader.hub.remove import removal, remove
 from hetrun.loader.hub.resolve import find
-from hetrun.loader.hub.stores import DEMO, Stored, available
+from hetrun.loader.hub.stores import DEMO, StoredModel, available
 from hetrun.system.terminal_text import visible
 from hetrun.system.units import format_bytes
 
@@ -62,7 +62,7 @@ def print_list(as_json: bool) -> None:
         say(others)
 
 
-def files_besides(models: Sequence[Stored]) -> str:
+def files_besides(models: Sequence[StoredModel]) -> str:
     """How to run the files of the current folder that are not among the models; empty if there are none."""
     listed = {os.path.realpath(model.path) for model in models}
     found = [visible(name) for name in gguf_files() if os.path.realpath(name) not in listed]

@@ -20,7 +20,7 @@ from hetrun.cli.commands import AliasedOption
 from hetrun.cli.output import say
 from hetrun.config import OPTIONS, Settings
 from hetrun.errors import OptionError
-from hetrun.option_types import SPECULATION, Choice
+from hetrun.option_types import SPECULATION, WordChoice
 from hetrun.system.memory_info import machine_memory
 from hetrun.system.units import format_bytes
 
@@ -143,7 +143,7 @@ def completions(name: str, begun: str) -> list[CompletionItem]:
     if name in FILES:
         return [CompletionItem(begun, type="file")]
     words: Sequence[str] = ()
-    if isinstance(parse, Choice):
+    if isinstance(parse, WordChoice):
         words = parse.words
     elif name == "spec":
         words = (*SPECULATION, "draft:")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
-from hetrun.system.progress import Measuring
+from hetrun.system.progress import MeasuringProgress
 
 PATIENCE = 1.0  # seconds before a bar is worth drawing
 OPENING, MEASURING = "loading", "measuring this model, once"
@@ -20,7 +20,7 @@ def loading(what: str) -> Iterator[Callable[[float], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    bar = _Bar(what)
+    bar = _TerminalBar(what)
     try:
         yield bar.update
     finally:
@@ -28,7 +28,7 @@ def loading(what: str) -> Iterator[Callable[[float], None] | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ProgressRow:
     """How far something has come that is counted."""
 
     done: int
@@ -38,7 +38,7 @@ class Row:
 
 
 @contextmanager
-def rows(what: str) -> Iterator[Callable[[Row], None] | None]:
+def rows(what: str) -> Iterator[Callable[[ProgressRow], None] | None]:
     """A function to be told how far something has come; None where stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
@@ -52,7 +52,7 @@ def rows(what: str) -> Iterator[Callable[[Row], None] | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None, count="", remarks="", left="")
 
-        def show(row: Row) -> None:
+        def show(row: ProgressRow) -> None:
             count = f"{row.done} of {row.total} done" if row.total is not None else f"{row.done} done"
             count += "," if row.remarks else ""
             left = "" if row.left_s is None else f"{clock(row.left_s)} left"
@@ -70,7 +70,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class _Bar:
+class _TerminalBar:
     def __init__(self, what: str) -> None:
         self._what = what
         self._start = perf_counter()
@@ -97,7 +97,7 @@ class _Bar:
         self._close = progress.stop
 
         def draw(part: float) -> None:
-            what = MEASURING if isinstance(part, Measuring) and part < 1 else self._what
+            what = MEASURING if isinstance(part, MeasuringProgress) and part < 1 else self._what
             progress.update(task, completed=part, description=what)
 
         self._draw = draw

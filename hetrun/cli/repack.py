@@ -11,14 +11,14 @@ from hetrun.cli.progress import loading
 from hetrun.errors import printable
 from hetrun.system.units import counted, format_bytes
 from hetrun.tools.convert.in_place import is_begun
-from hetrun.tools.convert.reorder import Report, Wish, repack_model
+from hetrun.tools.convert.reorder import RepackOptions, RepackReport, repack_model
 
 
 def repack(
     model: Path, output: Path | None, force: bool, as_json: bool, *, merged: bool, in_place: bool
 ) -> None:
     """Repack and say what came of it."""
-    wish = Wish(model, output, force, merged, in_place)
+    wish = RepackOptions(model, output, force, merged, in_place)
     heed_sigterm()
     try:
         with loading("repacking") as tell:
@@ -32,7 +32,7 @@ def repack(
     print(in_json(to_json(report), indent=1) if as_json else printable(to_text(report)))
 
 
-def to_text(report: Report) -> str:
+def to_text(report: RepackReport) -> str:
     """One line."""
     tensors = counted(report.tensors, "tensor")
     how = f"{tensors} in the order of use, each at a multiple of {report.alignment} bytes"
@@ -44,6 +44,6 @@ def to_text(report: Report) -> str:
     return f"{report.path}: {how}, {sizes}, {report.seconds:.1f} s"
 
 
-def to_json(report: Report) -> dict[str, object]:
+def to_json(report: RepackReport) -> dict[str, object]:
     """Everything, for programs."""
     return {**asdict(report), "path": str(report.path), "notes": list(report.notes)}

@@ -24,7 +24,7 @@ from hetrun.system.terminal_text import visible
 from hetrun.system.units import counted, format_bytes
 
 if TYPE_CHECKING:
-    from hetrun.cli.run_remote import Answerer
+    from hetrun.cli.run_remote import RemoteRunner
 
 CONTEXT = "the end of the context"  # what cuts an answer that -n does not
 
@@ -98,7 +98,7 @@ def answered_elsewhere(settings: Settings, request: GenerateRequest, *, as_json:
 
 
 def show_answer(
-    there: Answerer, request: GenerateRequest, events: Iterator[Event], *, as_json: bool, told: bool
+    there: RemoteRunner, request: GenerateRequest, events: Iterator[Event], *, as_json: bool, told: bool
 ) -> None:
     """The answer of a server as that of an engine here."""
     seen = list(shown(events, not as_json))

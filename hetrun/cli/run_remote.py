@@ -12,7 +12,7 @@ from pathlib import Path
 from hetrun.cli.options import RUNNING, TEMPLATE
 from hetrun.client import local_servers
 from hetrun.client.events import Event, GenerateRequest
-from hetrun.client.http_client import Broken, RemoteClient
+from hetrun.client.http_client import RemoteClient, ServerUnreachable
 from hetrun.client.local_servers import PrivateClient, RunningServer, ServedModel
 from hetrun.client.model_catalog import identity
 from hetrun.client.pictures import check_reads
@@ -21,11 +21,11 @@ from hetrun.errors import BackendError, ContextFull, EngineStopped, OptionError,
 
 OWN = (*RUNNING, *TEMPLATE, "prompt_cache")  # options for an engine of one's own
 # What a server cannot do now, or with its context, an engine here may.
-PASSING = (ContextFull, Overloaded, EngineStopped, BackendError, Broken)
+PASSING = (ContextFull, Overloaded, EngineStopped, BackendError, ServerUnreachable)
 
 
 @dataclass(frozen=True)
-class Answerer:
+class RemoteRunner:
     """A server that answers instead of an engine in this process."""
 
     where: str
@@ -42,7 +42,7 @@ class Answerer:
 @contextmanager
 def of_url(
     settings: Settings, say: Callable[[str], None], pictures: tuple[bytes, ...] = ()
-) -> Iterator[Answerer]:
+) -> Iterator[RemoteRunner]:
     """The server of --url; `say` reports that it loads the model. `pictures` belong to what it is asked."""
     assert settings.url is not None
     for name in OWN:
@@ -63,7 +63,7 @@ def of_url(
         def events(request: GenerateRequest) -> Iterator[Event]:
             return _events(runner, client.stream(request))
 
-        yield Answerer(settings.url, client.model, events, knows_tokens=False)
+        yield RemoteRunner(settings.url, client.model, events, knows_tokens=False)
 
 
 def check_for_url(request: GenerateRequest) -> GenerateRequest:
@@ -91,13 +91,13 @@ def find(settings: Settings) -> tuple[RunningServer, ServedModel] | None:
 
 
 @contextmanager
-def of_own(found: tuple[RunningServer, ServedModel]) -> Iterator[Answerer]:
+def of_own(found: tuple[RunningServer, ServedModel]) -> Iterator[RemoteRunner]:
     """A server of this user."""
     server, model = found
     assert server.facts is not None
     client = PrivateClient(server.socket)
     with asyncio.Runner() as runner:
-        yield Answerer(
+        yield RemoteRunner(
             server.facts.address,
             model.name,
             lambda request: _events(runner, client.generate(model.name, request)),

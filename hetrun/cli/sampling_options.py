@@ -98,7 +98,7 @@ def _refuse_no_schema(where: str, text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SamplingRow:
     """One field of SamplingParams on the command line."""
 
     name: str
@@ -138,7 +138,7 @@ class Row:
 
 
 SHAPE = (
-    Row(
+    SamplingRow(
         "json_schema",
         ("-j", "--json-schema"),
         "answer in JSON that follows this schema",
@@ -147,7 +147,7 @@ SHAPE = (
         structure,
         aliases=words.ALIASES["json_schema"],
     ),
-    Row(
+    SamplingRow(
         "grammar",
         ("--grammar",),
         "answer with a text that follows this grammar (GBNF or Lark)",
@@ -156,56 +156,58 @@ SHAPE = (
         structure,
         aliases=words.ALIASES["grammar"],
     ),
-    Row(
+    SamplingRow(
         "regex", ("--regex",), "answer with a text that matches this regular expression", "", "TEXT", as_typed
     ),
 )
 SCORES = (
-    Row("logprobs", ("--logprobs",), "with --json: log-probability of each token, and of the N likeliest"),
-    Row("prompt_logprobs", ("--prompt-logprobs",), "the same for the prompt's tokens"),
+    SamplingRow(
+        "logprobs", ("--logprobs",), "with --json: log-probability of each token, and of the N likeliest"
+    ),
+    SamplingRow("prompt_logprobs", ("--prompt-logprobs",), "the same for the prompt's tokens"),
 )
 SAMPLING = (
-    Row("top_k", ("--top-k",), "keep the N likeliest tokens", "0: all"),
-    Row("top_p", ("--top-p",), "the likeliest that add up to N", "1: off"),
-    Row("min_p", ("--min-p",), "at least N times the likeliest", "0: off"),
-    Row(
+    SamplingRow("top_k", ("--top-k",), "keep the N likeliest tokens", "0: all"),
+    SamplingRow("top_p", ("--top-p",), "the likeliest that add up to N", "1: off"),
+    SamplingRow("min_p", ("--min-p",), "at least N times the likeliest", "0: off"),
+    SamplingRow(
         "typical_p",
         ("--typical",),
         "the most typical that add up to N",
         "1: off",
         aliases=("--typical-p",),
     ),
-    Row(
+    SamplingRow(
         "top_n_sigma",
         ("--top-nsigma",),
         "within N deviations of the best",
         "-1: off",
         aliases=("--top-n-sigma",),
     ),
-    Row("min_keep", ("--min-keep",), "fewest tokens that filters leave"),
-    Row(
+    SamplingRow("min_keep", ("--min-keep",), "fewest tokens that filters leave"),
+    SamplingRow(
         "xtc_probability",
         ("--xtc-probability",),
         "chance of dropping the likeliest",
         "0: off",
     ),
-    Row("xtc_threshold", ("--xtc-threshold",), "probability that counts as likely"),
-    Row("dynatemp_range", ("--dynatemp-range",), "vary the temperature by up to N", "0: off"),
-    Row("dynatemp_exponent", ("--dynatemp-exp",), "exponent of the entropy"),
-    Row("repeat_penalty", ("--repeat-penalty",), "penalty for repeated tokens, a factor", "1: off"),
-    Row("presence_penalty", ("--presence-penalty",), "penalty if a token has appeared", "0: off"),
-    Row("frequency_penalty", ("--frequency-penalty",), "penalty for each appearance", "0: off"),
-    Row("repeat_last_n", ("--repeat-last-n",), "tokens to look back", "0: off, -1: all"),
-    Row("dry_multiplier", ("--dry-multiplier",), "penalty for repeated sequences", "0: off"),
-    Row("dry_base", ("--dry-base",), "factor for each further token"),
-    Row("dry_allowed_length", ("--dry-allowed-length",), "longest sequence without penalty"),
-    Row(
+    SamplingRow("xtc_threshold", ("--xtc-threshold",), "probability that counts as likely"),
+    SamplingRow("dynatemp_range", ("--dynatemp-range",), "vary the temperature by up to N", "0: off"),
+    SamplingRow("dynatemp_exponent", ("--dynatemp-exp",), "exponent of the entropy"),
+    SamplingRow("repeat_penalty", ("--repeat-penalty",), "penalty for repeated tokens, a factor", "1: off"),
+    SamplingRow("presence_penalty", ("--presence-penalty",), "penalty if a token has appeared", "0: off"),
+    SamplingRow("frequency_penalty", ("--frequency-penalty",), "penalty for each appearance", "0: off"),
+    SamplingRow("repeat_last_n", ("--repeat-last-n",), "tokens to look back", "0: off, -1: all"),
+    SamplingRow("dry_multiplier", ("--dry-multiplier",), "penalty for repeated sequences", "0: off"),
+    SamplingRow("dry_base", ("--dry-base",), "factor for each further token"),
+    SamplingRow("dry_allowed_length", ("--dry-allowed-length",), "longest sequence without penalty"),
+    SamplingRow(
         "dry_penalty_last_n",
         ("--dry-penalty-last-n",),
         "tokens to look back",
         "0: off, -1: all",
     ),
-    Row(
+    SamplingRow(
         "dry_sequence_breakers",
         ("--dry-sequence-breaker",),
         "text that ends a sequence; may be repeated",
@@ -214,10 +216,10 @@ SAMPLING = (
         breakers,
         repeated=True,
     ),
-    Row("mirostat", ("--mirostat",), "1 or 2: instead of the filters", "0: off"),
-    Row("mirostat_eta", ("--mirostat-lr",), "its learning rate"),
-    Row("mirostat_tau", ("--mirostat-ent",), "its target entropy"),
-    Row(
+    SamplingRow("mirostat", ("--mirostat",), "1 or 2: instead of the filters", "0: off"),
+    SamplingRow("mirostat_eta", ("--mirostat-lr",), "its learning rate"),
+    SamplingRow("mirostat_tau", ("--mirostat-ent",), "its target entropy"),
+    SamplingRow(
         "samplers",
         ("--samplers",),
         "use these, such as top_k;top_p;temperature",
@@ -225,7 +227,7 @@ SAMPLING = (
         "NAMES",
         as_typed,
     ),
-    Row(
+    SamplingRow(
         "logit_bias",
         ("-l", "--logit-bias"),
         "5+1 favours token 5, 5-inf forbids it; may be repeated",
@@ -234,8 +236,8 @@ SAMPLING = (
         biases,
         repeated=True,
     ),
-    Row("ignore_eos", ("--ignore-eos",), "do not stop where the model would", "", None, as_typed),
-    Row(
+    SamplingRow("ignore_eos", ("--ignore-eos",), "do not stop where the model would", "", None, as_typed),
+    SamplingRow(
         "stop",
         ("-r", "--stop"),
         "text that ends the answer (\\n: line end); may be repeated",
@@ -250,22 +252,22 @@ ROWS = {row.name: row for row in (*SHAPE, *SCORES, *SAMPLING)}
 
 
 @cache
-def brought() -> Mapping[str, Row]:
+def brought() -> Mapping[str, SamplingRow]:
     """The parameters of samplers that packages brought, by name."""
-    found: dict[str, Row] = {}
+    found: dict[str, SamplingRow] = {}
     for p in sampler_plugins.parameters().values():
         flag = f"--{p.name.replace('_', '-')}"
-        found[p.name] = Row(p.name, (flag,), p.help, p.off, brought=p)
+        found[p.name] = SamplingRow(p.name, (flag,), p.help, p.off, brought=p)
     return found
 
 
 # --- click
 
 
-class Option(click.Option):
+class SamplingOption(click.Option):
     """An option of the table; its help leaves out the aliases."""
 
-    def __init__(self, declarations: Sequence[str], row: Row) -> None:
+    def __init__(self, declarations: Sequence[str], row: SamplingRow) -> None:
         names = (*row.flags, *row.aliases, *declarations)
         if row.metavar is None:
             super().__init__(names, help=row.help_text, is_flag=True, default=None)
@@ -278,7 +280,7 @@ class Option(click.Option):
         return f"{flags} {self.row.metavar}" if self.row.metavar else flags, self.row.help_text
 
 
-class Command(UsualCommand):
+class SamplingCommand(UsualCommand):
     """Its help has the usual options first."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -294,8 +296,8 @@ class Command(UsualCommand):
         """The options of their samplers. Only where they are needed: to find them takes its time."""
         known = {flag for param in self.params for flag in param.opts}
         new = [row for row in brought().values() if row.flag not in known]
-        if any(isinstance(param, Option) and param.row in SAMPLING for param in self.params):
-            self.params += [Option((row.name,), row) for row in new]
+        if any(isinstance(param, SamplingOption) and param.row in SAMPLING for param in self.params):
+            self.params += [SamplingOption((row.name,), row) for row in new]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.take_what_packages_brought()
@@ -303,7 +305,9 @@ class Command(UsualCommand):
         sampling: list[tuple[str, str]] = []
         for option in self.get_params(ctx):
             if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
-                is_sampling = isinstance(option, Option) and (option.row in SAMPLING or option.row.brought)
+                is_sampling = isinstance(option, SamplingOption) and (
+                    option.row in SAMPLING or option.row.brought
+                )
                 under = sampling if is_sampling else usual
                 under.append(record)
         for heading, records in (("Options", usual), (HEADING, sampling)):
@@ -311,12 +315,12 @@ class Command(UsualCommand):
                 formatter.write_dl(records)
 
 
-def options(*rows: Row) -> Callable[[Callable[..., Any]], Any]:
+def options(*rows: SamplingRow) -> Callable[[Callable[..., Any]], Any]:
     """Options of the table; `taken` reads them."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for row in reversed(rows):
-            command = click.option(row.name, cls=Option, row=row)(command)
+            command = click.option(row.name, cls=SamplingOption, row=row)(command)
         return command
 
     return decorate

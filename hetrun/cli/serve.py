@@ -19,8 +19,8 @@ from hetrun.cli.progress import OPENING, loading
 from hetrun.client import local_servers
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.interface import ChatClient
-from hetrun.client.model_catalog import Found, ModelCatalog, find_models
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_catalog import CatalogModel, ModelCatalog, find_models
+from hetrun.client.model_pool import ModelPool
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, default_model, is_of_service
 from hetrun.errors import OptionError, UserError, printable
@@ -48,7 +48,7 @@ def serve_forever(settings: Settings, sampling: Mapping[str, object], verbose: b
     if settings.aliases and settings.models:
         raise OptionError("--alias names a single model: it does not go with --models")
     remark_on_kubernetes()
-    address = listen.Address(settings.host, port(settings), settings.uds)
+    address = listen.ListenAddress(settings.host, port(settings), settings.uds)
     listen.check_exposure(address, settings.api_key)
     with listen.listening(address) as bound, requests_logged(verbose) as log, remarks_in(log):
         asyncio.run(_serve(settings, sampling, bound, address.hosts(settings.allowed_hosts), log))
@@ -178,7 +178,7 @@ async def _serve(
 
 def app_of(
     settings: Settings,
-    client: ChatClient | Shelf,
+    client: ChatClient | ModelPool,
     sampling: Mapping[str, object],
     hosts: Iterable[str] | None,
     log: RequestLog,
@@ -225,7 +225,7 @@ def in_words(names: Sequence[str]) -> str:
 
 
 @asynccontextmanager
-async def listed(shelf: Shelf, stop: asyncio.Event, settings: Settings, url: str) -> AsyncIterator[None]:
+async def listed(shelf: ModelPool, stop: asyncio.Event, settings: Settings, url: str) -> AsyncIterator[None]:
     """Inside, `hetrun ps`, `stop` and `run` find the server."""
     from hetrun.server import listen
     from hetrun.server.private_socket import private_app
@@ -242,7 +242,7 @@ async def listed(shelf: Shelf, stop: asyncio.Event, settings: Settings, url: str
         yield
 
 
-def shelf_of(settings: Settings) -> Shelf:
+def shelf_of(settings: Settings) -> ModelPool:
     """The models that are offered: one that was named; several, loaded on demand within one budget; or, if
     none was named, all that `hetrun list` shows."""
     if settings.models:
@@ -269,24 +269,26 @@ def shelf_of(settings: Settings) -> Shelf:
         settings = _for(settings, str(next(iter(models.values())).path), settings.ram)
     place = Path(settings.model).expanduser() if settings.model else default_model()
 
-    def alone(found: Found, ram: int | None) -> ChatClient:
+    def alone(found: CatalogModel, ram: int | None) -> ChatClient:
         return WorkerClient(settings if ram is None else _for(settings, settings.model, ram))
 
-    named_alone = Found(name_in_list(place), place, 0)
-    return Shelf([named_alone], alone, idle_s=settings.sleep_idle)
+    named_alone = CatalogModel(name_in_list(place), place, 0)
+    return ModelPool([named_alone], alone, idle_s=settings.sleep_idle)
 
 
 def _names_a_tower(settings: Settings) -> bool:
     return settings.mmproj not in (None, "none")
 
 
-def _several(settings: Settings, models: Mapping[str, Found], catalog: ModelCatalog | None = None) -> Shelf:
+def _several(
+    settings: Settings, models: Mapping[str, CatalogModel], catalog: ModelCatalog | None = None
+) -> ModelPool:
     """Several models, and those of the catalog that come later."""
 
-    def one_of_several(found: Found, ram: int | None) -> ChatClient:
+    def one_of_several(found: CatalogModel, ram: int | None) -> ChatClient:
         return WorkerClient(_for(settings, str(found.path), settings.ram if ram is None else ram))
 
-    return Shelf(
+    return ModelPool(
         models.values(),
         one_of_several,
         most_loaded=settings.models_max,

@@ -13,7 +13,7 @@ from hetrun.config import Settings
 from hetrun.errors import BackendUnavailable, HetrunError, OptionError, PluginError
 from hetrun.system import entry_points
 from hetrun.tools.batch.http_worker import Worker
-from hetrun.tools.batch.worker import Away, Brought, Place, Places, Wanted
+from hetrun.tools.batch.worker import Away, Place, Places, PluginPlace, Wanted
 
 OURS = (*PORTS, "unix")  # schemes that packages cannot take over
 # Packages that bring places for a scheme, to be named where they are not installed.
@@ -40,7 +40,7 @@ async def elsewhere(urls: Sequence[str], settings: Settings) -> AsyncIterator[li
         yield places
 
 
-def _bringer(url: str) -> entry_points.Point | None:
+def _bringer(url: str) -> entry_points.PluginPoint | None:
     """What brings places for an address. Other packages cannot take over the schemes of hetrun itself."""
     scheme = url.partition(":")[0]
     return None if scheme in OURS else entry_points.find("workers", scheme)
@@ -62,7 +62,9 @@ def _plain(url: str) -> Address:
 
 
 @asynccontextmanager
-async def _brought(point: entry_points.Point, where: str, wanted: Wanted) -> AsyncIterator[Sequence[Place]]:
+async def _brought(
+    point: entry_points.PluginPoint, where: str, wanted: Wanted
+) -> AsyncIterator[Sequence[Place]]:
     """A package's places. Whatever it raises that is not for people is said of it."""
 
     def fault(why: str | BaseException) -> PluginError:
@@ -72,7 +74,7 @@ async def _brought(point: entry_points.Point, where: str, wanted: Wanted) -> Asy
     ours: BaseException | None = None
     try:
         async with cast(Places, entry_points.load(point))(where, wanted) as found:
-            places = [Brought(place, fault) for place in found]
+            places = [PluginPlace(place, fault) for place in found]
             if not places:
                 raise fault("none of its workers answers")
             try:

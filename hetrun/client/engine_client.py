@@ -18,9 +18,9 @@ from hetrun.client.hook_dispatcher import heard, overheard
 from hetrun.client.interface import Health
 from hetrun.client.mailbox import Mailbox, Posts
 from hetrun.client.queries import Question
-from hetrun.client.wire_protocol import Load, Patience
-from hetrun.client.worker_main import ENGINE, Answerer
-from hetrun.client.worker_process import Died, Life
+from hetrun.client.wire_protocol import LoadMessage, Patience
+from hetrun.client.worker_main import ENGINE, WorkerModel
+from hetrun.client.worker_process import Life, WorkerDied
 from hetrun.client.worker_supervisor import Supervisor
 from hetrun.config import Settings
 from hetrun.errors import BackendError, EngineStopped, HetrunError
@@ -41,7 +41,7 @@ def _overheard(
 class LocalClient:
     """An engine in this process."""
 
-    def __init__(self, engine: Answerer) -> None:
+    def __init__(self, engine: WorkerModel) -> None:
         self._engine = engine
         self._posts = Posts()
 
@@ -102,7 +102,7 @@ class WorkerClient:
         # Only settings that differ from the defaults: the child has the same defaults.
         options = {name: getattr(settings, name) for name in settings.origins}
         verbose = logging.getLogger("hetrun").isEnabledFor(logging.INFO)
-        self._supervisor = Supervisor(Load(engine, options, patience or Patience(), verbose), log)
+        self._supervisor = Supervisor(LoadMessage(engine, options, patience or Patience(), verbose), log)
         self._posts = Posts()
 
     @property
@@ -146,9 +146,9 @@ class WorkerClient:
                 try:
                     while not over:
                         event = await box.get()
-                        if not sent and box.newest and isinstance(box.newest.error, Died):
+                        if not sent and box.newest and isinstance(box.newest.error, WorkerDied):
                             event = box.newest  # the events before it will be repeated
-                        if isinstance(event.error, Died):
+                        if isinstance(event.error, WorkerDied):
                             over, death = True, event.error
                         else:
                             over, sent = event.last, True
@@ -169,7 +169,7 @@ class WorkerClient:
         while True:
             try:
                 return await self._supervisor.ask(question)
-            except Died as death:
+            except WorkerDied as death:
                 deaths += 1
                 if self._supervisor.failed is not None:
                     raise self._supervisor.failed from death
@@ -181,7 +181,7 @@ class WorkerClient:
     async def close(self) -> None:
         await asyncio.to_thread(self._supervisor.close)
 
-    def _farewell(self, death: Died, sent: bool) -> Exception:
+    def _farewell(self, death: WorkerDied, sent: bool) -> Exception:
         """The error for a request that is not tried again."""
         if self._supervisor.failed is not None:
             return self._supervisor.failed

@@ -219,7 +219,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class CurrentStep:
     """The step that the engine is computing."""
 
     since: float  # perf_counter of its process

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.errors import PluginError
 from hetrun.system import entry_points
-from hetrun.system.entry_points import Point
+from hetrun.system.entry_points import PluginPoint
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -34,14 +34,14 @@ Info = Callable[[], ModelInfo | None]
 class Plugins:
     """The installed plugins that work, and the thread that calls them."""
 
-    def __init__(self, found: Iterable[Point]) -> None:
+    def __init__(self, found: Iterable[PluginPoint]) -> None:
         import pluggy  # on use: few have plugins
 
         from hetrun.client.hooks import Hooks
 
         self._manager = pluggy.PluginManager(entry_points.OURS)
         self._manager.add_hookspecs(Hooks)
-        self._points: dict[Point, object] = {}
+        self._points: dict[PluginPoint, object] = {}
         for point in found:
             with suppress(PluginError):
                 self._register(point)
@@ -51,7 +51,7 @@ class Plugins:
             self._thread.start()
             atexit.register(self.close)
 
-    def _register(self, point: Point) -> None:
+    def _register(self, point: PluginPoint) -> None:
         plugin = entry_points.load(point)
         try:
             self._manager.register(plugin, f"{point.package}:{point.name}")
@@ -79,7 +79,7 @@ class Plugins:
             for _ in self.ask(hook, **facts):
                 pass
 
-    def ask(self, hook: str, **facts: object) -> Iterator[tuple[Point, Any]]:
+    def ask(self, hook: str, **facts: object) -> Iterator[tuple[PluginPoint, Any]]:
         """Call a hook of each plugin and yield the results. A plugin that raises is disabled."""
         for point, plugin in list(self._points.items()):
             others = [p for p in self._manager.get_plugins() if p is not plugin]
@@ -91,7 +91,7 @@ class Plugins:
                 continue
             yield from ((point, one) for one in said)
 
-    def leave_out(self, point: Point, why: str, cause: BaseException | None = None) -> None:
+    def leave_out(self, point: PluginPoint, why: str, cause: BaseException | None = None) -> None:
         """Disable a plugin."""
         entry_points.leave_out(point, why, cause)
         self._manager.unregister(self._points.pop(point))
@@ -112,7 +112,7 @@ def plugins() -> Plugins | None:
     return Plugins(found) if found else None
 
 
-class Hearing:
+class ReportedRequest:
     """A request that is reported to plugins: its arrival, and its end."""
 
     def __init__(self, listening: Plugins, request: GenerateRequest, info: Info) -> None:
@@ -132,13 +132,15 @@ class Hearing:
         self.event(Event("done", finish_reason="cancelled"))
 
 
-def heard(request: GenerateRequest, info: Info) -> Hearing | None:
+def heard(request: GenerateRequest, info: Info) -> ReportedRequest | None:
     """Report a request to plugins; None if there are none."""
     listening = plugins()
-    return Hearing(listening, request, info) if listening else None
+    return ReportedRequest(listening, request, info) if listening else None
 
 
-async def overheard(events: AsyncGenerator[Event, None], hearing: Hearing) -> AsyncGenerator[Event, None]:
+async def overheard(
+    events: AsyncGenerator[Event, None], hearing: ReportedRequest
+) -> AsyncGenerator[Event, None]:
     """The same events, reported to plugins."""
     async with aclosing(events):
         try:
@@ -149,11 +151,11 @@ async def overheard(events: AsyncGenerator[Event, None], hearing: Hearing) -> As
             hearing.end()
 
 
-def routes(client: ChatClient) -> list[tuple[Point, BaseRoute]]:
+def routes(client: ChatClient) -> list[tuple[PluginPoint, BaseRoute]]:
     """The routes that plugins add to the server, with each plugin's name."""
     from starlette.routing import BaseRoute
 
-    listening, found = plugins(), list[tuple[Point, BaseRoute]]()
+    listening, found = plugins(), list[tuple[PluginPoint, BaseRoute]]()
     if listening is None:
         return found
     for point, said in listening.ask("hetrun_routes", client=client):

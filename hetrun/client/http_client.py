@@ -28,7 +28,7 @@ from hetrun.client.queries import (
     Question,
     Render,
     SetRam,
-    State,
+    StateQuery,
     Tokenize,
     TokenizerFacts,
     TokenizerInfo,
@@ -63,7 +63,7 @@ AGAIN_S = 0.3  # between two polls of a server that loads
 PATIENCE_S = 0.5  # without a first event, before asking whether the model is being loaded
 
 
-class Broken(UserError):
+class ServerUnreachable(UserError):
     """The server cannot be reached, or its answer cannot be understood."""
 
 
@@ -240,7 +240,9 @@ class RemoteClient:
                     first = first or monotonic()
                     yield Event("token", piece.text, logprob=piece.logprob)
         if "finish_reason" not in end:
-            raise Broken(f"{self._where.url} closed the connection in the middle of its answer; try again")
+            raise ServerUnreachable(
+                f"{self._where.url} closed the connection in the middle of its answer; try again"
+            )
         yield last_of(end, count, begun, first, monotonic(), thinking)
 
     @asynccontextmanager
@@ -281,7 +283,7 @@ class RemoteClient:
                 return TokenizerFacts(info.n_vocab, None, None, False, "", "", template, info.template_origin)
             case PlanNow():
                 return await self._asked("GET", self._of_model("/plan"))
-            case State():
+            case StateQuery():
                 return await self._machine("state", EngineState)
             case Layers():
                 return await self._machine("layers", tuple[LayerPlace, ...])
@@ -310,7 +312,7 @@ class RemoteClient:
         try:
             return read(kind, said)
         except ValueError as error:
-            raise Broken(
+            raise ServerUnreachable(
                 f"{self._where.url} sent an answer that this hetrun cannot read: {error}; is it the "
                 "same version?"
             ) from None
@@ -343,11 +345,11 @@ class RemoteClient:
                         parts.append(bytes(event.data))
                         size += len(event.data)
                         if size > MOST_BODY:
-                            raise Broken(
+                            raise ServerUnreachable(
                                 f"{self._where.url} answers with more than {format_bytes(MOST_BODY)}"
                             )
         except TimeoutError:
-            raise Broken(f"{self._where.url} does not answer within {limit_s:g} s") from None
+            raise ServerUnreachable(f"{self._where.url} does not answer within {limit_s:g} s") from None
         try:
             said = parsed(b"".join(parts))
         except (ValueError, RecursionError):
@@ -368,7 +370,7 @@ class RemoteClient:
                 elif isinstance(event, h11.Data):
                     *lines, rest = (rest + bytes(event.data)).split(b"\n")
                     if len(rest) > MOST_LINE:
-                        raise Broken(f"{self._where.url} sent an endless line")
+                        raise ServerUnreachable(f"{self._where.url} sent an endless line")
                     for line in lines:
                         yield line.decode("utf-8", "replace").rstrip("\r")
         if status != 200:
@@ -382,7 +384,9 @@ class RemoteClient:
         except (ValueError, RecursionError):
             said = otherwise
         if not isinstance(said, dict):
-            raise Broken(f"{self._where.url} sent something that is not a JSON object: {text[:60]!r}")
+            raise ServerUnreachable(
+                f"{self._where.url} sent something that is not a JSON object: {text[:60]!r}"
+            )
         return said
 
     @asynccontextmanager
@@ -392,12 +396,14 @@ class RemoteClient:
         try:
             reader, writer = await where.connected()
         except OSError as error:
-            raise Broken(f"{where.url} cannot be reached: {error}; is the server running?") from None
+            raise ServerUnreachable(
+                f"{where.url} cannot be reached: {error}; is the server running?"
+            ) from None
         try:
             headers = self._api.headers(self._key)
             yield _events(reader, writer, where, _request(where, method, path, body, headers))
         except (OSError, EOFError, h11.ProtocolError) as error:
-            raise Broken(
+            raise ServerUnreachable(
                 f"{where.url} closed the connection{f': {error}' if str(error) else ''}; try again"
             ) from None
         finally:

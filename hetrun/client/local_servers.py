@@ -22,7 +22,7 @@ from time import monotonic
 from hetrun import __version__
 from hetrun.client.event_json import event_of, request_as_json
 from hetrun.client.events import Event, GenerateRequest
-from hetrun.client.http_client import Broken, RemoteClient
+from hetrun.client.http_client import RemoteClient, ServerUnreachable
 from hetrun.client.remote.openai_format import read
 from hetrun.config import Settings, runtime_dir
 from hetrun.errors import EngineStopped, HetrunError, UserError
@@ -130,7 +130,9 @@ class PrivateClient(RemoteClient):
         try:
             facts: ServerFacts = read(ServerFacts, said)
         except ValueError as error:
-            raise Broken(f"its answer cannot be read: {error}; it may be another version of hetrun") from None
+            raise ServerUnreachable(
+                f"its answer cannot be read: {error}; it may be another version of hetrun"
+            ) from None
         return facts
 
     async def stop(self) -> None:
@@ -147,7 +149,7 @@ class PrivateClient(RemoteClient):
                     yield event
                     if event.last:
                         return
-            raise Broken("the server closed the connection in the middle of its answer; try again")
+            raise ServerUnreachable("the server closed the connection in the middle of its answer; try again")
         except (HetrunError, ValueError) as error:
             yield Event("error", error=error if isinstance(error, HetrunError) else EngineStopped(str(error)))
 
@@ -223,7 +225,7 @@ def stop(server: RunningServer) -> None:
 
 
 async def _stopped(server: RunningServer) -> None:
-    with suppress(Broken):  # it may be gone before it has answered
+    with suppress(ServerUnreachable):  # it may be gone before it has answered
         await PrivateClient(server.socket).stop()
     begun = monotonic()
     while monotonic() - begun < MOST_STOP_S:

@@ -21,7 +21,7 @@ LATEST = ":latest"  # the tag that Ollama's clients mean if a name has none
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CatalogModel:
     """A model that may be loaded."""
 
     name: str  # its name in requests
@@ -32,7 +32,7 @@ class Found:
 class ModelCatalog(Protocol):
     """The models that may be offered, which come and go while a server runs."""
 
-    def scan(self) -> Mapping[str, Found]:
+    def scan(self) -> Mapping[str, CatalogModel]:
         """All of them by name; looks at folders, and opens no model."""
         ...
 
@@ -41,10 +41,10 @@ class ModelCatalog(Protocol):
         ...
 
 
-def find_models(places: Iterable[str]) -> Mapping[str, Found]:
+def find_models(places: Iterable[str]) -> Mapping[str, CatalogModel]:
     """Models by name, in alphabetical order. A folder with a model is that model; any other folder is
     searched, with the folders in it. Raises UserError if nothing is found, or two have the same name."""
-    found: dict[str, Found] = {}
+    found: dict[str, CatalogModel] = {}
     for place in places:
         path = Path(place).expanduser()
         if not os.path.exists(path):
@@ -60,7 +60,7 @@ def find_models(places: Iterable[str]) -> Mapping[str, Found]:
                 raise UserError(
                     f"--models: {found[name].path} and {model} have the same name; rename one of them"
                 )
-            found[name] = Found(name, model, _size(model))
+            found[name] = CatalogModel(name, model, _size(model))
     if len(found) > MOST_MODELS:
         raise UserError(f"--models: {len(found)} models are more than the {MOST_MODELS} that can be offered")
     return dict(sorted(found.items()))

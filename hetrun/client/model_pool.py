@@ -19,15 +19,17 @@ from typing import TypeVar
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import ChatClient, Health
-from hetrun.client.model_catalog import Found, ModelCatalog, identity, spellings
-from hetrun.client.queries import Question, SetRam, State, TokenizerFacts, TokenizerInfo
+from hetrun.client.model_catalog import CatalogModel, ModelCatalog, identity, spellings
+from hetrun.client.queries import Question, SetRam, StateQuery, TokenizerFacts, TokenizerInfo
 from hetrun.errors import BudgetError, EngineStopped, HetrunError, OptionError
 
 A = TypeVar("A")
 
 log = logging.getLogger(__name__)
 
-Start = Callable[[Found, int | None], ChatClient]  # starts to load a model, with a memory limit in bytes
+Start = Callable[
+    [CatalogModel, int | None], ChatClient
+]  # starts to load a model, with a memory limit in bytes
 
 MOST_LOADED = 4
 REMEMBER_S = 2.0  # for what is asked of a model before it is unloaded
@@ -39,7 +41,7 @@ BESIDE_WEIGHTS, PROCESS = 0.25, 256 << 20
 
 
 @dataclass(frozen=True)
-class Memory:
+class UnloadedModel:
     """What can be told of a model that is not loaded any more."""
 
     facts: TokenizerFacts | None = None
@@ -49,7 +51,7 @@ class Memory:
 class OnDemand:
     """One model of a pool: its first request loads it, and it may be unloaded between two requests."""
 
-    def __init__(self, found: Found, shelf: Shelf) -> None:
+    def __init__(self, found: CatalogModel, shelf: ModelPool) -> None:
         self.found = found
         self.client: ChatClient | None = None  # while it is loaded, or being loaded
         self.identity = ""  # the files' state when they were last loaded
@@ -61,7 +63,7 @@ class OnDemand:
         self.unused.set()
         self.known: ModelInfo | None = None  # what was seen when it was loaded last
         self.idle_s = shelf.idle_s  # it is unloaded after so long without a request; None: never
-        self.memory = Memory()
+        self.memory = UnloadedModel()
         self._shelf = shelf
 
     @property
@@ -149,7 +151,7 @@ class OnDemand:
             self.budget = question.nbytes  # also of the next engine
         return answer
 
-    async def remember(self) -> Memory:
+    async def remember(self) -> UnloadedModel:
         """What is told of it without waking it, and without keeping it awake."""
         return await self._shelf.remember(self)
 
@@ -161,12 +163,12 @@ class OnDemand:
             await client.close()
 
 
-class Shelf:
+class ModelPool:
     """All models that requests may use; as a ChatClient, the one that was used last."""
 
     def __init__(
         self,
-        models: Iterable[Found],
+        models: Iterable[CatalogModel],
         start: Start,
         *,
         ram: int | None = None,
@@ -228,7 +230,7 @@ class Shelf:
         other = self._catalog.named(name) if self._catalog else None
         return None if other is None else self.models.get(other)
 
-    def add(self, found: Found) -> None:
+    def add(self, found: CatalogModel) -> None:
         """Offer another model."""
         self.models.setdefault(found.name, OnDemand(found, self))
 
@@ -271,7 +273,7 @@ class Shelf:
             if name in self.models and self.models[name].client is None:
                 del self.models[name]
 
-    def _gone(self, found: Mapping[str, Found]) -> list[str]:
+    def _gone(self, found: Mapping[str, CatalogModel]) -> list[str]:
         others = [model.found for name, model in list(self.models.items()) if name not in found]
         return [one.name for one in others if not os.path.exists(one.path)]
 
@@ -322,7 +324,7 @@ class Shelf:
     def load(self, model: OnDemand) -> None:
         """Start to load it; there is room."""
         log.info("%s is loaded", model.found.name)
-        model.memory = Memory()
+        model.memory = UnloadedModel()
         model.identity = identity(model.found.path)
         model.client = self._start(model.found, model.budget or None)
 
@@ -415,7 +417,7 @@ class Shelf:
         finally:
             model.leaving = False
 
-    async def remember(self, model: OnDemand) -> Memory:
+    async def remember(self, model: OnDemand) -> UnloadedModel:
         """What is told of a model, also while it sleeps. A loaded one is asked once, which does not keep it
         loaded; of one that does not answer at once nothing is known."""
         client = model.client
@@ -425,10 +427,10 @@ class Shelf:
         facts = None
         try:
             async with asyncio.timeout(REMEMBER_S):
-                places = (await client.ask(State())).places
+                places = (await client.ask(StateQuery())).places
                 with suppress(OptionError):  # it has no tokenizer
                     facts = await client.ask(TokenizerInfo())
-                model.memory = Memory(facts, places)
+                model.memory = UnloadedModel(facts, places)
         except (TimeoutError, HetrunError) as error:
             log.debug("%s did not say what it is: %s", model.found.name, error)
         return model.memory

@@ -251,7 +251,7 @@ class Layers(Question[tuple[LayerPlace, ...]]):
 
 
 @dataclass(frozen=True)
-class State(Question[EngineState]):
+class StateQuery(Question[EngineState]):
     """Everything that a panel shows of the engine."""
 
     lane = "now"

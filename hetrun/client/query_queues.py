@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from hetrun.client.queries import LANES, Question
-from hetrun.client.wire_protocol import Ask, Reply, portable
+from hetrun.client.wire_protocol import QueryMessage, ReplyMessage, portable
 
 
-class Answerer(Protocol):
+class QueryHandler(Protocol):
     """Answers queries."""
 
     def ask(self, question: Question[Any]) -> object:
@@ -22,10 +22,10 @@ class Answerer(Protocol):
 class Lanes:
     """A queue for each kind of query. A queue with a single thread keeps their order."""
 
-    def __init__(self, engine: Answerer, send: Callable[[Reply], None]) -> None:
+    def __init__(self, engine: QueryHandler, send: Callable[[ReplyMessage], None]) -> None:
         self._engine = engine
         self._send = send
-        self._queues = {lane: queue.SimpleQueue[Ask]() for lane in LANES}
+        self._queues = {lane: queue.SimpleQueue[QueryMessage]() for lane in LANES}
         for lane, count in LANES.items():
             for i in range(count):
                 name = f"hetrun-lane-{lane}-{i}"
@@ -33,15 +33,15 @@ class Lanes:
                     target=self._serve, args=(self._queues[lane],), name=name, daemon=True
                 ).start()
 
-    def put(self, order: Ask) -> None:
+    def put(self, order: QueryMessage) -> None:
         """Queue a query; it is answered in its turn."""
         self._queues[order.question.lane].put(order)
 
-    def _serve(self, orders: queue.SimpleQueue[Ask]) -> None:
+    def _serve(self, orders: queue.SimpleQueue[QueryMessage]) -> None:
         while True:
             order = orders.get()
             try:
-                reply = Reply(order.key, self._engine.ask(order.question))
+                reply = ReplyMessage(order.key, self._engine.ask(order.question))
             except Exception as error:
-                reply = Reply(order.key, None, portable(error))
+                reply = ReplyMessage(order.key, None, portable(error))
             self._send(reply)

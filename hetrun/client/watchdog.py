@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
-from hetrun.client.events import Doing
+from hetrun.client.events import CurrentStep
 from hetrun.client.wire_protocol import ASK_FOR_STACKS, Message, Patience, Pulse, Stuck, Unstuck
 from hetrun.system.run_queue import RunQueue, Standstill
 
@@ -37,7 +37,7 @@ class Watchdog:
 
     def __init__(
         self,
-        doing: Callable[[], Doing | None],
+        doing: Callable[[], CurrentStep | None],
         patience: Patience,
         tell: Callable[[Message], None],
         pulse: Callable[[], Pulse] = Pulse,
@@ -80,7 +80,7 @@ class Watchdog:
         elif seconds > limit:
             self._slow(doing, seconds)
 
-    def _slow(self, doing: Doing, seconds: float) -> None:
+    def _slow(self, doing: CurrentStep, seconds: float) -> None:
         if not self._busy:
             self._busy = True
             log.debug(

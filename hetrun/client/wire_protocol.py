@@ -1,8 +1,9 @@
 """The messages between a front end and the engine's process, and how they cross the pipe.
 
-The parent sends one `Load`, then any number of `Submit`, `Cancel` and `Ask`, then `Close`. The child
-answers with `Progress` while it loads and one `Ready` or `Failed`; then come `Answer`s, a `Reply` to each
-`Ask`, and a `Pulse` from time to time.
+The parent sends one `LoadMessage`, then any number of `Submit`, `CancelMessage` and `QueryMessage`,
+then `CloseMessage`. The child answers with `Progress` while it loads and one `ReadyMessage` or
+`FailureMessage`; then come `EventsMessage`s, a `ReplyMessage` to each `QueryMessage`, and a `Pulse` from
+time to time.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadMessage:
     """Build the engine: `engine` is "module:callable", called with `options` and `progress`."""
 
     engine: str
@@ -75,12 +76,12 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelMessage:
     key: int
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class CloseMessage:
     """Cancel running requests and exit."""
 
 
@@ -92,19 +93,19 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyMessage:
     info: ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailureMessage:
     """Loading failed, or the engine ended by itself later; the process ends."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class QueryMessage:
     """A query that is not a generation."""
 
     key: int
@@ -112,7 +113,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ReplyMessage:
     """The answer to a query, of the query's type, or an error."""
 
     key: int
@@ -151,15 +152,17 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EventsMessage:
     """The next events of a request; they arrive together or not at all."""
 
     key: int
     events: tuple[Event, ...]
 
 
-ToWorker = Load | Submit | Cancel | Ask | Close
-FromWorker = Progress | Ready | Failed | Answer | Reply | Pulse | Stuck | Unstuck | Remark
+ToWorker = LoadMessage | Submit | CancelMessage | QueryMessage | CloseMessage
+FromWorker = (
+    Progress | ReadyMessage | FailureMessage | EventsMessage | ReplyMessage | Pulse | Stuck | Unstuck | Remark
+)
 Message = ToWorker | FromWorker
 
 
@@ -231,14 +234,14 @@ class Channel:
 
 def packed(message: Message) -> object:
     """An answer without the names and defaults of its events, which would be most of its bytes."""
-    if isinstance(message, Answer):
+    if isinstance(message, EventsMessage):
         return (message.key, *map(_packed_event, message.events))
     return message
 
 
 def unpacked(message: object) -> Message:
     if isinstance(message, tuple):
-        return Answer(message[0], tuple(map(_unpacked_event, message[1:])))
+        return EventsMessage(message[0], tuple(map(_unpacked_event, message[1:])))
     return cast("Message", message)
 
 

@@ -15,23 +15,23 @@ from multiprocessing.connection import Connection
 from time import monotonic, sleep
 from typing import Protocol, TypeVar
 
-from hetrun.client.events import Doing, Event, GenerateRequest, ModelInfo, Streaming
+from hetrun.client.events import CurrentStep, Event, GenerateRequest, ModelInfo, Streaming
 from hetrun.client.queries import Question
 from hetrun.client.query_queues import Lanes
 from hetrun.client.watchdog import Watchdog, write_stacks
 from hetrun.client.wire_protocol import (
     LINGER_S,
-    Answer,
-    Ask,
-    Cancel,
+    CancelMessage,
     Channel,
-    Close,
-    Failed,
-    Load,
+    CloseMessage,
+    EventsMessage,
+    FailureMessage,
+    LoadMessage,
     Message,
     Progress,
     Pulse,
-    Ready,
+    QueryMessage,
+    ReadyMessage,
     Remark,
     Submit,
     portable,
@@ -49,14 +49,14 @@ ENGINE, CHAT = "hetrun.api.local_model:for_conversations", "hetrun.api.local_mod
 HEAD_START_S = 0.002
 
 
-class Answerer(Protocol):
+class WorkerModel(Protocol):
     """What front ends use of `LocalModel`. `on_event` runs on the engine thread and must be quick."""
 
     @property
     def info(self) -> ModelInfo: ...
 
     @property
-    def doing(self) -> Doing | None:
+    def doing(self) -> CurrentStep | None:
         """The step being computed; None while the engine waits, or between two steps."""
 
     @property
@@ -86,19 +86,19 @@ def main(descriptor: int) -> None:
     orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(channel, orders), name="hetrun-pipe-reader", daemon=True).start()
     load = orders.get()
-    if isinstance(load, Load):
+    if isinstance(load, LoadMessage):
         if load.verbose:
             logging.basicConfig(format="%(message)s")  # warnings come there anyway
             logging.getLogger("hetrun").setLevel(logging.INFO)
         if load.remarks:
             logger = logging.getLogger("hetrun")
-            logger.addHandler(Remarks(channel))
+            logger.addHandler(MessageHandler(channel))
             logger.propagate = False
         _work(channel, orders, load)
     channel.close()
 
 
-class Remarks(logging.Handler):
+class MessageHandler(logging.Handler):
     """Sends messages to the front end: written here, they would break its progress bar."""
 
     def __init__(self, channel: Channel) -> None:
@@ -120,13 +120,13 @@ def _read(channel: Channel, orders: queue.SimpleQueue[Message]) -> None:
         os._exit(0)
 
 
-def _work(channel: Channel, orders: queue.SimpleQueue[Message], load: Load) -> None:
+def _work(channel: Channel, orders: queue.SimpleQueue[Message], load: LoadMessage) -> None:
     try:
         engine = _build(load, channel)
         all_of_this_lasts()
-        channel.send(Ready(engine.info))
+        channel.send(ReadyMessage(engine.info))
     except Exception as error:
-        channel.send(Failed(portable(error)))
+        channel.send(FailureMessage(portable(error)))
         return
     closed = threading.Event()
     watchdog = Watchdog(lambda: engine.doing, load.patience, channel.send, lambda: Pulse(engine.streaming))
@@ -138,7 +138,7 @@ def _work(channel: Channel, orders: queue.SimpleQueue[Message], load: Load) -> N
         engine.close()
 
 
-def _build(load: Load, channel: Channel) -> Answerer:
+def _build(load: LoadMessage, channel: Channel) -> WorkerModel:
     reported = -1.0
 
     def progress(fraction: float) -> None:
@@ -148,11 +148,11 @@ def _build(load: Load, channel: Channel) -> Answerer:
             channel.send(Progress(fraction))
 
     module, _, name = load.engine.partition(":")
-    build: Callable[..., Answerer] = getattr(import_module(module), name)
+    build: Callable[..., WorkerModel] = getattr(import_module(module), name)
     return build(**load.options, progress=progress)
 
 
-def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message], lanes: Lanes) -> None:
+def _serve(engine: WorkerModel, channel: Channel, orders: queue.SimpleQueue[Message], lanes: Lanes) -> None:
     running: dict[int, int] = {}
     begun: set[int] = set()  # those of which a part was sent
     patient: dict[int, float] = {}  # how long their events may wait for others
@@ -162,14 +162,14 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
         last = events[-1]
         if isinstance(last.error, EngineStopped):
             # The engine ended by itself: exit, and the parent handles it like a crash.
-            orders.put(Failed(last.error))
+            orders.put(FailureMessage(last.error))
             return
         if last.last:
             # Through the queue, because `submit` below may not have returned the engine's number yet.
-            orders.put(Answer(key, ()))
+            orders.put(EventsMessage(key, ()))
         if last.error is not None:
             events = (*events[:-1], replace(last, error=portable(last.error)))
-        channel.send(Answer(key, events))
+        channel.send(EventsMessage(key, events))
         if last.last:
             begun.discard(key)
         elif key not in begun:
@@ -193,17 +193,17 @@ def _serve(engine: Answerer, channel: Channel, orders: queue.SimpleQueue[Message
                     running[key] = engine.submit(_arrived(request, asked), on_event)
                 except Exception as error:
                     answer(key, Event("error", error=error))
-            case Cancel(key) if key in running:
+            case CancelMessage(key) if key in running:
                 engine.cancel(running[key])
-            case Ask() as order:
+            case QueryMessage() as order:
                 lanes.put(order)
-            case Answer(key):
+            case EventsMessage(key):
                 running.pop(key, None)
                 patient.pop(key, None)
-            case Failed(error):
-                channel.send(Failed(portable(error)))
+            case FailureMessage(error):
+                channel.send(FailureMessage(portable(error)))
                 return
-            case Close():
+            case CloseMessage():
                 return
             case _:
                 pass  # cancelling what has just ended

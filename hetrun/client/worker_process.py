@@ -21,19 +21,19 @@ from hetrun.client.events import Event, GenerateRequest, ModelInfo, Streaming
 from hetrun.client.queries import Question, SetRam
 from hetrun.client.wire_protocol import (
     ASK_FOR_STACKS,
-    Answer,
-    Ask,
-    Cancel,
+    CancelMessage,
     Channel,
-    Close,
-    Failed,
-    Load,
+    CloseMessage,
+    EventsMessage,
+    FailureMessage,
+    LoadMessage,
     Message,
     Progress,
     Pulse,
-    Ready,
+    QueryMessage,
+    ReadyMessage,
     Remark,
-    Reply,
+    ReplyMessage,
     Stuck,
     Submit,
     Unstuck,
@@ -57,14 +57,14 @@ A = TypeVar("A")
 OnEvents = Callable[[tuple[Event, ...]], None]
 
 
-class Died(EngineStopped):
+class WorkerDied(EngineStopped):
     """The worker died while it had the request, which may be repeated if none of its answer was passed on."""
 
 
 class Life:
     """The process, its requests, and its reported state."""
 
-    def __init__(self, load: Load, log: BinaryIO | None = None) -> None:
+    def __init__(self, load: LoadMessage, log: BinaryIO | None = None) -> None:
         """Starts at once; its output goes to `log`, or else to our standard error."""
         self.progress = 0.0
         self.info: ModelInfo | None = None  # once it is ready
@@ -113,7 +113,7 @@ class Life:
     def submit(self, request: GenerateRequest, asked: float, on_events: OnEvents) -> int | None:
         """Submit a request and return its key; None if the process has ended.
 
-        `on_events` is called on another thread; if it dies, with one error event that holds a `Died`.
+        `on_events` is called on another thread; if it dies, with one error event that holds a `WorkerDied`.
         """
         key = next(self._keys)
         with self._lock:
@@ -124,7 +124,7 @@ class Life:
         return key
 
     def ask(self, question: Question[A]) -> Future[A] | None:
-        """Send a query; the answer, or an error: a `Died`, if it dies. None if the process has ended."""
+        """Send a query; the answer, or an error: `WorkerDied` if it dies. None if the process has ended."""
         key, answer = next(self._keys), Future[object]()
         answer.set_running_or_notify_cancel()  # an abandoned query is not cancelled
         with self._lock:
@@ -134,11 +134,11 @@ class Life:
                 waiting = f"the engine already has {MOST_ASKED} queries"
                 raise Overloaded(f"{waiting}; try again in {RETRY_S:g} s", RETRY_S)
             self._asked[key] = question, answer
-        self._channel.send(Ask(key, question))
+        self._channel.send(QueryMessage(key, question))
         return cast("Future[A]", answer)
 
     def cancel(self, key: int) -> None:
-        self._channel.send(Cancel(key))
+        self._channel.send(CancelMessage(key))
 
     def run(self, when_ready: Callable[[], None]) -> None:
         """Read its messages until it has ended, and reap it; on the caller's thread."""
@@ -148,7 +148,7 @@ class Life:
                 self._heard = True  # before anybody learns of the messages
                 for message in messages:
                     self._take(message)
-                    if isinstance(message, Ready):
+                    if isinstance(message, ReadyMessage):
                         when_ready()
         except (EOFError, OSError):
             pass  # it hung up
@@ -159,7 +159,7 @@ class Life:
 
     def bury(self) -> None:
         """Tell all waiting requests that the process has ended, and accept no more."""
-        died = Died(self.obituary)
+        died = WorkerDied(self.obituary)
         death = (Event("error", error=died),)
         self.progress = 0.0
         with self._lock:
@@ -187,7 +187,7 @@ class Life:
     def stop(self) -> None:
         """End the process: with a request, then by force. `run` returns then."""
         self._closing = True
-        self._channel.send(Close())
+        self._channel.send(CloseMessage())
         if self.stuck or self.info is None:
             self._process.kill()  # it cannot be reached, or only after loading
         self._wait(self._grace_s, self._process.kill)
@@ -228,12 +228,12 @@ class Life:
 
     def _take(self, message: Message) -> None:
         match message:
-            case Answer(key, events):
+            case EventsMessage(key, events):
                 self.answered = True
                 with self._lock:
                     on_events = self._running.pop(key) if events[-1].last else self._running[key]
                 on_events(events)
-            case Reply():
+            case ReplyMessage():
                 self._replied(message)
             case Pulse(streaming):
                 self.streaming = streaming
@@ -243,15 +243,15 @@ class Life:
                 self._step = None
             case Progress(fraction):
                 self.progress = fraction
-            case Ready(info):
+            case ReadyMessage(info):
                 self.progress = 1.0
                 self.info = info
-            case Failed(error):
+            case FailureMessage(error):
                 self.error = error
             case Remark(level, text):
                 remarks.log(level, "%s", text)
 
-    def _replied(self, said: Reply) -> None:
+    def _replied(self, said: ReplyMessage) -> None:
         with self._lock:
             question, answer = self._asked.pop(said.key)
         if said.error is not None:

@@ -17,7 +17,7 @@ from typing import BinaryIO, TypeVar
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import Health
 from hetrun.client.queries import Question
-from hetrun.client.wire_protocol import Load
+from hetrun.client.wire_protocol import LoadMessage
 from hetrun.client.worker_process import Life
 from hetrun.errors import EngineStopped
 
@@ -33,7 +33,7 @@ SOUND_S = 60.0  # a process that lived this long was healthy
 class Supervisor:
     """The current life, and its successors."""
 
-    def __init__(self, load: Load, log: BinaryIO | None = None) -> None:
+    def __init__(self, load: LoadMessage, log: BinaryIO | None = None) -> None:
         """The first life begins now."""
         self._load = load
         self._log = log
@@ -97,7 +97,7 @@ class Supervisor:
         return await asyncio.shield(answer)
 
     async def ask(self, question: Question[A]) -> A:
-        """Query the current life, or the next; a `Died` if it dies meanwhile."""
+        """Query the current life, or the next; `WorkerDied` if it dies meanwhile."""
         while True:
             life = await self.ready()
             if (answer := life.ask(question)) is not None:

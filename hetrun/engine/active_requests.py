@@ -7,16 +7,16 @@ from collections.abc import Callable
 from time import perf_counter
 
 from hetrun.client.events import Event, FinishReason
-from hetrun.engine.admission_gate import Entry, Waiting, gives_way, is_late
+from hetrun.engine.admission_gate import AdmissionGate, WaitingRequest, gives_way, is_late
 from hetrun.engine.inbox import Ready, Request
-from hetrun.engine.input_processor import Prepared, Preparer
-from hetrun.engine.loaded_model import Loaded
-from hetrun.engine.output_processor import Answering, logged, tell
+from hetrun.engine.input_processor import PreparedRequest, Preparer
+from hetrun.engine.loaded_model import LoadedModel
+from hetrun.engine.output_processor import OutputProcessor, logged, tell
 from hetrun.engine.scheduler import Shares
-from hetrun.engine.sequence import Running
+from hetrun.engine.sequence import RunningRequest
 from hetrun.engine.sequence_factory import begun
-from hetrun.engine.slot_manager import Places
-from hetrun.engine.speculation.speculator import Speculating
+from hetrun.engine.slot_manager import SlotManager
+from hetrun.engine.speculation.speculator import Speculator
 from hetrun.errors import DeadlineExceeded, EngineStopped, OptionError
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class ActiveRequests:
     """Receives requests, gives them places, and ends them; on the engine's thread."""
 
     def __init__(
-        self, loaded: Loaded, preparer: Preparer, answering: Answering, speculating: Speculating
+        self, loaded: LoadedModel, preparer: Preparer, answering: OutputProcessor, speculating: Speculator
     ) -> None:
         self._loaded = loaded
         self._model = loaded.model
@@ -35,13 +35,13 @@ class ActiveRequests:
         self._preparer = preparer
         self._answering = answering
         self._speculating = speculating
-        self.waiting: list[Waiting] = []
-        self.running: list[Running] = []
-        self.displaced: list[Running] = []  # gave up their places
+        self.waiting: list[WaitingRequest] = []
+        self.running: list[RunningRequest] = []
+        self.displaced: list[RunningRequest] = []  # gave up their places
         self.shares = Shares()
-        self.places = Places(loaded, self.running, self.displaced)
+        self.places = SlotManager(loaded, self.running, self.displaced)
         self.newcomers = False  # some began since this was last reset
-        self._entry = Entry(loaded, self.running, self.displaced, self.waiting)
+        self._entry = AdmissionGate(loaded, self.running, self.displaced, self.waiting)
 
     @property
     def has_work(self) -> bool:
@@ -53,7 +53,7 @@ class ActiveRequests:
         """Tokens of the running requests that the model has not seen yet."""
         return sum(r.missing for r in self.running)
 
-    def snapshot(self) -> tuple[list[Running], list[Running], list[Waiting]]:
+    def snapshot(self) -> tuple[list[RunningRequest], list[RunningRequest], list[WaitingRequest]]:
         """Those that run, that gave up their places, and that wait; from any thread."""
         return self.running.copy(), self.displaced.copy(), self.waiting.copy()
 
@@ -61,7 +61,7 @@ class ActiveRequests:
 
     def receive(self, request: Request, put: Callable[[Ready], None]) -> None:
         """Let a new request wait, and prepare it; `put`, called by another thread, gets what came of that."""
-        waiting = Waiting(request)
+        waiting = WaitingRequest(request)
         if refusal := self._entry.full():
             last = gives_way(waiting, self.waiting)
             if last is waiting:
@@ -80,7 +80,7 @@ class ActiveRequests:
     def take_prepared(self, ready: Ready) -> None:
         """A waiting request is prepared, or cannot be."""
         for w in [w for w in self.waiting if w.id == ready.id]:  # it may have been cancelled
-            if isinstance(ready.prepared, Prepared):
+            if isinstance(ready.prepared, PreparedRequest):
                 w.prepared = ready.prepared
                 if refusal := self._entry.refuse(w):
                     self._refuse(w, refusal)
@@ -108,10 +108,10 @@ class ActiveRequests:
     def _is_full(self) -> bool:
         return len(self.running) >= self._model.max_sequences
 
-    def _start(self, w: Waiting) -> bool:
+    def _start(self, w: WaitingRequest) -> bool:
         """Begin a request, or refuse it; False: there is no room now."""
         try:
-            r = w.running = w.running or begun(self._loaded, w.asked, w.prepared or Prepared())
+            r = w.running = w.running or begun(self._loaded, w.asked, w.prepared or PreparedRequest())
             if self.places.awaits(r):
                 return True  # another request computes its prefix right now
             if self._slots.is_taken(self._wanted(r)):
@@ -132,7 +132,7 @@ class ActiveRequests:
         self._answering.began(r)
         return True
 
-    def _wanted(self, r: Running) -> int | None:
+    def _wanted(self, r: RunningRequest) -> int | None:
         """The place that a request asks for, if there is such a one."""
         slot = r.request.slot
         return slot if slot is not None and slot < self._model.max_sequences else None
@@ -157,19 +157,19 @@ class ActiveRequests:
             deadline = w.asked.request.deadline_s
             self._refuse(w, DeadlineExceeded(f"the answer had not begun within {deadline:g} s"))
 
-    def finish(self, r: Running, reason: FinishReason) -> None:
+    def finish(self, r: RunningRequest, reason: FinishReason) -> None:
         """End a request whose answer is complete, or that was cancelled."""
         self.drop(r)
         if reason != "cancelled":
             self._entry.ended(r)
         self._answering.finish(r, reason)
 
-    def fail(self, r: Running, error: Exception) -> None:
+    def fail(self, r: RunningRequest, error: Exception) -> None:
         """End a request with an error."""
         self.drop(r, keep=isinstance(error, DeadlineExceeded))
         self._answering.fail(r, error)
 
-    def drop(self, r: Running, keep: bool = True) -> None:
+    def drop(self, r: RunningRequest, keep: bool = True) -> None:
         """Take a request's place back. `keep`: the prefix cache gets what was computed."""
         if r in self.displaced:
             self.displaced.remove(r)
@@ -180,11 +180,11 @@ class ActiveRequests:
         self._slots.left(r.slot, r.tokens[: r.computed] if keep and not r.pooled else ())
         self.shares.left(r.client)
 
-    def _refuse(self, w: Waiting, error: Exception) -> None:
+    def _refuse(self, w: WaitingRequest, error: Exception) -> None:
         self._leave(w)
         tell(w.asked, Event("error", error=logged(error)))
 
-    def _leave(self, w: Waiting) -> None:
+    def _leave(self, w: WaitingRequest) -> None:
         self.waiting.remove(w)
         self.shares.left(w.client)
         if w.preparing:

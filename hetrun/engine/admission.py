@@ -25,7 +25,7 @@ LEAST_RETRY_S, MOST_RETRY_S = 1.0, 60.0  # a request that comes back after a min
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RequestWork:
     """What is left to do for a request."""
 
     prompt: int  # tokens that are to be read before the next one can be given
@@ -37,7 +37,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class RequestForecast:
     """Seconds from now."""
 
     place_s: float  # until it may begin
@@ -52,7 +52,7 @@ class Mean:
         self.value = guess
         self._seen = 0
 
-    def saw(self, value: float) -> None:
+    def observe(self, value: float) -> None:
         """One more."""
         self._seen = min(self._seen + 1, RECENT_REQUESTS)
         self.value += (value - self.value) / self._seen
@@ -82,15 +82,15 @@ class Admission:
 
     def finished(self, prompt_tokens: int, answer_tokens: int | None) -> None:
         """An answer has come to its end (not: its client has left). None: no tokens were wanted."""
-        self._prompt.saw(prompt_tokens)
+        self._prompt.observe(prompt_tokens)
         if answer_tokens is not None:
-            self._answer.saw(answer_tokens)
+            self._answer.observe(answer_tokens)
         self._sent_away = max(self._sent_away - 1, 0)
 
     def saw_prompt(self, letters: int, tokens: int) -> None:
         """A prompt of `letters` characters has `tokens` tokens that must be read; the others were cached."""
         if letters:
-            self._tokens_a_letter.saw(tokens / letters)
+            self._tokens_a_letter.observe(tokens / letters)
 
     # --- what the loop asks
 
@@ -110,7 +110,7 @@ class Admission:
         mean = self._answer.value
         return min(left, max(mean - generated / 2, mean / 4))
 
-    def refuse_arrival(self, held: int, running: Iterable[Work]) -> Overloaded | None:
+    def refuse_arrival(self, held: int, running: Iterable[RequestWork]) -> Overloaded | None:
         """Why a request may not even wait, where `held` run or wait already; before any work is done for it.
 
         `running`: the work of those that run. Each refused request is given a later time, so that they
@@ -121,7 +121,7 @@ class Admission:
         if self.most_waiting is None or held < self.places + self.most_waiting:
             return None
         retry_s = LEAST_RETRY_S
-        room, turn = self.forecast(Work(0, 0), running), self._turn_s()
+        room, turn = self.forecast(RequestWork(0, 0), running), self._turn_s()
         if room and turn:
             retry_s = min(max(room.place_s + self._sent_away * turn, LEAST_RETRY_S), MOST_RETRY_S)
         self._sent_away += 1
@@ -132,7 +132,12 @@ class Admission:
         )
 
     def refuse(
-        self, own: Work, others: Iterable[Work], deadline_left_s: float | None, *, whole: bool = False
+        self,
+        own: RequestWork,
+        others: Iterable[RequestWork],
+        deadline_left_s: float | None,
+        *,
+        whole: bool = False,
     ) -> Overloaded | None:
         """Why a request need not wait: it would miss its deadline.
 
@@ -157,7 +162,7 @@ class Admission:
             retry_s,
         )
 
-    def forecast(self, own: Work, others: Iterable[Work]) -> Forecast | None:
+    def forecast(self, own: RequestWork, others: Iterable[RequestWork]) -> RequestForecast | None:
         """When a new request gets its place, its first token and its end. None: nothing is known yet."""
         before = in_front(own, others)
         step = self._times.a_token(min(len(before) + 1, self.places))
@@ -179,7 +184,7 @@ class Admission:
             self._beside(prompts, answers),  # places are free, but answers go on
         )
         first += pictures
-        return Forecast(wait + theirs + before_s if wait else 0.0, first, first + own.answer * step)
+        return RequestForecast(wait + theirs + before_s if wait else 0.0, first, first + own.answer * step)
 
     # --- how
 
@@ -198,7 +203,7 @@ class Admission:
         return prompt + self._answer.value * step / self.places
 
 
-def in_front(own: Work, others: Iterable[Work]) -> list[Work]:
+def in_front(own: RequestWork, others: Iterable[RequestWork]) -> list[RequestWork]:
     """Those of the others that are served before: the running ones, then waiting ones that go first.
 
     Clients take turns: a client's third waiting request comes after three of each other's, not after all.
@@ -207,7 +212,7 @@ def in_front(own: Work, others: Iterable[Work]) -> list[Work]:
     alike = [w for w in others if not w.running and (w.client, w.priority) == (own.client, own.priority)]
     turn = len(alike) + 1  # its own among its client's
     seen: Counter[str] = Counter()
-    waiting: list[Work] = []
+    waiting: list[RequestWork] = []
     for w in others:
         if w.running or w.priority > own.priority:
             continue

@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from hetrun.client.events import GenerateRequest
-from hetrun.engine.admission import Admission, Work, letters
+from hetrun.engine.admission import Admission, RequestWork, letters
 from hetrun.engine.inbox import Request
-from hetrun.engine.input_processor import Prepared
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.input_processor import PreparedRequest
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.engine.scheduler import A
-from hetrun.engine.sequence import Running
+from hetrun.engine.sequence import RunningRequest
 from hetrun.engine.step_time import STRETCH
 from hetrun.errors import Overloaded
 
 
 @dataclass(slots=True)
-class Waiting:
+class WaitingRequest:
     """A request without a place."""
 
     asked: Request
-    prepared: Prepared | None = None
+    prepared: PreparedRequest | None = None
     preparing: Future[None] | None = None
-    running: Running | None = None  # as it will run, once its tokens are known
+    running: RunningRequest | None = None  # as it will run, once its tokens are known
 
     @property
     def id(self) -> int:
@@ -49,14 +49,18 @@ class Waiting:
         return self.asked.arrived
 
 
-class Entry:
+class AdmissionGate:
     """Refuses requests that came for nothing, and learns from those that did not.
 
     The lists are the engine's: those that run, those that gave up their places, and those that wait.
     """
 
     def __init__(
-        self, loaded: Loaded, running: list[Running], displaced: list[Running], waiting: list[Waiting]
+        self,
+        loaded: LoadedModel,
+        running: list[RunningRequest],
+        displaced: list[RunningRequest],
+        waiting: list[WaitingRequest],
     ) -> None:
         self._model = loaded.model
         self._pictures = loaded.pictures
@@ -75,7 +79,7 @@ class Entry:
         held = len(self._running) + len(self._displaced) + len(self._waiting)
         return self._admission.refuse_arrival(held, self._begun())
 
-    def refuse(self, w: Waiting) -> Overloaded | None:
+    def refuse(self, w: WaitingRequest) -> Overloaded | None:
         """Why a waiting request, whose text is known by now, would wait in vain."""
         request = w.asked.request
         if request.deadline_s is None:
@@ -86,22 +90,22 @@ class Entry:
         whole = request.whole or request.most_tokens is not None
         return self._admission.refuse(self._ahead(w), others, left_s, whole=whole)
 
-    def began(self, r: Running, w: Waiting) -> None:
+    def began(self, r: RunningRequest, w: WaitingRequest) -> None:
         """A request has its place, and what was cached of it."""
         self._admission.saw_prompt(_letters(w), r.missing)
 
-    def ended(self, r: Running) -> None:
+    def ended(self, r: RunningRequest) -> None:
         """An answer is complete."""
         self._admission.finished(r.n_prompt, None if r.pooled else r.generated)
 
-    def _begun(self) -> Iterator[Work]:
+    def _begun(self) -> Iterator[RequestWork]:
         """Those that gave their places up are the first to get one."""
         for r in (*self._running, *self._displaced):
             answer = self._answer(r.request, r.generated, r.limit)
-            work = Work(max(r.missing - 1, 0), answer, True, r.priority, r.client)
+            work = RequestWork(max(r.missing - 1, 0), answer, True, r.priority, r.client)
             yield replace(work, pictures_s=self._pictures_s(r)) if r.spans else work
 
-    def _ahead(self, w: Waiting) -> Work:
+    def _ahead(self, w: WaitingRequest) -> RequestWork:
         """The whole work of a request without a place."""
         request = w.asked.request
         seconds = 0.0
@@ -117,9 +121,9 @@ class Entry:
             prompt = self._admission.expected_prompt(_letters(w))
         limit = request.most_tokens
         answer = self._answer(request, 0, self._model.context if limit is None else limit)
-        return Work(prompt, answer, False, w.priority, w.client, seconds)
+        return RequestWork(prompt, answer, False, w.priority, w.client, seconds)
 
-    def _pictures_s(self, r: Running) -> float:
+    def _pictures_s(self, r: RunningRequest) -> float:
         """What encoding its pictures still takes, as far as it needs their rows."""
         if self._pictures is None:
             return 0.0
@@ -144,6 +148,6 @@ def is_late(arrived: float, request: GenerateRequest, now: float) -> bool:
     return request.deadline_s is not None and now > arrived + request.deadline_s
 
 
-def _letters(w: Waiting) -> int:
+def _letters(w: WaitingRequest) -> int:
     text = w.prepared.text if w.prepared else None
     return letters(w.asked.request) if text is None else len(text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from hetrun.client.events import Doing
+from hetrun.client.events import CurrentStep
 from hetrun.executor.interface import Model
 
 
@@ -61,14 +61,14 @@ class Gate:
         return bool(self._frames)
 
     @property
-    def doing(self) -> Doing | None:
+    def doing(self) -> CurrentStep | None:
         """What the engine thread is in the middle of; None: it waits, or is between two things."""
         with self.lock:
             frame = self._frames[-1] if self._frames else None
         if frame is None or self._model is None:
             return None
         what = frame.what or self._model.segment
-        return Doing(frame.since, frame.expected_s, what, self._model.stats.segments)
+        return CurrentStep(frame.since, frame.expected_s, what, self._model.stats.segments)
 
     def cancel(self, id: int) -> None:
         """With the lock: end what runs if it is this one."""

@@ -8,25 +8,25 @@ from dataclasses import dataclass
 
 from hetrun.client.events import Event
 from hetrun.client.queries import Counts
-from hetrun.engine.admission_gate import Waiting
-from hetrun.engine.pictures.store import Counted
-from hetrun.engine.sequence import Running
+from hetrun.engine.admission_gate import WaitingRequest
+from hetrun.engine.pictures.store import PictureCounts
+from hetrun.engine.sequence import RunningRequest
 from hetrun.executor.interface import Model
 from hetrun.executor.stats import Stats
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class EngineCounters:
     """The engine's model, its requests, and what became of others."""
 
     model: Model
     counts: Counts
-    running: Sequence[Running]
-    displaced: Sequence[Running]  # gave up their places
-    waiting: Sequence[Waiting]
+    running: Sequence[RunningRequest]
+    displaced: Sequence[RunningRequest]  # gave up their places
+    waiting: Sequence[WaitingRequest]
 
 
-class Tally:
+class RequestTally:
     """Sums over all requests, as their receivers hear of it.
 
     Written by the engine's thread, read from any: each sum by itself is right.
@@ -50,7 +50,7 @@ class Tally:
 
         return counted
 
-    def counts(self, stats: Stats, pictures: Counted) -> Counts:
+    def counts(self, stats: Stats, pictures: PictureCounts) -> Counts:
         """What there is by now."""
         return Counts(
             dict(self._requests),  # `asdict` makes no copy of a Counter

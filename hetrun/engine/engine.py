@@ -16,13 +16,13 @@ from itertools import count
 from time import perf_counter
 from typing import Any, TypeVar
 
-from hetrun.client.events import Doing, GenerateRequest, OnEvent, Streaming
+from hetrun.client.events import CurrentStep, GenerateRequest, OnEvent, Streaming
 from hetrun.engine.cancellation import Gate
-from hetrun.engine.counters import Held, Tally
-from hetrun.engine.inbox import Aside, Cancel, Close, Item, Job, Request
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.counters import EngineCounters, RequestTally
+from hetrun.engine.inbox import Cancel, Close, Item, Job, Request, SideJob
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.engine.loop import Loop
-from hetrun.engine.pictures.store import Counted
+from hetrun.engine.pictures.store import PictureCounts
 from hetrun.errors import DeviceLost, EngineStopped, UserError
 
 log = logging.getLogger(__name__)
@@ -43,16 +43,18 @@ def opened_elsewhere(pid: int) -> UserError:
 class Engine:
     """Starts the thread, gives it work, and stops it."""
 
-    def __init__(self, load: Callable[[], Loaded], meanwhile: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, load: Callable[[], LoadedModel], meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
         """`load` runs on the new thread, and `meanwhile` on this one, which would only wait."""
         self._pid = os.getpid()
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._ids = count(1)
         self._ready = threading.Event()
         self._failed: BaseException | None = None
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedModel | None = None
         self._gate = Gate()
-        self._tally = Tally()
+        self._tally = RequestTally()
         self._loop: Loop | None = None
         self._thread = threading.Thread(target=self._main, args=(load,), name="hetrun-engine", daemon=True)
         try:
@@ -93,7 +95,7 @@ class Engine:
         return self._gate.busy
 
     @property
-    def doing(self) -> Doing | None:
+    def doing(self) -> CurrentStep | None:
         """What the engine thread is in the middle of; from any thread."""
         return self._gate.doing
 
@@ -104,15 +106,15 @@ class Engine:
         return loaded.model.stats.streaming if loaded else None
 
     @property
-    def held(self) -> Held:
+    def held(self) -> EngineCounters:
         """What there is to do, and what was done; from any thread, at once."""
         self.check_here()
         loaded, loop = self._loaded, self._loop
         if loaded is None:
             raise EngineStopped(CLOSED)
         requests = loop.requests.snapshot() if loop else ((), (), ())
-        seen = loaded.pictures.counted if loaded.pictures else Counted()
-        return Held(loaded.model, self._tally.counts(loaded.model.stats, seen), *requests)
+        seen = loaded.pictures.counted if loaded.pictures else PictureCounts()
+        return EngineCounters(loaded.model, self._tally.counts(loaded.model.stats, seen), *requests)
 
     def submit(self, request: GenerateRequest, on_event: OnEvent) -> int:
         """Begin a request; `on_event` is called on the engine thread."""
@@ -129,14 +131,14 @@ class Engine:
                 self._inbox.put(Cancel(request_id))
                 self._gate.cancel(request_id)
 
-    def call(self, work: Callable[[Loaded], R], *, aside: bool = False) -> R:
+    def call(self, work: Callable[[LoadedModel], R], *, aside: bool = False) -> R:
         """Call a function on the engine thread, between two steps, and wait for it.
 
         `aside`: also while a pass stands aside, because the function does nothing to the model.
         """
         if threading.current_thread() is self._thread and self._loaded:
             return work(self._loaded)  # from inside another call, or from an event
-        job = (Aside if aside else Job)(next(self._ids), work)
+        job = (SideJob if aside else Job)(next(self._ids), work)
         try:
             self._put(job)
             job.done.wait()
@@ -172,7 +174,7 @@ class Engine:
 
     # --- on the engine thread
 
-    def _main(self, load: Callable[[], Loaded]) -> None:
+    def _main(self, load: Callable[[], LoadedModel]) -> None:
         start = perf_counter()
         try:
             loaded = self._loaded = load()

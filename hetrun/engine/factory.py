@@ -16,9 +16,9 @@ from hetrun.client.events import GenerateRequest, Message, ModelInfo
 from hetrun.config import Settings
 from hetrun.engine.first_look import FirstLook
 from hetrun.engine.input_processor import Renderer
-from hetrun.engine.loaded_model import NOT_SAVED, Loaded
+from hetrun.engine.loaded_model import NOT_SAVED, LoadedModel
 from hetrun.engine.pictures.store import PictureStore
-from hetrun.engine.prefix_store import Prompts, check_place
+from hetrun.engine.prefix_store import PrefixStore, check_place
 from hetrun.engine.speculation.draft_model import DraftModel
 from hetrun.engine.speculation.interface import Speculation
 from hetrun.engine.speculation.methods import drafted, lookup, predicted
@@ -57,7 +57,7 @@ def load(
     first: GenerateRequest | None = None,
     vision: Vision | NoVision = BLIND,
     decode: Callable[[bytes], Picture] | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """Everything that runs; called on the engine thread. What is wrong with the `first` request is told
     before weights are read. `vision` reads pictures, of which `decode` gives the pixels."""
     if isinstance(vision, Vision):
@@ -81,9 +81,9 @@ def load(
     temperature = settings.temperature if settings.temperature is not None else source.temperature
     most_tokens = model.most_cached if isinstance(model, models.PlannedModel) else None
     prefixes = Prefixes(model, most_kept(model), most_tokens)
-    prompts = Prompts(model, prefixes, options) if isinstance(model, models.PlannedModel) else None
+    prompts = PrefixStore(model, prefixes, options) if isinstance(model, models.PlannedModel) else None
     pictures = pictures_of(vision, decode, model, tokenizer, prefixes)
-    return Loaded(
+    return LoadedModel(
         model,
         tokenizer,
         render,
@@ -197,7 +197,7 @@ def draft_model(path: Path, options: Options, tokenizer: Tokenizer | None) -> Dr
     return DraftModel(models.open_planned(source, small), n_tokens)
 
 
-def remembering(prompts: Prompts | None, path: Path | None) -> Callable[[], None]:
+def remembering(prompts: PrefixStore | None, path: Path | None) -> Callable[[], None]:
     """Read the file of prompts that was asked for; what is to be done with it at the end."""
     if path is None:
         return lambda: None
@@ -271,7 +271,7 @@ def open_tokenizer(source: ModelSource) -> Tokenizer | None:
     return Tokenizer(vocabulary) if vocabulary else None
 
 
-def describe(source: ModelSource, template: ChatTemplate, loaded: Loaded) -> ModelInfo:
+def describe(source: ModelSource, template: ChatTemplate, loaded: LoadedModel) -> ModelInfo:
     """What fronts show of a model."""
     return ModelInfo(
         name=source.name,

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hetrun.client.events import GenerateRequest
-from hetrun.engine.input_processor import Prepared, Renderer, grammars_of, prepared
+from hetrun.engine.input_processor import PreparedRequest, Renderer, grammars_of, prepared
 from hetrun.engine.loaded_model import check_length, prompt_tokens
 from hetrun.engine.pictures.marks import new_mark
 from hetrun.errors import OptionError
-from hetrun.executor.interface import Limits
+from hetrun.executor.interface import ModelLimits
 from hetrun.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FirstLook:
         self._no_pictures = no_pictures
         self.grammars: Grammars | None = None  # with what was compiled, so that it is not compiled twice
 
-    def __call__(self, limits: Limits) -> None:
+    def __call__(self, limits: ModelLimits) -> None:
         """Raise what is wrong."""
         request = self._request
         if request is None:
@@ -56,7 +56,7 @@ class FirstLook:
                 tokens = prompt_tokens(limits, self._tokenizer, request, found.text)
                 check_length(limits, request, len(tokens))
 
-    def _prepared(self, request: GenerateRequest, long: bool) -> Prepared:
+    def _prepared(self, request: GenerateRequest, long: bool) -> PreparedRequest:
         """Messages are rendered only if they may be too long: the renderer starts while weights are read."""
         mark = new_mark() if request.pictures else ""
         rendered = long or request.parts is not None

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from hetrun.client.events import GenerateRequest, OnEvent
 from hetrun.engine.cancellation import Gate
-from hetrun.engine.input_processor import Prepared
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.input_processor import PreparedRequest
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import EngineStopped
 
 R = TypeVar("R")
@@ -24,13 +24,13 @@ class Job(Generic[R]):
     """A function to be called on the engine thread."""
 
     id: int
-    work: Callable[[Loaded], R]
+    work: Callable[[LoadedModel], R]
     done: threading.Event = field(default_factory=threading.Event)
     abandoned: bool = False  # its caller does not wait any more
     result: R | None = None
     error: BaseException | None = None
 
-    def run(self, loaded: Loaded, gate: Gate) -> None:
+    def run(self, loaded: LoadedModel, gate: Gate) -> None:
         """Call the function, unless it was abandoned or all is stopped, and wake its caller."""
         if not self.abandoned and gate.enter(frozenset((self.id,))):
             try:
@@ -44,7 +44,7 @@ class Job(Generic[R]):
         self.done.set()
 
 
-class Aside(Job[R]):
+class SideJob(Job[R]):
     """One that does nothing to the model, and can be called while a pass stands aside."""
 
 
@@ -63,7 +63,7 @@ class Ready:
     """A request that waited for its text or its grammar has it, or cannot have it."""
 
     id: int
-    prepared: Prepared | Exception
+    prepared: PreparedRequest | Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class InboxReader:
         """Handle what can be handled while a pass of the requests `standing` stands aside; defer the rest."""
         for _ in range(self._items.qsize()):
             item = self._items.get()
-            busy = isinstance(item, (Job, Close)) and not isinstance(item, Aside)
+            busy = isinstance(item, (Job, Close)) and not isinstance(item, SideJob)
             if busy or (isinstance(item, Cancel) and item.id in standing):
                 self._deferred.append(item)
             else:

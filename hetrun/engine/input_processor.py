@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hetrun.client.events import GenerateRequest, Message
-from hetrun.engine.pictures.marks import Seen, marked, new_mark
+from hetrun.engine.pictures.marks import LaidPicture, marked, new_mark
 from hetrun.errors import OptionError
 from hetrun.pictures.picture import Picture
 from hetrun.sampling.interface import Constraint
@@ -40,7 +40,7 @@ class Renderer(Protocol):
 class PictureReader(Protocol):
     """What makes of a picture's file what stands for it in a prompt."""
 
-    def known(self, file: bytes) -> Seen | None:
+    def known(self, file: bytes) -> LaidPicture | None:
         """The same, if it was read before; from any thread."""
         ...
 
@@ -60,7 +60,7 @@ class PictureReader(Protocol):
         """Load what lays pictures out; on the engine's thread."""
         ...
 
-    def lay_out(self, file: bytes, picture: Picture) -> Seen:
+    def lay_out(self, file: bytes, picture: Picture) -> LaidPicture:
         """What stands for it in a prompt; on the engine's thread."""
         ...
 
@@ -70,14 +70,14 @@ OnEngine = Callable[[Callable[[], R]], R]
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """What a request became: the text of its messages, and what its answer must look like."""
 
     text: str | None = None
     constraint: Constraint | None = None
     opened: str = ""  # the mark of a thought that the text has begun
     mark: str = ""  # stands for each picture in the text; empty: the usual one does
-    seen: tuple[Seen, ...] = ()  # the pictures, in their order
+    seen: tuple[LaidPicture, ...] = ()  # the pictures, in their order
 
 
 class Preparer:
@@ -104,7 +104,7 @@ class Preparer:
         self._reading = ThreadPoolExecutor(1, "hetrun-pictures")
 
     def begin(
-        self, request: GenerateRequest, then: Callable[[Prepared | Exception], None]
+        self, request: GenerateRequest, then: Callable[[PreparedRequest | Exception], None]
     ) -> Future[None] | None:
         """Prepare a request and call `then`, here if there is nothing to do, else on another thread.
 
@@ -113,7 +113,7 @@ class Preparer:
         """
         structure = request.structure
         if request.messages is None and structure is None and not request.pictures:
-            then(Prepared())
+            then(PreparedRequest())
             return None
         try:
             grammars = self._grammars if structure else None
@@ -139,7 +139,7 @@ class Preparer:
         self,
         request: GenerateRequest,
         grammars: Grammars | None,
-        then: Callable[[Prepared | Exception], None],
+        then: Callable[[PreparedRequest | Exception], None],
     ) -> None:
         try:
             seen = tuple(self._seen(file) for file in request.pictures)
@@ -148,11 +148,11 @@ class Preparer:
         except Exception as error:
             then(error)
 
-    def _seen(self, file: bytes) -> Seen:
+    def _seen(self, file: bytes) -> LaidPicture:
         return seen_of(file, self._pictures, self._on_engine)
 
 
-def seen_of(file: bytes, pictures: PictureReader | None, on_engine: OnEngine[Any]) -> Seen:
+def seen_of(file: bytes, pictures: PictureReader | None, on_engine: OnEngine[Any]) -> LaidPicture:
     """What stands for a picture."""
     if pictures is None:
         raise OptionError("this model reads no pictures")
@@ -162,7 +162,7 @@ def seen_of(file: bytes, pictures: PictureReader | None, on_engine: OnEngine[Any
     pictures.try_out()
     on_engine(pictures.open)  # so that what is wrong with that is told before anything is decoded
     picture = pictures.decode(file)
-    laid_out: Seen = on_engine(lambda: pictures.lay_out(file, picture))
+    laid_out: LaidPicture = on_engine(lambda: pictures.lay_out(file, picture))
     return laid_out
 
 
@@ -182,7 +182,7 @@ def prepared(
     grammars: Grammars | None,
     rendered: bool = True,
     mark: str = "",
-) -> Prepared:
+) -> PreparedRequest:
     """What a request becomes; not `rendered`: its grammar only. `mark`: what stands for its pictures."""
     text = _text(request, render, mark) if rendered else None
     opened, before = _end_of(request, text or "")
@@ -192,7 +192,7 @@ def prepared(
     constraint = None
     if grammars and structure:
         constraint = grammars.constraint(structure, "" if structure.kind == "parts" else before)
-    return Prepared(text, constraint, opened)
+    return PreparedRequest(text, constraint, opened)
 
 
 def _end_of(request: GenerateRequest, text: str) -> tuple[str, str]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hetrun.client.events import ContextShift, GenerateRequest
-from hetrun.engine.input_processor import Prepared, Renderer
-from hetrun.engine.pictures.marks import Prompt, parts_of, with_pictures
+from hetrun.engine.input_processor import PreparedRequest, Renderer
+from hetrun.engine.pictures.marks import PicturePrompt, parts_of, with_pictures
 from hetrun.engine.pictures.store import PictureStore
-from hetrun.engine.prefix_store import Prompts, Slots
+from hetrun.engine.prefix_store import EngineSlots, PrefixStore
 from hetrun.engine.speculation.interface import Speculation
 from hetrun.engine.step_time import StepTimes
 from hetrun.errors import ContextFull, OptionError, TemplateError
-from hetrun.executor.interface import Limits, Model
+from hetrun.executor.interface import Model, ModelLimits
 from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.system.units import counted
 from hetrun.text.reranking import Reranker
@@ -32,7 +32,7 @@ MOST_LETTERS = 128  # of a token: tokenising a text that is longer than a contex
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadedModel:
     """What the engine runs."""
 
     model: Model
@@ -42,7 +42,7 @@ class Loaded:
     load_s: float = 0.0
     most_waiting: int | None = None  # requests beyond those that run; None: as many as come
     prefixes: Prefixes | None = None  # None: nothing is kept, and every prompt is computed
-    prompts: Prompts | None = None  # None: they cannot be saved
+    prompts: PrefixStore | None = None  # None: they cannot be saved
     ending: Callable[[], None] = lambda: None  # what is to be done before the model goes
     speculation: Speculation | None = None  # None: a step gives each sequence one token
     grammars: Grammars | None = None  # with what was compiled before the model was loaded
@@ -50,7 +50,9 @@ class Loaded:
     reranker: Reranker | None = None  # None: the model does not judge documents
     pictures: PictureStore | None = None  # None: the model reads none, and `no_pictures` says why
     no_pictures: str = "this model reads no pictures"
-    slots: Slots = field(default_factory=Slots)  # numbers of places, and what was last computed in each
+    slots: EngineSlots = field(
+        default_factory=EngineSlots
+    )  # numbers of places, and what was last computed in each
     # Looks for what is wrong with the weights, when their results are no numbers.
     diagnose: Callable[[], Exception | None] = lambda: None
     times: StepTimes = field(init=False)  # what its steps take
@@ -59,12 +61,12 @@ class Loaded:
         self.times = StepTimes(self.model)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ModelLimits:
         """What the model takes."""
-        return Limits(self.model.context, self.model.n_vocab)
+        return ModelLimits(self.model.context, self.model.n_vocab)
 
 
-def tokenizer_of(loaded: Loaded) -> Tokenizer:
+def tokenizer_of(loaded: LoadedModel) -> Tokenizer:
     """The tokenizer, which must be there."""
     return present(loaded.tokenizer)
 
@@ -78,14 +80,14 @@ def present(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
-def prompts_of(loaded: Loaded) -> Prompts:
+def prompts_of(loaded: LoadedModel) -> PrefixStore:
     """What is kept of prompts, for files."""
     if loaded.prompts is None:
         raise OptionError(f"prompts cannot be saved: {NOT_SAVED}")
     return loaded.prompts
 
 
-def reranker_of(loaded: Loaded) -> Reranker:
+def reranker_of(loaded: LoadedModel) -> Reranker:
     """What judges documents, which must be there."""
     if loaded.reranker is None:
         raise OptionError(NO_RERANKER)
@@ -93,7 +95,7 @@ def reranker_of(loaded: Loaded) -> Reranker:
 
 
 def prompt_tokens(
-    limits: Limits, tokenizer: Tokenizer | None, request: GenerateRequest, messages: str | None
+    limits: ModelLimits, tokenizer: Tokenizer | None, request: GenerateRequest, messages: str | None
 ) -> list[int]:
     """The tokens of a request's prompt; `messages` is the text of its messages."""
     if request.tokens is not None:
@@ -113,16 +115,16 @@ def prompt_tokens(
     return tokens
 
 
-def _check_letters(limits: Limits, text: str) -> None:
+def _check_letters(limits: ModelLimits, text: str) -> None:
     if len(text) > MOST_LETTERS * limits.context:
         room = counted(limits.context, "token")
         raise ContextFull(f"the prompt has {len(text)} characters, far more than {room} can hold; shorten it")
 
 
-def prompt_of(loaded: Loaded, request: GenerateRequest, prepared: Prepared) -> Prompt:
+def prompt_of(loaded: LoadedModel, request: GenerateRequest, prepared: PreparedRequest) -> PicturePrompt:
     """The tokens of a request's prompt, with its pictures."""
     if not prepared.seen:
-        return Prompt(prompt_tokens(loaded.limits, loaded.tokenizer, request, prepared.text))
+        return PicturePrompt(prompt_tokens(loaded.limits, loaded.tokenizer, request, prepared.text))
     if request.pooling or request.params.prompt_logprobs is not None:
         what = "embeddings" if request.pooling else "log-probabilities of a prompt"
         raise OptionError(f"{what} are not available for texts with pictures")
@@ -135,7 +137,7 @@ def prompt_of(loaded: Loaded, request: GenerateRequest, prepared: Prepared) -> P
     return with_pictures(texts, prepared.seen)
 
 
-def shift_of(loaded: Loaded, request: GenerateRequest) -> ContextShift | None:
+def shift_of(loaded: LoadedModel, request: GenerateRequest) -> ContextShift | None:
     """How a request's text goes on where the context is full; None: it ends there."""
     shift = request.shift or ContextShift()
     if request.pooling or not (loaded.shift if shift.on is None else shift.on):
@@ -148,7 +150,7 @@ def shift_of(loaded: Loaded, request: GenerateRequest) -> ContextShift | None:
     return replace(shift, keep=shift.keep + begins) if shift.keep >= 0 else shift
 
 
-def check_length(limits: Limits, request: GenerateRequest, n_tokens: int) -> None:
+def check_length(limits: ModelLimits, request: GenerateRequest, n_tokens: int) -> None:
     """Refuse a prompt that leaves no room for its answer."""
     if limits.context - n_tokens < (request.most_tokens != 0):
         what, beside = ("text", "") if request.pooling else ("prompt", " with the answer")

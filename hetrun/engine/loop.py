@@ -12,15 +12,15 @@ from time import perf_counter
 from hetrun.backend import Rows
 from hetrun.client.events import Event
 from hetrun.engine.active_requests import ActiveRequests
-from hetrun.engine.batching import LongPass, Mixing
+from hetrun.engine.batching import BatchComposer, LongPass
 from hetrun.engine.cancellation import Gate
 from hetrun.engine.inbox import Cancel, Close, EngineCalls, InboxReader, Item, Job, Ready, Request
 from hetrun.engine.input_processor import Preparer
-from hetrun.engine.loaded_model import Loaded
-from hetrun.engine.output_processor import Answering, Ending, tell, together
+from hetrun.engine.loaded_model import LoadedModel
+from hetrun.engine.output_processor import Ending, OutputProcessor, tell, together
 from hetrun.engine.picture_turns import PictureTurns
-from hetrun.engine.sequence import Chosen, Drafts, Running
-from hetrun.engine.speculation.speculator import Speculating
+from hetrun.engine.sequence import Chosen, Drafts, RunningRequest
+from hetrun.engine.speculation.speculator import Speculator
 from hetrun.engine.step_time import Clock, shape_of
 from hetrun.engine.upkeep import ModelUpkeep
 from hetrun.errors import Cancelled, DeviceLost, EngineStopped
@@ -31,7 +31,7 @@ from hetrun.executor.steps import Step
 class Loop:
     """What the engine thread does: take what came in, run a step, hand out what it gave."""
 
-    def __init__(self, loaded: Loaded, inbox: queue.SimpleQueue[Item], gate: Gate) -> None:
+    def __init__(self, loaded: LoadedModel, inbox: queue.SimpleQueue[Item], gate: Gate) -> None:
         self._loaded = loaded
         self._model = loaded.model
         self._inbox = InboxReader(inbox)
@@ -40,10 +40,10 @@ class Loop:
             loaded.render, loaded.tokenizer, loaded.grammars, loaded.pictures, EngineCalls(inbox, gate)
         )
         self._times = loaded.times
-        self._answering = Answering(loaded)
-        self._speculating = Speculating(loaded.model, loaded.speculation, self._times)
+        self._answering = OutputProcessor(loaded)
+        self._speculating = Speculator(loaded.model, loaded.speculation, self._times)
         self.requests = ActiveRequests(loaded, self._preparer, self._answering, self._speculating)
-        self._mixing = Mixing(loaded.model, self.requests.shares, self._times)
+        self._mixing = BatchComposer(loaded.model, self.requests.shares, self._times)
         self._long_pass = LongPass(self._mixing, self.requests.running)
         self._pictures = PictureTurns(loaded.pictures, self.requests, gate)
         self._upkeep = ModelUpkeep(loaded.model, loaded.pictures)
@@ -146,7 +146,7 @@ class Loop:
         first = self._speculating.compiled(chosen, drafts, seconds)
         # Plans change, and what was compiled for them goes: then a step with drafts says nothing of the next.
         if not first and not (drafts and clock.compiling):
-            self._times.saw(shape, seconds)
+            self._times.observe(shape, seconds)
         if not stands_aside:
             self._long_pass.mark_answered()
         given = self._take_rows(chosen, drafts, step, logits)
@@ -180,14 +180,14 @@ class Loop:
                 continue
             if chunk.hidden:
                 first = before + len(chunk.tokens) - chunk.hidden
-                self._speculating.saw(r, first, self._model.hidden[seen - chunk.hidden : seen])
-            self.requests.places.saw(r)
+                self._speculating.observe(r, first, self._model.hidden[seen - chunk.hidden : seen])
+            self.requests.places.observe(r)
             self.requests.shares.gave(r.client, r.computed - before)
             given += r.computed - before
             self._ended(r, ending)
         return given or 1
 
-    def _ended(self, r: Running, ending: Ending | None) -> None:
+    def _ended(self, r: RunningRequest, ending: Ending | None) -> None:
         if ending == "gone":
             self.requests.drop(r)
         elif ending == "full":

@@ -15,7 +15,7 @@ from hetrun.errors import OptionError, UserError, printable
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.fingerprint import fingerprint
 from hetrun.memory.kv import prefix_file
-from hetrun.memory.kv.prefix_cache import Entry, Prefixes
+from hetrun.memory.kv.prefix_cache import PrefixEntry, Prefixes
 from hetrun.memory.kv.prefix_file import MOST_BYTES, Unusable
 from hetrun.memory.kv.radix_tree import Tokens
 from hetrun.memory.kv.row_serializer import SavedRows
@@ -25,7 +25,7 @@ from hetrun.system.units import format_bytes
 log = logging.getLogger(__name__)
 
 
-class Prompts:
+class PrefixStore:
     """What is kept of a model's prompts, to and from files; on the engine's thread."""
 
     def __init__(self, model: PlannedModel, prefixes: Prefixes, options: Options) -> None:
@@ -65,7 +65,7 @@ class Prompts:
         seq, n = self._prefixes.holding(tokens)
         if not n:
             return 0
-        entry = Entry(seq, tokens[:n])
+        entry = PrefixEntry(seq, tokens[:n])
         if not prefix_file.save(path, self.identity, [entry], self._rows, most, follow=False):
             raise UserError(f"{n} tokens would take more than the {format_bytes(most)} that a file may have")
         return n
@@ -138,7 +138,7 @@ def check_place(path: Path) -> None:
         )
 
 
-class Slots:
+class EngineSlots:
     """Numbers of places, as clients know them: which are taken, and what was last computed in each; on the
     engine's thread.
 

@@ -28,19 +28,19 @@ from hetrun.client.queries import (
     Slot,
     SlotAction,
     SlotDone,
-    State,
+    StateQuery,
     StepSeconds,
     Tokenize,
     TokenizerFacts,
     TokenizerInfo,
     WhatIf,
 )
-from hetrun.engine.admission_gate import Waiting
-from hetrun.engine.counters import Held
+from hetrun.engine.admission_gate import WaitingRequest
+from hetrun.engine.counters import EngineCounters
 from hetrun.engine.input_processor import Renderer, seen_of
-from hetrun.engine.loaded_model import MOST_LETTERS, Loaded, prompts_of, reranker_of, tokenizer_of
+from hetrun.engine.loaded_model import MOST_LETTERS, LoadedModel, prompts_of, reranker_of, tokenizer_of
 from hetrun.engine.pictures.marks import marked, new_mark, parts_of
-from hetrun.engine.sequence import Running
+from hetrun.engine.sequence import RunningRequest
 from hetrun.engine.step_time import shape_of_chunks
 from hetrun.errors import FieldError, OptionError, Overloaded, UserError
 from hetrun.memory.kv.prefix_cache import LEAST
@@ -61,7 +61,7 @@ MOST_PART = 1 << 17  # characters where a text has no place to be cut
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 
 
-class Asked(Protocol):
+class QueriedModel(Protocol):
     """The part of `LocalModel` that answers are made of."""
 
     @property
@@ -74,22 +74,22 @@ class Asked(Protocol):
     def plan(self) -> PlanSet: ...
 
     @property
-    def held(self) -> Held: ...
+    def held(self) -> EngineCounters: ...
 
     def set_ram(self, ram: int) -> PlanSet: ...
 
     def foresee(self, changes: Mapping[str, object]) -> Foreseen: ...
 
-    def call(self, work: Callable[[Loaded], R]) -> R:
+    def call(self, work: Callable[[LoadedModel], R]) -> R:
         """Call a function on the engine's thread, between two steps."""
         ...
 
-    def aside(self, work: Callable[[Loaded], R]) -> R:
+    def aside(self, work: Callable[[LoadedModel], R]) -> R:
         """Call a function on the engine's thread, that does nothing to the model."""
         ...
 
 
-def answered(llm: Asked, question: Question[Any]) -> object:
+def answered(llm: QueriedModel, question: Question[Any]) -> object:
     """The answer, which has the type that the question says; waits for it."""
     match question:
         case Tokenize():
@@ -118,7 +118,7 @@ def answered(llm: Asked, question: Question[Any]) -> object:
             return llm.call(lambda loaded: _slot_action(loaded, question))
         case Layers():
             return llm.held.model.places
-        case State():
+        case StateQuery():
             return state(llm.held)
     raise OptionError(f"the engine does not know what {type(question).__name__} is")
 
@@ -126,7 +126,7 @@ def answered(llm: Asked, question: Question[Any]) -> object:
 # --- texts
 
 
-def _tokens(llm: Asked, question: Tokenize) -> list[int]:
+def _tokens(llm: QueriedModel, question: Tokenize) -> list[int]:
     text, tokens = whole(question.text), list[int]()
     cuts = llm.aside(lambda loaded: tokenizer_of(loaded).cuts_at_spaces)
     for i, part in enumerate(parts(text, cuts)):
@@ -135,13 +135,13 @@ def _tokens(llm: Asked, question: Tokenize) -> list[int]:
     return tokens
 
 
-def _rendered(llm: Asked, messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
+def _rendered(llm: QueriedModel, messages: tuple[Message, ...], options: Mapping[str, object]) -> str:
     if llm.render is None:
         raise OptionError("this model does not accept messages; give it a text or tokens")
     return llm.render(messages, options)
 
 
-def _prompt_length(llm: Asked, question: PromptLength) -> int:
+def _prompt_length(llm: QueriedModel, question: PromptLength) -> int:
     """Without encoding its pictures; how many tokens each takes follows from its size."""
     store = llm.aside(lambda loaded: loaded.pictures)
     seen = [seen_of(file, store, lambda work: llm.call(lambda loaded: work())) for file in question.pictures]
@@ -154,7 +154,7 @@ def _prompt_length(llm: Asked, question: PromptLength) -> int:
     return sum(of_texts) + sum(picture.n_tokens for picture in seen)
 
 
-def _encode(part: str, add_special: bool, parse_special: bool) -> Callable[[Loaded], list[int]]:
+def _encode(part: str, add_special: bool, parse_special: bool) -> Callable[[LoadedModel], list[int]]:
     return lambda loaded: tokenizer_of(loaded).encode_as(part, add_special, parse_special)
 
 
@@ -175,7 +175,7 @@ def parts(text: str, cuts_at_spaces: bool) -> Iterator[str]:
         at = end
 
 
-def _fill_prompt(llm: Asked, question: FillPrompt) -> list[int]:
+def _fill_prompt(llm: QueriedModel, question: FillPrompt) -> list[int]:
     tokenizer = llm.aside(tokenizer_of)
     fim, begins, bos = llm.aside(lambda loaded: (tokenizer.fim, tokenizer.add_bos, tokenizer.bos))
     context = llm.held.model.context
@@ -189,7 +189,7 @@ def _fill_prompt(llm: Asked, question: FillPrompt) -> list[int]:
     )
 
 
-def _rank_prompts(llm: Asked, query: str, documents: tuple[str, ...]) -> list[list[int]]:
+def _rank_prompts(llm: QueriedModel, query: str, documents: tuple[str, ...]) -> list[list[int]]:
     """The prompt of each document; one that is far too long for the context is not tokenised, and its list
     is empty."""
     template = llm.aside(reranker_of).template
@@ -213,7 +213,7 @@ def _parts_of(tokens: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield tokens[at : at + PART]
 
 
-def _pieces(llm: Asked, tokens: tuple[int, ...]) -> list[bytes]:
+def _pieces(llm: QueriedModel, tokens: tuple[int, ...]) -> list[bytes]:
     return llm.aside(lambda loaded: [tokenizer_of(loaded).piece(token) for token in tokens])
 
 
@@ -233,7 +233,7 @@ def _facts(tokenizer: Tokenizer, template: ChatTemplate) -> TokenizerFacts:
 # --- slots
 
 
-def _slot_action(loaded: Loaded, asked: SlotAction) -> SlotDone:
+def _slot_action(loaded: LoadedModel, asked: SlotAction) -> SlotDone:
     """Save, restore or forget what was computed last in a slot; on the engine's thread."""
     slots, number, places = loaded.slots, asked.slot, loaded.model.max_sequences
     if number >= places:
@@ -276,7 +276,7 @@ def cores_of(plans: PlanSet) -> Mapping[int, CoreSet]:
     return {n: cores for n, cores in used.items() if cores.cpus != this_machine().cpus}
 
 
-def state(held: Held) -> EngineState:
+def state(held: EngineCounters) -> EngineState:
     """What the engine has and did, without asking its thread."""
     now, model = perf_counter(), held.model
     slots = [
@@ -309,7 +309,7 @@ def _threads(plans: PlanSet) -> dict[str, int]:
     return {"decode": by_bucket[0].threads, "prefill": by_bucket[-1].threads} if by_bucket else {}
 
 
-def _running(r: Running, now: float, *, displaced: bool) -> Slot:
+def _running(r: RunningRequest, now: float, *, displaced: bool) -> Slot:
     computed = min(r.computed, r.n_prompt)
     return Slot(
         r.id,
@@ -324,5 +324,5 @@ def _running(r: Running, now: float, *, displaced: bool) -> Slot:
     )
 
 
-def _waiting(w: Waiting, now: float) -> Slot:
+def _waiting(w: WaitingRequest, now: float) -> Slot:
     return Slot(w.id, "waiting", now - w.arrived, prompt_tokens=w.running.n_prompt if w.running else 0)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 
-class Asking(Protocol):
+class RequestSummary(Protocol):
     """What is known of a request before it has a place."""
 
     @property
@@ -31,7 +31,7 @@ class Asking(Protocol):
         ...
 
 
-class Pending(Asking, Protocol):
+class PendingSequence(RequestSummary, Protocol):
     """What the scheduler knows of a sequence."""
 
     turn: int  # the number of its last turn; each turn of any sequence has the next number
@@ -52,8 +52,8 @@ class Pending(Asking, Protocol):
         ...
 
 
-A = TypeVar("A", bound=Asking)
-P = TypeVar("P", bound=Pending)
+A = TypeVar("A", bound=RequestSummary)
+P = TypeVar("P", bound=PendingSequence)
 
 
 class Shares:

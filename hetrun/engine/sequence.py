@@ -20,9 +20,9 @@ from hetrun.client.events import (
 )
 from hetrun.engine.pictures.marks import Span, boundary, places_between, span_at
 from hetrun.executor.steps import Chunk
-from hetrun.graph.pooling import Pooled
+from hetrun.graph.pooling import MeanPool
 from hetrun.memory.kv.radix_tree import Tokens
-from hetrun.memory.kv.states import Mark
+from hetrun.memory.kv.states import StateMark
 from hetrun.sampling.interface import Sampler
 from hetrun.text.detokenizer import StreamDecoder
 
@@ -40,7 +40,7 @@ class PictureRows(Protocol):
 
 
 @dataclass(slots=True)
-class Running:
+class RunningRequest:
     """A request that has, or had, a place in the KV cache."""
 
     id: int
@@ -65,7 +65,7 @@ class Running:
     drafted: int = 0  # tokens of the answer that were guessed and tried
     accepted: int = 0  # how many of these were right
     end: TokenLogprob | None = None  # the token with which the model ended, where such are wanted
-    pooled: Pooled | None = None  # an embedding: not a token is wanted, but what this becomes
+    pooled: MeanPool | None = None  # an embedding: not a token is wanted, but what this becomes
     checkpoint_every: int = 0  # tokens after which the model keeps what it knows; 0: it need not
     parts_at: int = 0  # where its text parts from another one's
     reach: int = 0  # of its last tokens hidden states are kept for guesses, and of all that follow
@@ -164,13 +164,13 @@ class Running:
         """Of how many of the next n tokens hidden states are kept: those that guesses may need."""
         return max(0, min(n, self.computed + n - len(self.tokens) + self.reach)) if self.reach else 0
 
-    def marks_of_draft(self, n: int) -> tuple[Mark, ...]:
+    def marks_of_draft(self, n: int) -> tuple[StateMark, ...]:
         """Of a draft any part may be right, and is to be cut off there."""
         if not self.checkpoint_every:
             return ()
-        return tuple([Mark(self.computed + 1 + i, checkpoint=False) for i in range(n)])
+        return tuple([StateMark(self.computed + 1 + i, checkpoint=False) for i in range(n)])
 
-    def marks(self, n: int) -> tuple[Mark, ...]:
+    def marks(self, n: int) -> tuple[StateMark, ...]:
         """Where among the next n tokens the model shall keep what it knows: now and then, where the text
         parts from another one's, around pictures, and before the prompt's end, which the next turn of a chat
         may change."""
@@ -179,7 +179,7 @@ class Running:
         a, b, every = self.computed, self.computed + n, self.checkpoint_every
         at = {*range(a // every * every + every, b + 1, every), self.parts_at, self.n_prompt - ENDING}
         at |= {end for span in self.spans for end in (span.start, span.end)}
-        return tuple([Mark(p) for p in sorted(at) if a < p <= b])
+        return tuple([StateMark(p) for p in sorted(at) if a < p <= b])
 
     def usage(self) -> Usage:
         """Tokens counted."""
@@ -203,6 +203,6 @@ class Running:
         )
 
 
-Chosen = list[tuple[Running, int]]  # what goes into a step: requests, and how many tokens of each
+Chosen = list[tuple[RunningRequest, int]]  # what goes into a step: requests, and how many tokens of each
 Draft = Sequence[int]  # guesses that were tried
 Drafts = Mapping[int, Draft]  # by request

@@ -9,20 +9,20 @@ import numpy as np
 from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams
 from hetrun.engine.inbox import Request
-from hetrun.engine.input_processor import Prepared
+from hetrun.engine.input_processor import PreparedRequest
 from hetrun.engine.loaded_model import (
-    Loaded,
+    LoadedModel,
     check_length,
     prompt_of,
     reranker_of,
     shift_of,
     tokenizer_of,
 )
-from hetrun.engine.sequence import Running
+from hetrun.engine.sequence import RunningRequest
 from hetrun.engine.slot_manager import shortened
 from hetrun.errors import OptionError
-from hetrun.graph.pooling import Pooled
-from hetrun.sampling.forced import Forced
+from hetrun.graph.pooling import MeanPool
+from hetrun.sampling.forced import ForcedSampler
 from hetrun.sampling.interface import Constraint, Sampler
 from hetrun.sampling.sampler import make_sampler
 from hetrun.text.detokenizer import StreamDecoder
@@ -30,7 +30,7 @@ from hetrun.text.detokenizer import StreamDecoder
 PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token of a prompt wants its own
 
 
-def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
+def begun(loaded: LoadedModel, asked: Request, prepared: PreparedRequest) -> RunningRequest:
     """A request as it will run; an error says why it cannot."""
     model = loaded.model
     tokens, spans = prompt_of(loaded, asked.request, prepared)
@@ -50,7 +50,7 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
     check_length(loaded.limits, asked.request, len(tokens))
     # A text that goes on for ever ends after as many tokens as the context has.
     room, most = model.context - (0 if shift else len(tokens)), asked.request.most_tokens
-    return Running(
+    return RunningRequest(
         id=asked.id,
         request=asked.request,
         on_event=asked.on_event,
@@ -61,7 +61,7 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
         sampler=_forced(_sampler(loaded, asked.request, tokens, prepared.constraint), asked.request.forced),
         decoder=StreamDecoder(tuple(params.stop)),
         arrived=asked.arrived,
-        pooled=Pooled(pooling, len(tokens), model.width) if pooling else None,
+        pooled=MeanPool(pooling, len(tokens), model.width) if pooling else None,
         opened=prepared.opened,
         checkpoint_every=model.checkpoint_every,
         reach=loaded.speculation.reach if loaded.speculation and not pooling else 0,
@@ -73,7 +73,7 @@ def begun(loaded: Loaded, asked: Request, prepared: Prepared) -> Running:
 
 
 def _sampler(
-    loaded: Loaded, request: GenerateRequest, prompt: list[int], constraint: Constraint | None
+    loaded: LoadedModel, request: GenerateRequest, prompt: list[int], constraint: Constraint | None
 ) -> Sampler:
     own, tokenizer = loaded.temperature, loaded.tokenizer
     return make_sampler(
@@ -89,7 +89,7 @@ def _sampler(
 
 
 def _forced(real: Sampler, script: tuple[int, ...]) -> Sampler:
-    return Forced(real, script) if script else real
+    return ForcedSampler(real, script) if script else real
 
 
 def _check_forced(script: tuple[int, ...], n_vocab: int) -> None:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from itertools import accumulate
 
 from hetrun.system.ema import smoothed
-from hetrun.system.estimate import SHARE, Tracked
+from hetrun.system.estimate import SHARE, TrackedEstimate
 
 
 class SizeCurve:
@@ -17,18 +17,18 @@ class SizeCurve:
     """
 
     def __init__(self) -> None:
-        self._points: dict[int, tuple[float, Tracked]] = {}  # bits of the size -> size, seconds
+        self._points: dict[int, tuple[float, TrackedEstimate]] = {}  # bits of the size -> size, seconds
         self._sizes: list[float] | None = None  # of the points, in order; None: they have changed
         self._seconds: list[float] = []
 
-    def saw(self, size: int, seconds: float) -> None:
+    def observe(self, size: int, seconds: float) -> None:
         """Something of this size took so long."""
         bits = size.bit_length()
         known = self._points.get(bits)
         if known is None:
-            tracked = Tracked()
+            tracked = TrackedEstimate()
             self._points[bits] = float(size), tracked
-            tracked.saw(seconds)
+            tracked.observe(seconds)
         else:
             at, tracked = known
             if at != size:  # the point goes towards this size along the curve, and the time comes to it
@@ -37,7 +37,7 @@ class SizeCurve:
                 tracked.scale(there / self._on(at))
                 seconds *= there / self._on(size)
                 self._points[bits] = to, tracked
-            tracked.saw(seconds)
+            tracked.observe(seconds)
         self._sizes = None
 
     def at(self, size: float) -> float | None:

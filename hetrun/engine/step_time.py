@@ -13,11 +13,11 @@ from math import pow
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from hetrun.engine.sequence import Chosen, Running
+from hetrun.engine.sequence import Chosen, RunningRequest
 from hetrun.engine.size_curve import SizeCurve
 from hetrun.executor.interface import Model
 from hetrun.system.ema import smoothed
-from hetrun.system.estimate import Estimate, Tracked
+from hetrun.system.estimate import Estimate, TrackedEstimate
 
 # While prompts are computed, a running answer's tokens come at most this many times as far apart as without.
 STRETCH = 2.5
@@ -33,7 +33,7 @@ READ = (16, 32, 64, 128, 256, 512, 1024)  # tokens of prompts that are predicted
 TOKEN_SHARE = 1 / 8  # of the newest step in what drafts are worth
 
 
-class Shape(NamedTuple):
+class StepShape(NamedTuple):
     """What a step consists of, as far as its time depends on it."""
 
     sequences: int
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
     depth: int = DEPTH  # tokens that each of them sees, about
 
 
-def shape_of(chosen: Chosen, drafted: int = 0) -> Shape:
+def shape_of(chosen: Chosen, drafted: int = 0) -> StepShape:
     """The shape of a step of these, with `drafted` guesses."""
     tokens = prompts = seen = 0
     for r, n in chosen:
@@ -51,20 +51,20 @@ def shape_of(chosen: Chosen, drafted: int = 0) -> Shape:
         seen += n * (r.computed + n // 2)
         if n > 1 or not r.answers:
             prompts += n
-    return Shape(len(chosen), tokens + drafted, prompts, drafted, seen // (tokens or 1))
+    return StepShape(len(chosen), tokens + drafted, prompts, drafted, seen // (tokens or 1))
 
 
-def shape_of_chunks(chunks: Sequence[tuple[int, float]]) -> Shape:
+def shape_of_chunks(chunks: Sequence[tuple[int, float]]) -> StepShape:
     """The shape of a step: for each sequence its number of tokens, and how many come before them."""
     tokens = sum(n for n, _ in chunks)
     seen = sum(n * (seen + n // 2) for n, seen in chunks)
     prompts = sum(n for n, _ in chunks if n > 1)
-    return Shape(len(chunks), tokens, prompts, 0, int(seen / (tokens or 1)))
+    return StepShape(len(chunks), tokens, prompts, 0, int(seen / (tokens or 1)))
 
 
-def answering(sequences: int, depth: int = DEPTH) -> Shape:
+def answering(sequences: int, depth: int = DEPTH) -> StepShape:
     """A step of answers."""
-    return Shape(sequences, sequences, 0, 0, depth)
+    return StepShape(sequences, sequences, 0, 0, depth)
 
 
 def longer(sequences: int, drafted: int) -> float:
@@ -72,7 +72,7 @@ def longer(sequences: int, drafted: int) -> float:
     return (sequences + drafted + GUESS) / (sequences + GUESS)
 
 
-class Predicting(Protocol):
+class StepPredictor(Protocol):
     """The part of a model that knows what steps should take."""
 
     @property
@@ -86,17 +86,17 @@ class Correction:
 
     __slots__ = ("expected", "ratio", "renewals", "shape", "step")
 
-    def __init__(self, shape: Shape, expected: float, step: int, renewals: int) -> None:
-        self.ratio = Tracked(1.0)
+    def __init__(self, shape: StepShape, expected: float, step: int, renewals: int) -> None:
+        self.ratio = TrackedEstimate(1.0)
         self.shape, self.expected = shape, expected  # of the last one
         self.step = step  # when that was
         self.renewals = renewals  # of predictions before
 
-    def saw(self, shape: Shape, expected: float, seconds: float, step: int) -> None:
+    def observe(self, shape: StepShape, expected: float, seconds: float, step: int) -> None:
         """One more."""
         if step - self.step > FORGOTTEN:
             self.ratio.reopen()
-        self.ratio.saw(seconds / expected)
+        self.ratio.observe(seconds / expected)
         self.shape, self.expected, self.step = shape, expected, step
 
     def renew(self, expected: float | None, renewals: int) -> None:
@@ -111,13 +111,13 @@ class Correction:
             self.expected = expected
 
 
-UNSEEN = Tracked(1.0)
+UNSEEN = TrackedEstimate(1.0)
 
 
 class StepTimes:
     """Seconds of the steps of one model; on the engine's thread only."""
 
-    def __init__(self, model: Predicting) -> None:
+    def __init__(self, model: StepPredictor) -> None:
         self._model = model
         self._step = 0
         self._predicted: dict[tuple[int, int, int], float | None] = {}
@@ -134,7 +134,7 @@ class StepTimes:
 
     # --- asked
 
-    def seconds(self, shape: Shape) -> float | None:
+    def seconds(self, shape: StepShape) -> float | None:
         """What a step takes; None if that is not known."""
         predicted = self._predict(shape)
         if predicted:
@@ -144,12 +144,12 @@ class StepTimes:
             return measured
         return measured * self._aged(self._remainders.get(_kind(shape)), 1.0)
 
-    def foreseen(self, shape: Shape) -> float | None:
+    def foreseen(self, shape: StepShape) -> float | None:
         """What a step takes, where the model predicts it: for those who call a step late by it, or about to
         end. What was measured at other sizes says too little for that."""
         return self.seconds(shape) if self._predict(shape) else None
 
-    def estimate(self, shape: Shape) -> Estimate | None:
+    def estimate(self, shape: StepShape) -> Estimate | None:
         """The same, and what it takes at least and at most, nine times in ten."""
         seconds = self.seconds(shape)
         if seconds is None:
@@ -160,7 +160,7 @@ class StepTimes:
         off = ratio.value if known is self._remainders and not shape.drafted else 1.0  # not in `seconds`
         return Estimate(seconds, seconds * min(1.0, off * ratio.below), seconds * max(1.0, off * ratio.above))
 
-    def quiet(self, answers: Sequence[Running], joining: Sequence[Running] = ()) -> float:
+    def quiet(self, answers: Sequence[RunningRequest], joining: Sequence[RunningRequest] = ()) -> float:
         """What a step of these answers takes by itself, once those that join have begun to answer, too."""
         n = len(answers) + len(joining)
         depth = sum([r.computed for r in answers]) + sum([r.computed for r in joining])
@@ -179,7 +179,7 @@ class StepTimes:
         """
         at, before = 0, 0.0
         for size in READ:
-            shape = Shape(1, size, size, 0, size // 2)
+            shape = StepShape(1, size, size, 0, size // 2)
             if not self._predict(shape):
                 return self._prompts.at(tokens)
             seconds = max(before, self.seconds(shape) or 0.0)
@@ -190,7 +190,7 @@ class StepTimes:
 
     # --- told
 
-    def saw(self, shape: Shape, seconds: float) -> None:
+    def observe(self, shape: StepShape, seconds: float) -> None:
         """A step took so long."""
         self._step += 1
         if (now := perf_counter()) - self._renewed > PREDICTED_S:
@@ -202,13 +202,13 @@ class StepTimes:
             if found is None:
                 found = Correction(shape, expected, self._step, self._renewals)
                 (self._corrections if predicted else self._remainders)[kind] = found
-            found.saw(shape, expected, seconds, self._step)
+            found.observe(shape, expected, seconds, self._step)
         if not shape.drafted:
             self._measure(shape, seconds)
             if self._a_token != 1 and not shape.prompts:
                 self._a_token = smoothed(self._a_token, 1.0, TOKEN_SHARE)
 
-    def gave(self, shape: Shape, seconds: float, tokens: int) -> None:
+    def gave(self, shape: StepShape, seconds: float, tokens: int) -> None:
         """A step with drafts took `seconds`, and gave `tokens` tokens that stay."""
         plain = self.seconds(answering(shape.sequences, shape.depth))
         if plain and tokens:
@@ -217,7 +217,7 @@ class StepTimes:
 
     # --- how
 
-    def _predict(self, shape: Shape) -> float | None:
+    def _predict(self, shape: StepShape) -> float | None:
         """As the model predicts it."""
         if self._plans is not self._model.plans and (now := perf_counter()) - self._renewed > RENEWED_S:
             self._plans = self._model.plans
@@ -266,7 +266,7 @@ class StepTimes:
         part = 1.0 if age < FRESH else pow(0.5, age / FORGOTTEN)
         return pow(usual, 1 - part) * pow(found.ratio.value, part)
 
-    def _measured(self, shape: Shape) -> float | None:
+    def _measured(self, shape: StepShape) -> float | None:
         """As it was measured by size."""
         sequences, tokens, prompts, drafted, _ = shape
         if not prompts:
@@ -278,35 +278,35 @@ class StepTimes:
         seconds = self._answers.at(tokens - prompts)
         return None if seconds is None else reading + seconds
 
-    def _measure(self, shape: Shape, seconds: float) -> None:
+    def _measure(self, shape: StepShape, seconds: float) -> None:
         """Note it by size. Where answers and prompts share a step, each has its part of it."""
         answers = shape.tokens - shape.prompts
         if not shape.prompts:
-            self._answers.saw(answers, seconds)
+            self._answers.observe(answers, seconds)
         elif not answers:
-            self._prompts.saw(shape.prompts, seconds)
+            self._prompts.observe(shape.prompts, seconds)
         else:
             alone, reading = self._answers.at(answers), self._prompts.at(shape.prompts)
             if alone and reading:
                 part = alone / (alone + reading)
-                self._answers.saw(answers, part * seconds)
-                self._prompts.saw(shape.prompts, (1 - part) * seconds)
+                self._answers.observe(answers, part * seconds)
+                self._prompts.observe(shape.prompts, (1 - part) * seconds)
             elif alone and seconds > alone:
-                self._prompts.saw(shape.prompts, seconds - alone)
+                self._prompts.observe(shape.prompts, seconds - alone)
             elif reading and seconds > reading:
-                self._answers.saw(answers, seconds - reading)
+                self._answers.observe(answers, seconds - reading)
 
 
 DRAFTED = 63  # of a kind, the bits that say how much is drafted
 
 
-def _kind(shape: Shape) -> int:
+def _kind(shape: StepShape) -> int:
     """Steps that are wrongly predicted in the same way: of about as many sequences, drafts or tokens."""
     sequences, tokens, prompts, drafted, _ = shape
     return -tokens.bit_length() if prompts else sequences.bit_length() << 6 | drafted.bit_length()
 
 
-def _chunks(shape: Shape) -> list[tuple[int, float]]:
+def _chunks(shape: StepShape) -> list[tuple[int, float]]:
     """A step of this shape, as models predict it."""
     answers = shape.tokens - shape.prompts - shape.drafted
     chunks = [(1, float(shape.depth))] * answers

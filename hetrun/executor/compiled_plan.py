@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hetrun.backend import Pass, Runner
 from hetrun.executor.stats import Record
-from hetrun.planner.costmodel import Measured
+from hetrun.planner.costmodel import WorkCells
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Ran:
     several: bool  # sequences
     seconds: float
     warm: bool  # nothing of it ran for the first time
-    times: list[tuple[Measured, int, float, float]]  # of its segments: tokens, depth, seconds
+    times: list[tuple[WorkCells, int, float, float]]  # of its segments: tokens, depth, seconds
 
     def learn(self) -> None:
         """From now on the forecast knows."""
@@ -31,13 +31,13 @@ class Ran:
 
 
 @dataclass(slots=True)
-class Timed:
+class TimedRunner:
     """A runner, and where its times go."""
 
     name: str  # the segment's and its backend's
     backend: str
     record: Record
-    measured: Measured | None
+    measured: WorkCells | None
     runner: Runner
     of_wanted: bool  # wanted rows are what its times depend on
     reads_states: frozenset[int] = frozenset()  # of these layers, on the host
@@ -56,15 +56,15 @@ class Timed:
                 ran.times.append((self.measured, len(work.wanted), 1.0, seconds))
 
 
-Stage = Sequence[Timed]
+Stage = Sequence[TimedRunner]
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledPass:
     """The runners of a plan for one shape of pass."""
 
     plan: object  # the stages they were made from, kept so that nothing else gets their id
-    stages: list[list[Timed]]
+    stages: list[list[TimedRunner]]
 
     def close(self) -> None:
         """Give their memory back: of all of them, also where one fails."""

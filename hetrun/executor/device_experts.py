@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from hetrun.backend import Chosen, Pass
 from hetrun.backend.expert_slots import (
     Bytes,
-    Coming,
+    ExpertArrival,
     ExpertSlots,
     Slots,
     Slotted,
@@ -36,9 +36,9 @@ from hetrun.backend.expert_slots import (
 )
 from hetrun.client.events import DeviceSlots
 from hetrun.errors import HetrunError
-from hetrun.executor.slot_rule import Change, SlotRule
+from hetrun.executor.slot_rule import SlotChange, SlotRule
 from hetrun.loader.weight_reader import FileReader
-from hetrun.prefetch.expert_trace import Kept, judge_layers
+from hetrun.prefetch.expert_trace import HitShares, judge_layers
 
 MOST_TOKENS = 16  # of a pass whose choices are counted
 STAGED, STAGED_BYTES = 8, 16 << 20  # experts on their way at once, at least one
@@ -59,12 +59,12 @@ class Residents:
 
 
 @dataclass(slots=True)
-class Move:
+class ExpertMove:
     """An expert on its way to a slot."""
 
     key: Slotted
     residents: Residents
-    change: Change
+    change: SlotChange
     memory: Bytes
     slot: int = -1  # once it is sent there
     error: Exception | None = None
@@ -74,8 +74,8 @@ class Move:
 class _Pipeline:
     """A thread that reads experts, and the memory that they are read to."""
 
-    asked: SimpleQueue[Move | None] = field(default_factory=SimpleQueue)
-    read: deque[Move] = field(default_factory=deque)
+    asked: SimpleQueue[ExpertMove | None] = field(default_factory=SimpleQueue)
+    read: deque[ExpertMove] = field(default_factory=deque)
     free: list[Bytes] = field(default_factory=list)
     thread: Thread | None = None
 
@@ -95,7 +95,7 @@ class DeviceExperts:
         self._heard = list[tuple[int, NDArray[np.integer[Any]]]]()  # of a mixture what tokens have chosen
         self._line = _Pipeline()
         self._pieces = self._staged = 0  # of that memory, and bytes of each
-        self._sent: list[tuple[int, Sequence[Move]]] = []
+        self._sent: list[tuple[int, Sequence[ExpertMove]]] = []
         self._passes = 0  # that have begun and not ended: of all but the last one something stands still
         self._off = False  # nothing moves any more
         self._chosen = self._found = self._came = 0
@@ -142,7 +142,7 @@ class DeviceExperts:
         numbers = np.repeat([n for n, _ in self._heard], [chosen.size for _, chosen in self._heard])
         chosen = np.concatenate([chosen for _, chosen in self._heard])
         found = self._table[numbers, chosen] >= 0
-        self._rule.saw(numbers, chosen)
+        self._rule.observe(numbers, chosen)
         self._chosen += chosen.size
         self._found += int(found.sum())
         self._trace.append(np.stack((numbers, chosen, found), axis=1).astype(np.int32))
@@ -211,7 +211,7 @@ class DeviceExperts:
 
     def _send(self) -> None:
         """Send what was read. The experts whose slots it takes are computed by the host from now on."""
-        moves = list[Move]()
+        moves = list[ExpertMove]()
         while self._line.read:
             move = self._line.read.popleft()
             if move.error:
@@ -226,7 +226,7 @@ class DeviceExperts:
             slots, goes = move.residents.slots, move.change.goes
             move.slot, slots[goes] = int(slots[goes]), -1
             move.residents.moving[goes] = False
-        coming = [Coming(move.key, move.slot, move.memory) for move in moves]
+        coming = [ExpertArrival(move.key, move.slot, move.memory) for move in moves]
         self._sent.append((self._slots.send(coming), moves))
 
     # --- what comes next
@@ -241,7 +241,7 @@ class DeviceExperts:
         for change in self._rule.changes(lies & rests, ~lies & rests, free):
             residents = self._known[keys[change.mixture]]
             residents.moving[[change.comes, change.goes]] = True
-            self._line.asked.put(Move(keys[change.mixture], residents, change, self._line.free.pop()))
+            self._line.asked.put(ExpertMove(keys[change.mixture], residents, change, self._line.free.pop()))
 
     def _free(self) -> int:
         """How many more may be on their way."""
@@ -293,7 +293,7 @@ class DeviceExperts:
         )
         return DeviceSlots(slots, experts, self._chosen, self._found, self._came)
 
-    def kept(self) -> Kept | None:
+    def kept(self) -> HitShares | None:
         """The same lately, beside other rules; None where too little was chosen."""
         return judge_layers([len(key[1]) for key in self._known], np.concatenate([NONE, *self._trace]))
 

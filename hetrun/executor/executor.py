@@ -14,7 +14,6 @@ from hetrun.backend import (
     Backend,
     Done,
     Floats,
-    Greatest,
     Ints,
     Pass,
     PassShape,
@@ -22,11 +21,12 @@ from hetrun.backend import (
     Runner,
     Segment,
     SequencePart,
+    TopLogits,
 )
 from hetrun.errors import BackendError, BudgetError, OptionError
-from hetrun.executor.compiled_plan import Compiled, Ran, Stage, Timed
+from hetrun.executor.compiled_plan import CompiledPass, Ran, Stage, TimedRunner
 from hetrun.executor.device_experts import DeviceExperts
-from hetrun.executor.stats import Key, Recent, Stats
+from hetrun.executor.stats import Recent, Stats, TimeKey
 from hetrun.executor.steps import Between, Step, Trip, cut, join, prepare
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph, Value
@@ -35,7 +35,7 @@ from hetrun.graph.signature import Forms, of_wanted_rows
 from hetrun.loader.table_rows import TableRows
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.states import NONE
-from hetrun.planner.costmodel import Forecast, Measured, Work
+from hetrun.planner.costmodel import OpWork, WorkCells, WorkTimes
 from hetrun.planner.partial_plans import PartialPlans
 from hetrun.planner.plan import BUCKETS, Plan, PlanSet, after, between, up_to
 from hetrun.system.ema import smoothed
@@ -62,7 +62,7 @@ class Executor:
         kv: KvCache,
         stats: Stats,
         deterministic: bool = False,
-        forecast: Forecast | None = None,
+        forecast: WorkTimes | None = None,
         follows: bool = True,
     ) -> None:
         """Times of segments go into the stats, and into the forecast where there is one. `follows`: it looks
@@ -103,8 +103,8 @@ class Executor:
         # What follows the text in slots of devices.
         slots = [backend.expert_slots() for backend in backends.values()] if follows else []
         self.experts = [DeviceExperts(each) for each in slots if each is not None]
-        self._small: OrderedDict[Shape, Compiled] = OrderedDict()
-        self._large: OrderedDict[Shape, Compiled] = OrderedDict()
+        self._small: OrderedDict[Shape, CompiledPass] = OrderedDict()
+        self._large: OrderedDict[Shape, CompiledPass] = OrderedDict()
         self._plan: Plan | None = None  # whose threads are set
         # The one that runs now, for those who wonder why nothing comes; may be read at any time.
         self.segment = ""
@@ -151,7 +151,7 @@ class Executor:
     def run(self, step: Step, between: Between | None = None) -> Floats:
         """The logits of the wanted tokens, or their hidden states; the array is good until the next step."""
         rows = self._run(step, between, 0)
-        assert not isinstance(rows, Greatest)  # that was not asked for
+        assert not isinstance(rows, TopLogits)  # that was not asked for
         return rows
 
     def _run(self, step: Step, between: Between | None, k: int) -> Rows:
@@ -191,7 +191,7 @@ class Executor:
                 trips.append(trip := prepare(pieces, before, slots, self._kv, self._graph))
                 mine = plan if len(trip.work.tokens) == most_tokens else None
                 rows = self._run_pass(trip, step.hidden, between, mine)
-                assert not isinstance(rows, Greatest)  # that was not asked for
+                assert not isinstance(rows, TopLogits)  # that was not asked for
                 out[at : at + len(rows)] = rows
                 at += len(rows)
             self._keep(trips)
@@ -330,7 +330,7 @@ class Executor:
 
     def _run_stage(self, stage: Stage, work: Pass, ran: Ran) -> None:
         """Give every device its segment and wait for all, also when one fails: the others use our memory."""
-        begun: list[tuple[Timed, float, Done]] = []
+        begun: list[tuple[TimedRunner, float, Done]] = []
         failed: BaseException | None = None
         away = self._away
         for timed in stage:
@@ -366,7 +366,7 @@ class Executor:
                 # An error knows this frame, and with it the model: its memory would wait for the collector.
                 del failed, begun
 
-    def _compiled(self, plan: Plan, shape: PassShape) -> tuple[Shape, Compiled]:
+    def _compiled(self, plan: Plan, shape: PassShape) -> tuple[Shape, CompiledPass]:
         cache, most = (self._small, self.kept[0]) if shape.tokens <= SMALL else (self._large, self.kept[1])
         self._set_threads(plan)  # before compiling: a backend may lay work out by it
         # A runner keeps its values in memory of its own, so none runs while it stands still.
@@ -391,7 +391,7 @@ class Executor:
             for key in [key for key in self._large if key[2].tokens > at_once and key not in self._busy]:
                 self._large.pop(key).close()
 
-    def _oldest(self, cache: Mapping[Shape, Compiled]) -> Shape | None:
+    def _oldest(self, cache: Mapping[Shape, CompiledPass]) -> Shape | None:
         """What was not run for longest, and does not stand still in the middle of a run."""
         return next((key for key in cache if key not in self._busy), None)
 
@@ -401,7 +401,7 @@ class Executor:
                 backend.set_threads(plan.threads)
             self._plan = plan
 
-    def _fitting(self, plan: Plan, shape: PassShape) -> Compiled:
+    def _fitting(self, plan: Plan, shape: PassShape) -> CompiledPass:
         """Compiled; where a device has no memory left for it, what was not run for longest goes."""
         while True:
             try:
@@ -412,19 +412,19 @@ class Executor:
                     raise
                 cache.pop(old).close()
 
-    def _compile(self, plan: Plan, shape: PassShape) -> Compiled:
-        compiled = Compiled(plan.stages, [])
+    def _compile(self, plan: Plan, shape: PassShape) -> CompiledPass:
+        compiled = CompiledPass(plan.stages, [])
         try:
             for segments in plan.stages:
                 compiled.stages.append(stage := [])
                 # What works by itself begins first; the others keep this thread until they are done.
                 for s in sorted(segments, key=lambda s: not self._backends[s.backend].asynchronous):
-                    record = self._stats.record(Key(s.name, s.backend, plan.bucket, plan.threads))
+                    record = self._stats.record(TimeKey(s.name, s.backend, plan.bucket, plan.threads))
                     measured = self._measured(s, plan.threads, shape)
                     runner, wanted = self._runner(s, shape), of_wanted_rows(s.ops)
                     name = f"{s.name} on {s.backend}"
                     reads = self._reads_states(s), self._reads_rows(s)
-                    stage.append(Timed(name, s.backend, record, measured, runner, wanted, *reads))
+                    stage.append(TimedRunner(name, s.backend, record, measured, runner, wanted, *reads))
         except BaseException:
             compiled.close()
             raise
@@ -442,13 +442,13 @@ class Executor:
             return frozenset()
         return frozenset(op.attrs.layer for op in segment.ops if isinstance(op.attrs, Attention))
 
-    def _measured(self, segment: Segment, threads: int, shape: PassShape) -> Measured | None:
+    def _measured(self, segment: Segment, threads: int, shape: PassShape) -> WorkCells | None:
         """Where times of a segment are learned from; none where more than each sequence's last row is wanted:
         that is seldom, and takes so much longer that other passes would seem to take long."""
         if self._forecast is None or shape.wanted > len(shape.parts) or shape.whole:
             return None
         form = self._forms.of(segment.ops)
-        return self._forecast.measured(Work(form, segment.backend, threads, len(shape.parts) > 1))
+        return self._forecast.measured(OpWork(form, segment.backend, threads, len(shape.parts) > 1))
 
     def _runner(self, segment: Segment, shape: PassShape) -> Runner:
         backend = self._backends[segment.backend]

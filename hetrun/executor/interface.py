@@ -15,14 +15,14 @@ from hetrun.memory.kv.prefix_cache import Prefixes
 from hetrun.planner.plan import PlanSet
 
 
-class Limits(NamedTuple):
+class ModelLimits(NamedTuple):
     """What a model takes; known before its weights are read."""
 
     context: int  # tokens
     n_vocab: int
 
 
-class Budgeted(Protocol):
+class BudgetedModel(Protocol):
     """The part of a `Model` that knows how much memory it takes."""
 
     stats: Stats
@@ -48,7 +48,7 @@ class Budgeted(Protocol):
         ...
 
 
-def set_ram(model: Budgeted, nbytes: int, prefixes: Prefixes | None) -> None:
+def set_ram(model: BudgetedModel, nbytes: int, prefixes: Prefixes | None) -> None:
     """Change the budget. Where memory is short cached prompts go first, as everywhere: those that were not
     used for longest, and no more than have to."""
     while True:
@@ -63,7 +63,7 @@ def set_ram(model: Budgeted, nbytes: int, prefixes: Prefixes | None) -> None:
             model.rest()
 
 
-def look(model: Budgeted) -> Stats:
+def look(model: BudgetedModel) -> Stats:
     """What was measured, and what the disk is like by now; on the engine's thread."""
     model.stats.streaming = model.streaming()
     if isinstance(model, HasSlots):
@@ -89,7 +89,7 @@ class Chooses(Protocol):
         ...
 
 
-class Model(Budgeted, Protocol):
+class Model(BudgetedModel, Protocol):
     """What the engine knows of a model."""
 
     n_vocab: int

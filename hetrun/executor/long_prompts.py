@@ -18,7 +18,7 @@ from hetrun.graph import Graph
 from hetrun.loader.table_rows import TableRows
 from hetrun.loader.weight_reader import SharedReader
 from hetrun.planner.plan import PlanSet
-from hetrun.system.estimate import Tracked
+from hetrun.system.estimate import TrackedEstimate
 
 FEWEST = 17  # tokens of a pass that is one of a prompt
 GAIN = 1.05  # times as fast as the way of now the other must be
@@ -40,7 +40,9 @@ class LongPrompts:
         `disk_rate`: bytes a second."""
         self.device = device
         self._on_host, self._disk_rate = on_host, disk_rate
-        self._late = Tracked()  # how much longer the device's passes take than reading the weights does
+        self._late = (
+            TrackedEstimate()
+        )  # how much longer the device's passes take than reading the weights does
         self._gone = False
         self._reader = SharedReader()
         self.read = self._reader.read
@@ -90,10 +92,10 @@ class LongPrompts:
         seconds = full * self._on_host(self.by_host.ubatch) if full else 0.0
         return seconds + (self._on_host(rest) if rest else 0.0)
 
-    def saw(self, tokens: int, seconds: float) -> None:
+    def observe(self, tokens: int, seconds: float) -> None:
         """The device has computed `tokens` tokens in `seconds`."""
         passes = -(-tokens // self.device.ubatch)
-        self._late.saw(seconds * self._disk_rate() / (passes * self.device.nbytes))
+        self._late.observe(seconds * self._disk_rate() / (passes * self.device.nbytes))
 
     def look_up(self, tokens: Ints) -> Floats:
         """The rows of some tokens: the host's own pass, which looks them up, is not run."""

@@ -15,17 +15,17 @@ from hetrun.client.events import DeviceSlots, Streaming
 from hetrun.client.queries import LayerPlace
 from hetrun.errors import BudgetError, Cancelled, UserError
 from hetrun.executor.autotune.answer_pace import Gaps, Pace, pace_of
-from hetrun.executor.autotune.autotuner import Pilot
+from hetrun.executor.autotune.autotuner import Autotuner
 from hetrun.executor.autotune.core_choice import recall_seats
 from hetrun.executor.autotune.setup import Setup, planned, planner_for
 from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.executor import KEPT_FEW, Executor
-from hetrun.executor.interface import Limits, Model
+from hetrun.executor.interface import Model, ModelLimits
 from hetrun.executor.library.model import WholeModel
 from hetrun.executor.library.plan import backend_for, prepare as prepare_whole
 from hetrun.executor.loading.backend_selection import vet
 from hetrun.executor.loading.context_length import USUAL_CONTEXT
-from hetrun.executor.loading.load_plan import Prepared, prepare
+from hetrun.executor.loading.load_plan import LoadPlan, prepare
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, SOON, kv_of_all
 from hetrun.executor.loading.prompt_device import PromptDevice
 from hetrun.executor.loading.resident_budget import InMemory
@@ -40,20 +40,20 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown as bill
 from hetrun.memory.kv.cache import KvCache, sequence_bytes
 from hetrun.memory.kv.prefix_cache import CACHED
-from hetrun.memory.ledger import Books, Granted, granted
-from hetrun.planner.costmodel import Forecast, path_of_machine
+from hetrun.memory.ledger import Books, MemoryGrant, granted
+from hetrun.planner.costmodel import WorkTimes, path_of_machine
 from hetrun.planner.expert_stats import known_choices
 from hetrun.planner.layer_map import places_of
 from hetrun.planner.online import OnlinePlanner
 from hetrun.planner.options import Options, this_machine
 from hetrun.planner.plan import PlanSet
-from hetrun.planner.rates import SHORT, Rates
+from hetrun.planner.rates import SHORT, TokenRates
 from hetrun.prefetch.cached_experts import FromExperts
-from hetrun.prefetch.expert_trace import Kept
+from hetrun.prefetch.expert_trace import HitShares
 from hetrun.prefetch.mapped_weights import FromMaps
 from hetrun.prefetch.streamed_weights import FromDisk
 from hetrun.system.allocator import give_back
-from hetrun.system.progress import Measuring, Progress, stretch
+from hetrun.system.progress import MeasuringProgress, Progress, stretch
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class PlannedModel:
         source: ModelSource,
         options: Options,
         progress: Progress | None = None,
-        look: Callable[[Limits], None] = lambda limits: None,
+        look: Callable[[ModelLimits], None] = lambda limits: None,
     ) -> None:
         """`look` may still say no when all is decided and no weight is read."""
         self.stats = Stats()
@@ -89,7 +89,7 @@ class PlannedModel:
             self._backends = prepared.backends
             undo.callback(self._close_backends)
             self.n_vocab, self.width = self.graph.logits.width, self.graph.hidden.width
-            look(Limits(self.context, self.n_vocab))
+            look(ModelLimits(self.context, self.n_vocab))
             self._kv = KvCache(
                 kv_shapes(self.graph),
                 prepared.quant,
@@ -113,16 +113,16 @@ class PlannedModel:
             end = 0.1 if self._disk else LOADING if setup else 1
             self._load(prepared, stretch(progress, 0, end))
             self.predictor = self._predictor(prepared, undo)
-            forecast = Forecast.load(setup.memory) if setup and setup.memory else Forecast()
+            forecast = WorkTimes.load(setup.memory) if setup and setup.memory else WorkTimes()
             same = options.wishes.deterministic
             self._executor = Executor(
                 self.graph, prepared.plans, self._backends, store, self._kv, self.stats, same, forecast
             )
-            self.pilot: Pilot | None = None
+            self.pilot: Autotuner | None = None
             self.pace: Pace | None = None
             self._gaps = Gaps()
             if setup:
-                self._measure(setup, forecast, stretch(progress, LOADING, 1, Measuring))
+                self._measure(setup, forecast, stretch(progress, LOADING, 1, MeasuringProgress))
             self._open_disk(progress)
             self.alloc, self.fork, self.truncate = self._kv.alloc, self._kv.fork, self._kv.rewind
             self.free, self.length = self._kv.free, self._kv.length
@@ -130,14 +130,14 @@ class PlannedModel:
             self.checkpoint_every = self._kv.checkpoint_every
             undo.pop_all()
 
-    def _follow(self, prepared: Prepared) -> None:
+    def _follow(self, prepared: LoadPlan) -> None:
         """What was decided about where weights are."""
         self._streamed, self._within = prepared.streamed, _within(prepared)
         self._device = prepared.prompts
         # Weights come from disk in the order of a pass: one in the middle of it would take its pieces.
         self.stands_aside = not prepared.streamed and not prepared.mapped and not prepared.experts
 
-    def _begin_reading(self, prepared: Prepared) -> ExitStack:
+    def _begin_reading(self, prepared: LoadPlan) -> ExitStack:
         """What passes read weights through, where not all are in memory; what closes it."""
         undo = ExitStack()
         self._disk: FromDisk | None = None
@@ -177,14 +177,14 @@ class PlannedModel:
         for name in plans.backends:
             vet(name, self._backends[name], self.graph)
 
-    def _load(self, prepared: Prepared, progress: Progress | None) -> None:
+    def _load(self, prepared: LoadPlan, progress: Progress | None) -> None:
         """The weights that are there as a whole: booked before they are read."""
         self._wanted = prepared.wanted
         load = partial(self._store.load, prepared.wanted, progress)
         self.books.take(bill.WEIGHTS, "anonymous", prepared.weights, load)
         self._store.settle()
 
-    def _predictor(self, prepared: Prepared, undo: ExitStack) -> Predictor | None:
+    def _predictor(self, prepared: LoadPlan, undo: ExitStack) -> Predictor | None:
         """What guesses for it: its weights are booked before they are read, its rows before they come."""
         if (planned := prepared.block) is None:
             return None
@@ -195,9 +195,11 @@ class PlannedModel:
         undo.callback(found.close)
         return found
 
-    def _measure(self, setup: Setup, forecast: Forecast, progress: Progress | None) -> None:
+    def _measure(self, setup: Setup, forecast: WorkTimes, progress: Progress | None) -> None:
         """What is not known yet, and plan by it."""
-        self.pilot = Pilot(self.graph, self._backends, self._store, self._kv, self._executor, forecast, setup)
+        self.pilot = Autotuner(
+            self.graph, self._backends, self._store, self._kv, self._executor, forecast, setup
+        )
         self.pilot.begin(progress)
         self.pace = Pace(forecast, self.graph, self._pass_of_one)
         self.rest()  # what was measured in goes, with keys and values of long texts
@@ -213,7 +215,7 @@ class PlannedModel:
         pilot = self.pilot
         return pilot.planner.pass_seconds(pilot.planned.plan(1), 1, depth) if pilot else None
 
-    def _in_memory(self, prepared: Prepared) -> InMemory:
+    def _in_memory(self, prepared: LoadPlan) -> InMemory:
         mapped, store = prepared.mapped, self._store
         return InMemory(
             books=self.books,
@@ -288,7 +290,7 @@ class PlannedModel:
             return self.step(step)
         if self.long_prompts is prompts:  # not rescued from a device that failed
             took = perf_counter() - start - (self.stats.compiling_seconds - compiling)
-            prompts.saw(step.tokens, took)
+            prompts.observe(step.tokens, took)
             prompts.check()
         self._gaps.ended(perf_counter(), False)
         return rows
@@ -310,7 +312,7 @@ class PlannedModel:
                 self.pace.broken()
             else:
                 depth = self._kv.length(step.chunks[0].seq)
-                self.pace.saw(gap + end - start, depth, self._threads_of_one)
+                self.pace.observe(gap + end - start, depth, self._threads_of_one)
             self._gaps.ended(end, alone)
         return found
 
@@ -464,7 +466,7 @@ class PlannedModel:
         reading = self._reading
         return reading.report() if reading else None
 
-    def experts_kept(self) -> Kept | None:
+    def experts_kept(self) -> HitShares | None:
         """How well experts were kept that do not all fit, beside other rules; None: they do, or too little
         was chosen yet."""
         if self._experts:
@@ -579,13 +581,13 @@ class PlannedModel:
                 log.warning("the backend %s could not be closed: %s", name, e)
 
 
-def _within(prepared: Prepared) -> Callable[[Granted], PlanSet] | None:
+def _within(prepared: LoadPlan) -> Callable[[MemoryGrant], PlanSet] | None:
     """The plan in another budget, where it changes what is read."""
     part = prepared.streamed or prepared.experts
     return part.within if part else None
 
 
-def _setup(prepared: Prepared, options: Options) -> Setup | None:
+def _setup(prepared: LoadPlan, options: Options) -> Setup | None:
     """What a pilot needs; None where nothing is to be decided while the model runs."""
     wishes = options.wishes
     if not options.measures or wishes.plan or wishes.deterministic:
@@ -616,7 +618,7 @@ def _setup(prepared: Prepared, options: Options) -> Setup | None:
     )
 
 
-def _rows_of(prepared: Prepared, tokens: int, ops: Sequence[Op]) -> int:
+def _rows_of(prepared: LoadPlan, tokens: int, ops: Sequence[Op]) -> int:
     """Keys and values of a text, as far as some ops keep them."""
     return sequence_bytes(kept_by(ops), prepared.quant, prepared.plans.ubatch, tokens, states_of(ops))
 
@@ -635,7 +637,7 @@ def open_planned(
     source: ModelSource,
     options: Options,
     progress: Progress | None = None,
-    look: Callable[[Limits], None] = lambda limits: None,
+    look: Callable[[ModelLimits], None] = lambda limits: None,
 ) -> Model:
     """A model that takes steps, its weights read; `look` may refuse it before they are."""
     if backend := backend_for(source, options.backends):
@@ -643,7 +645,7 @@ def open_planned(
     return PlannedModel(source, options, progress, look)
 
 
-def foreseen(source: ModelSource, options: Options, known: Forecast | None = None) -> PlanSet:
+def foreseen(source: ModelSource, options: Options, known: WorkTimes | None = None) -> PlanSet:
     """The plan for a model and what it promises, without reading its weights; by times that are known, or
     else those that were kept."""
     if whole := backend_for(source, options.backends):
@@ -653,7 +655,7 @@ def foreseen(source: ModelSource, options: Options, known: Forecast | None = Non
         setup = _setup(prepared, options)
         if setup is None or setup.memory is None:
             return prepared.plans
-        forecast = known or Forecast.load(setup.memory)
+        forecast = known or WorkTimes.load(setup.memory)
         if known is None:
             recall_seats(forecast, setup)  # what runs has taken its seats
         planner = planner_for(prepared.graph, prepared.backends, forecast, setup)
@@ -667,13 +669,13 @@ def foreseen(source: ModelSource, options: Options, known: Forecast | None = Non
             backend.close()
 
 
-def _rates(planner: OnlinePlanner, plans: PlanSet, pace: float) -> Rates:
+def _rates(planner: OnlinePlanner, plans: PlanSet, pace: float) -> TokenRates:
     """What tokens of an answer take, with what comes between them, and passes of a long prompt."""
     one, many, most = plans.plan(1), plans.plan(plans.ubatch), min(plans.ubatch, plans.context)
     short = planner.pass_seconds(one, 1, min(SHORT, plans.context))
     full = planner.pass_seconds(one, 1, plans.context)
     prompt = planner.pass_seconds(many, most, most / 2)
     if short is None:
-        return Rates()
+        return TokenRates()
     prompts, answers = most / prompt if prompt else None, 1 / (pace * short)
-    return Rates(prompts, answers, 1 / (pace * full) if full else None, "measured")
+    return TokenRates(prompts, answers, 1 / (pace * full) if full else None, "measured")

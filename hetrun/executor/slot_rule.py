@@ -18,7 +18,7 @@ MARGIN = 4.0  # choices by which an expert must count more than the one whose sl
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SlotChange:
     """An expert comes, another goes."""
 
     mixture: int
@@ -40,12 +40,12 @@ class SlotRule:
         """This many more tokens have chosen."""
         self.counts *= 0.5 ** (tokens / self._half_life)
 
-    def saw(self, mixtures: NDArray[np.integer] | int, chosen: NDArray[np.integer]) -> None:
+    def observe(self, mixtures: NDArray[np.integer] | int, chosen: NDArray[np.integer]) -> None:
         """Some of these tokens' choices, each of a mixture."""
         flat = (mixtures * self.counts.shape[1] + chosen).reshape(-1)
         self.counts += np.bincount(flat, minlength=self.counts.size).reshape(self.counts.shape)
 
-    def changes(self, lies: NDArray[np.bool_], may_come: NDArray[np.bool_], most: int) -> list[Change]:
+    def changes(self, lies: NDArray[np.bool_], may_come: NDArray[np.bool_], most: int) -> list[SlotChange]:
         """What should change, what is worth most first: at most one expert of a mixture at a time. `lies`: in
         a slot from which it may go; `may_come`: in none, and not on its way there."""
         if not most:
@@ -57,4 +57,4 @@ class SlotRule:
         gain = there[rows, comes] - here[rows, goes]
         worth = np.flatnonzero(gain > self._margin)
         best = worth[np.argsort(-gain[worth], kind="stable")][:most]
-        return [Change(int(i), int(comes[i]), int(goes[i])) for i in best]
+        return [SlotChange(int(i), int(comes[i]), int(goes[i])) for i in best]

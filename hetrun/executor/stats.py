@@ -10,7 +10,7 @@ from hetrun.client.events import DeviceSlots, Streaming
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class TimeKey:
     """What a time belongs to."""
 
     segment: str
@@ -62,7 +62,7 @@ class Stats:
     """All records; written by the engine thread only."""
 
     def __init__(self) -> None:
-        self._records: defaultdict[Key, Record] = defaultdict(Record)
+        self._records: defaultdict[TimeKey, Record] = defaultdict(Record)
         self.native_seconds = 0.0  # inside calls that leave Python
         self.step_seconds = 0.0  # steps of the engine from end to end
         self.wait_seconds = 0.0  # of the engine's thread, for those that work by themselves
@@ -73,7 +73,7 @@ class Stats:
         self.streaming: Streaming | None = None  # None: all weights are in memory
         self.device_slots: DeviceSlots | None = None  # None: no experts have slots on a device
 
-    def record(self, key: Key) -> Record:
+    def record(self, key: TimeKey) -> Record:
         """Where the runs of a segment are counted; it stays the same for ever."""
         return self._records[key]
 
@@ -83,7 +83,7 @@ class Stats:
         self.native_seconds += native
         self.steps += 1
 
-    def __iter__(self) -> Iterator[tuple[Key, Record]]:
+    def __iter__(self) -> Iterator[tuple[TimeKey, Record]]:
         return iter([(key, record) for key, record in self._records.items() if record.runs])
 
     @property

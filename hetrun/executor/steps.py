@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hetrun.backend import Floats, Ints, Pass, SequencePart
 from hetrun.graph import Graph
 from hetrun.memory.kv.cache import KvCache
-from hetrun.memory.kv.states import Mark
+from hetrun.memory.kv.states import StateMark
 
 Number = TypeVar("Number", bound=np.generic)
 Between = Callable[[], None]
@@ -26,7 +26,7 @@ class Chunk:
     seq: int
     tokens: Ints
     wanted: Ints  # ascending
-    marks: tuple[Mark, ...] = ()  # positions of the sequence at which its states are kept
+    marks: tuple[StateMark, ...] = ()  # positions of the sequence at which its states are kept
     hidden: int = 0  # the number of its last tokens whose hidden states are kept, with those of wanted ones
     given: tuple[Floats, ...] = ()  # what the graph is given beside tokens, each with a row for each
     # Rows in place of what its tokens are looked up as; wider ones have more for the first layers' results.

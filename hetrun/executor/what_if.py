@@ -12,10 +12,10 @@ from hetrun.executor.interface import Model
 from hetrun.executor.planned_model import PlannedModel, foreseen
 from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown as bill
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.options import Options
 from hetrun.planner.plan import PlanSet
-from hetrun.planner.rates import Rates
+from hetrun.planner.rates import TokenRates
 
 BESIDES = (bill.INTERPRETER, bill.LIBRARIES, bill.HELPERS, bill.RESERVE)
 
@@ -34,7 +34,7 @@ def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -
     # What this process has now is the model that runs, too.
     held = {name: n for name in BESIDES if (n := model.plans.memory.get(name))}
     plans = foreseen(source, replace(options, besides=held or None), _known(model))
-    rates, notes = plans.rates or Rates(), plans.notes
+    rates, notes = plans.rates or TokenRates(), plans.notes
     if rates.answers is None:
         notes = ("speeds are unknown: nothing was measured for this", *notes)
     if options.kv_type != kv_type:
@@ -59,5 +59,5 @@ def promised(model: Model) -> PlanSet:
     return model.promised if isinstance(model, PlannedModel) else model.plans
 
 
-def _known(model: Model) -> Forecast | None:
+def _known(model: Model) -> WorkTimes | None:
     return model.pilot.forecast if isinstance(model, PlannedModel) and model.pilot else None

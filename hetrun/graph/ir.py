@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrun.errors import ModelFileError
-from hetrun.graph.ops import OPS, Attention, Attrs, Form, Stateful
+from hetrun.graph.ops import OPS, Attention, Attrs, OpForm, Stateful
 from hetrun.graph.quant import QuantType, by_name
 from hetrun.system.file_identity import Stamp
 
@@ -254,7 +254,7 @@ class Op:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FileTable:
     """A table that is too large for memory, for what a step reads of it: rows are read from its file when
     tokens come. Each is times `factor`, and cut into values of one width."""
 
@@ -271,7 +271,7 @@ class Graph:
     hidden: Value
     logits: Value
     given: tuple[Value, ...] = ()  # values that no op makes: they come with the tokens, a row for each
-    tables: tuple[Table, ...] = ()
+    tables: tuple[FileTable, ...] = ()
     # Where rows of a picture see each other, if they do: in all attention, or only where it has a window.
     whole: Literal["all", "windows"] = "all"
 
@@ -349,7 +349,9 @@ def _check_op(op: Op) -> None:
     rows, expected = tuple(v.rows for v in (*op.inputs, op.out)), _expected_rows(op)
     if rows != expected:
         raise ValueError(f"goes from {_shown(rows)} rows, but its kind from {_shown(expected)}")
-    form = Form(op.attrs, tuple(v.width for v in op.inputs), tuple(w.shape for w in op.weights), op.out.width)
+    form = OpForm(
+        op.attrs, tuple(v.width for v in op.inputs), tuple(w.shape for w in op.weights), op.out.width
+    )
     for what, found, wanted in spec.sizes(form):
         if found != wanted:
             raise ValueError(f"does not fit together: its {what} is {found}, not {wanted}")
@@ -452,7 +454,7 @@ class GraphBuilder:
         self._source = source
         self._ops: list[Op] = []
         self._given: list[Value] = []
-        self._tables: list[Table] = []
+        self._tables: list[FileTable] = []
         self._scope: list[str] = []
 
     @contextmanager
@@ -506,7 +508,7 @@ class GraphBuilder:
         """Rows of a table that stays in its file, times the factor, as n values."""
         width = weight.shape[1] // n
         values = tuple(Value(f"{weight.name}[{i}]", width, "tokens") for i in range(n))
-        self._tables.append(Table(weight, values, factor))
+        self._tables.append(FileTable(weight, values, factor))
         return values
 
     def finish(self, hidden: Value, logits: Value) -> Graph:

@@ -349,7 +349,7 @@ ROW = 16  # numbers: what rows of a state are filled up to, so that vectors need
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class OpForm:
     """Attributes and sizes of one op: widths of its inputs and of its result, shapes of its weights."""
 
     attrs: Attrs
@@ -361,17 +361,17 @@ class Form:
 Sizes = Iterator[tuple[str, object, object]]  # what it is, what it should be equal to
 
 
-def _embed(f: Form) -> Sizes:
+def _embed(f: OpForm) -> Sizes:
     yield "width of the table", f.weights[0][1], f.out
 
 
-def _linear(f: Form) -> Sizes:
+def _linear(f: OpForm) -> Sizes:
     yield "weight", f.weights[0], (f.out, f.inputs[0])
     if len(f.weights) > 1:
         yield "bias", f.weights[1], (1, f.out)
 
 
-def _per_head(f: Form) -> Sizes:
+def _per_head(f: OpForm) -> Sizes:
     a, (rows, cols), (width,) = f.attrs, f.weights[0], f.inputs
     assert isinstance(a, PerHead)
     yield "input", width, width // a.heads * a.heads
@@ -382,7 +382,7 @@ def _per_head(f: Form) -> Sizes:
     yield "result", f.out, rows + (a.heads * behind if a.passed else 0)
 
 
-def _rms_norm(f: Form) -> Sizes:
+def _rms_norm(f: OpForm) -> Sizes:
     a = f.attrs
     assert isinstance(a, RmsNorm)
     yield "input", f.inputs[0], f.out
@@ -390,13 +390,13 @@ def _rms_norm(f: Form) -> Sizes:
     yield "weight", f.weights[0], (1, f.out // a.heads)
 
 
-def _layer_norm(f: Form) -> Sizes:
+def _layer_norm(f: OpForm) -> Sizes:
     yield "input", f.inputs[0], f.out
     for weight in f.weights:
         yield "weight", weight, (1, f.out)
 
 
-def _moe(f: Form) -> Sizes:
+def _moe(f: OpForm) -> Sizes:
     a = f.attrs
     assert isinstance(a, Moe)
     for width in f.inputs:
@@ -437,7 +437,7 @@ def _moe(f: Form) -> Sizes:
         yield "number of experts used", a.n_used, min(a.n_used, a.groups_used * size)
 
 
-def _rope(f: Form) -> Sizes:
+def _rope(f: OpForm) -> Sizes:
     a = f.attrs
     assert isinstance(a, Rope)
     yield "input", f.inputs[0], a.n_heads * a.head_dim
@@ -447,7 +447,7 @@ def _rope(f: Form) -> Sizes:
         yield "weight", f.weights[0], (1, a.n_rot // 2)
 
 
-def _attention(f: Form) -> Sizes:
+def _attention(f: OpForm) -> Sizes:
     a = f.attrs
     assert isinstance(a, Attention)
     yield "number of query heads", a.n_heads, a.n_heads // a.n_kv_heads * a.n_kv_heads
@@ -459,7 +459,7 @@ def _attention(f: Form) -> Sizes:
         yield "sinks", weight, (1, a.n_heads)
 
 
-def _causal_conv(f: Form) -> Sizes:
+def _causal_conv(f: OpForm) -> Sizes:
     a = f.attrs
     assert isinstance(a, CausalConv)
     yield "input", f.inputs[0], a.width
@@ -469,7 +469,7 @@ def _causal_conv(f: Form) -> Sizes:
         yield "bias", bias, (a.width, 1)
 
 
-def _delta_net(f: Form) -> Sizes:
+def _delta_net(f: OpForm) -> Sizes:
     a = f.attrs
     assert isinstance(a, DeltaNet)
     yield "number of heads of v", a.v_heads, a.v_heads // a.k_heads * a.k_heads
@@ -482,13 +482,13 @@ def _delta_net(f: Form) -> Sizes:
     yield "result", f.out, a.v_width
 
 
-def _sigmoid_gate(f: Form) -> Sizes:
+def _sigmoid_gate(f: OpForm) -> Sizes:
     if f.inputs[0] != 1:  # one number for a whole row
         yield "gate", f.inputs[0], f.out
     yield "input", f.inputs[1], f.out
 
 
-def _every_second(f: Form) -> Sizes:
+def _every_second(f: OpForm) -> Sizes:
     a = f.attrs
     assert isinstance(a, EverySecond)
     yield "input", f.inputs[0], 2 * f.out
@@ -496,17 +496,17 @@ def _every_second(f: Form) -> Sizes:
     yield "first slice", a.first, min(1, max(0, a.first))
 
 
-def _concat(f: Form) -> Sizes:
+def _concat(f: OpForm) -> Sizes:
     yield "result", f.out, sum(f.inputs)
 
 
-def _scale(f: Form) -> Sizes:
+def _scale(f: OpForm) -> Sizes:
     yield from _elementwise(f)
     for weight in f.weights:
         yield "weight", weight, (1, 1)
 
 
-def _elementwise(f: Form) -> Sizes:
+def _elementwise(f: OpForm) -> Sizes:
     for width in f.inputs:
         yield "input", width, f.out
 
@@ -519,7 +519,7 @@ class OpSpec:
     n_inputs: int
     n_weights: Container[int]
     attrs: type[Attrs]
-    sizes: Callable[[Form], Sizes]
+    sizes: Callable[[OpForm], Sizes]
     meaning: str
     more_inputs: bool = False  # n_inputs is the least number
 

@@ -24,7 +24,7 @@ ROWS: dict[str, Callable[[int], tuple[int, int]]] = {
 }
 
 
-class Pooled:
+class MeanPool:
     """The mean of the rows of some tokens; each is added once, whatever is computed again."""
 
     def __init__(self, pooling: Pooling | Literal["rank"], tokens: int, width: int) -> None:

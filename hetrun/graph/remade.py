@@ -19,7 +19,7 @@ HALF = 16  # bytes of a block's 32 weights
 
 
 @dataclass(frozen=True, slots=True)
-class Turned(Remade):
+class TransposedColumns(Remade):
     """Columns of a matrix, each of them a row: every `step`-th one from `first` on."""
 
     matrix: Extent
@@ -40,7 +40,7 @@ class Turned(Remade):
     def sources(self) -> tuple[Extent, ...]:
         return (self.matrix,)
 
-    def slice(self, a: int, b: int) -> Turned:
+    def slice(self, a: int, b: int) -> TransposedColumns:
         return replace(self, first=self.first + a * self.step, count=b - a)
 
     def make(self, read: ReadExtent) -> Bytes:
@@ -102,7 +102,8 @@ def turned(weight: Weight, matrices: int, first: int = 0, step: int = 1) -> Weig
     each, count = rows // matrices, cols // step
     number = weight.quant.row_bytes(1)
     parts = tuple(
-        Turned(_rows(whole, i * each, (i + 1) * each), number, first, step, count) for i in range(matrices)
+        TransposedColumns(_rows(whole, i * each, (i + 1) * each), number, first, step, count)
+        for i in range(matrices)
     )
     return replace(weight, shape=(matrices * count, each), parts=parts)
 
@@ -130,7 +131,7 @@ def every_second_column(weight: Weight, first: int) -> Weight:
         Extent(whole.path, whole.offset + i * whole.stride, cols // 2, 2 * number, 2 * number, whole.stamp)
         for i in range(rows)
     ]
-    parts = tuple(Turned(pair, number, first, 1, 1) for pair in pairs)
+    parts = tuple(TransposedColumns(pair, number, first, 1, 1) for pair in pairs)
     return replace(weight, shape=(rows, cols // 2), parts=parts)
 
 

@@ -21,7 +21,7 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Greatest:
+class TopLogits:
     """The k greatest of each row."""
 
     ids: Ids
@@ -30,11 +30,11 @@ class Greatest:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, rows: slice) -> Greatest:
-        return Greatest(self.ids[rows], self.logits[rows])
+    def __getitem__(self, rows: slice) -> TopLogits:
+        return TopLogits(self.ids[rows], self.logits[rows])
 
     def __iter__(self) -> Iterator[Best]:
         return map(Best, self.ids, self.logits)
 
 
-Rows = Floats | Greatest
+Rows = Floats | TopLogits

@@ -22,11 +22,11 @@ def is_folder(path: Path) -> bool:
 
 def file_in(folder: Path) -> Path | None:
     """The GGUF file of a folder that has one model and nothing but that; None: it has several, or others."""
-    from hetrun.loader.hub.select import File, ggufs  # on use: most name a file
+    from hetrun.loader.hub.select import RepositoryFile, ggufs  # on use: most name a file
 
     if not os.path.isdir(folder) or (folder / "config.json").exists():
         return None
-    found = list(ggufs(File(path.name, 0) for path in folder.glob("*") if path.is_file()).values())
+    found = list(ggufs(RepositoryFile(path.name, 0) for path in folder.glob("*") if path.is_file()).values())
     return folder / found[0].files[0].name if len(found) == 1 else None
 
 
@@ -45,7 +45,7 @@ def open_model(path: Path) -> ModelSource:
     return GGUFModel(file, file.require_str("general.architecture"))
 
 
-def _read_by(point: entry_points.Point, path: Path) -> ModelSource:
+def _read_by(point: entry_points.PluginPoint, path: Path) -> ModelSource:
     """What a plugin's reader makes of a file."""
     read = cast("Callable[[Path], ModelSource]", entry_points.load(point))
     whose = f"the reader {point.name} of {point.whose}"

@@ -13,7 +13,7 @@ from hetrun.loader.source import ModelSource
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor: `shape` rows first, and where it lies."""
 
     name: str
@@ -29,16 +29,16 @@ class Entry:
         return prod(self.shape)
 
 
-def entries(source: ModelSource) -> Iterator[Entry]:
+def entries(source: ModelSource) -> Iterator[TensorEntry]:
     """Every tensor, also of types that hetrun cannot read."""
     if isinstance(source, GGUFModel):
         for t in source.file.tensors.values():
             kind = t.quant.name if isinstance(t.quant, QuantType) else t.quant
-            yield Entry(t.name, kind, t.shape, t.nbytes, t.path, t.offset)
+            yield TensorEntry(t.name, kind, t.shape, t.nbytes, t.path, t.offset)
         return
     for w in source.weights():
         where = next(((p.path, p.offset) for p in w.parts if isinstance(p, Extent)), ("", 0))
-        yield Entry(w.name, w.quant.name, w.shape if w.shape[0] > 1 else w.shape[1:], w.nbytes, *where)
+        yield TensorEntry(w.name, w.quant.name, w.shape if w.shape[0] > 1 else w.shape[1:], w.nbytes, *where)
 
 
 def parameters(source: ModelSource) -> int:

@@ -99,7 +99,7 @@ class HoleError(ModelFileError):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class WeightFinding:
     """What weights show: the first thing that is wrong, or what is worth knowing if nothing is."""
 
     error: ModelFileError | None = None
@@ -111,7 +111,7 @@ def first_bad_value(source: ModelSource, progress: Progress | None = None) -> Mo
     return look_at_weights(source, progress).error
 
 
-def look_at_weights(source: ModelSource, progress: Progress | None = None) -> Finding:
+def look_at_weights(source: ModelSource, progress: Progress | None = None) -> WeightFinding:
     """Read all of them. The first number that is not finite ends it; holes are told together."""
     zeros = list[tuple[Weight, Zeros]]()
     weights = sorted(_weights(source), key=_place)
@@ -121,7 +121,7 @@ def look_at_weights(source: ModelSource, progress: Progress | None = None) -> Fi
         for weight in weights:
             finder = ZeroFinder(weight.shape[0], weight.quant.row_bytes(weight.shape[1]))
             if error := _look(weight, reader, buffer, finder):
-                return Finding(error)
+                return WeightFinding(error)
             if (found := finder.found()) != NO_ZEROS and weight.shape[0] > 1:  # vectors may be zero
                 zeros.append((weight, found))
             done += weight.nbytes
@@ -130,7 +130,7 @@ def look_at_weights(source: ModelSource, progress: Progress | None = None) -> Fi
     finally:
         reader.close()
     holes = [_hole(weight, found) for weight, found in zeros if found.hole_bytes]
-    return Finding(_hole_error(holes)) if holes else Finding(remarks=tuple(_remarks(zeros)))
+    return WeightFinding(_hole_error(holes)) if holes else WeightFinding(remarks=tuple(_remarks(zeros)))
 
 
 def _hole(weight: Weight, zeros: Zeros) -> Hole:
@@ -205,7 +205,7 @@ def _place(weight: Weight) -> tuple[str, int]:
 
 
 @dataclass(slots=True)
-class _Found:
+class _TensorFault:
     """What is wrong with a tensor so far: how many values, and the first of them."""
 
     count: int = 0
@@ -215,7 +215,7 @@ class _Found:
 
 
 def _look(weight: Weight, reader: FileReader, buffer: Bytes, zeros: ZeroFinder) -> ModelFileError | None:
-    floats, found, row = FLOATS[weight.quant.name], _Found(), 0
+    floats, found, row = FLOATS[weight.quant.name], _TensorFault(), 0
     for part in weight.parts:
         if not isinstance(part, Extent):
             continue
@@ -249,7 +249,7 @@ def _slices(weight: Weight, part: Extent, reader: FileReader, buffer: Bytes) -> 
             yield run * part.stride + at, raw.reshape(-1, size)
 
 
-def _error(weight: Weight, floats: Floats, found: _Found) -> ModelFileError:
+def _error(weight: Weight, floats: Floats, found: _TensorFault) -> ModelFileError:
     n_blocks = weight.shape[0] * weight.shape[1] // weight.quant.block
     what = "weights" if weight.quant.block == 1 else "scales"
     return ModelFileError(

@@ -98,7 +98,7 @@ def _kilobytes(path: Path) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class MemoryGrant:
     """What may be taken, and by whose leave, in words that an error begins with."""
 
     nbytes: int
@@ -118,19 +118,21 @@ class Granted:
         return f"--ram {self.nbytes >> 20}MiB"
 
 
-def granted(ram: int | None, margin: float = MARGIN, root: Path = Path("/")) -> Granted:
+def granted(ram: int | None, margin: float = MARGIN, root: Path = Path("/")) -> MemoryGrant:
     """What --ram allows, as far as a container's limit does; without it what this process has and what is
     free, less a part that is left to others."""
     own, free = kernel_figures().total, free_memory(root)
     if ram is None:
         nbytes = own + int(free.nbytes * (1 - margin))
-        return Granted(nbytes, f"{format_bytes(nbytes)}, with {1 - margin:.0%} of what is free of {free.of},")
+        return MemoryGrant(
+            nbytes, f"{format_bytes(nbytes)}, with {1 - margin:.0%} of what is free of {free.of},"
+        )
     if free.limit is not None:  # the system ends who takes more than that
         # Pages of libraries may count against another group, which read them first.
         most = min(own + free.nbytes, free.limit)
         if ram > most:
-            return Granted(most, f"what is left of {free.of}, {format_bytes(most)} (--ram allows more),")
-    return Granted(ram, f"--ram {format_bytes(ram)}")
+            return MemoryGrant(most, f"what is left of {free.of}, {format_bytes(most)} (--ram allows more),")
+    return MemoryGrant(ram, f"--ram {format_bytes(ram)}")
 
 
 class Books:
@@ -138,7 +140,7 @@ class Books:
 
     def __init__(
         self,
-        granted: Granted,
+        granted: MemoryGrant,
         reserve: int = RESERVE,
         figures: Callable[[], Figures] = kernel_figures,
         helpers: Callable[[], int] = helper_bytes,

@@ -12,7 +12,7 @@ from hetrun.pictures import limits
 from hetrun.pictures.kinds import format_of
 from hetrun.pictures.picture import Picture
 from hetrun.system import subprocesses
-from hetrun.system.sandbox.child import Child, Gone, computed_too_long
+from hetrun.system.sandbox.child import Child, ChildGone, computed_too_long
 from hetrun.system.sandbox.framing import HEAD
 from hetrun.system.sandbox.kept_child import KeptChild
 from hetrun.system.terminal_text import visible
@@ -37,7 +37,7 @@ class PictureDecoder:
     """
 
     def __init__(self) -> None:
-        self._kept = KeptChild(Process, "a picture was decoded")
+        self._kept = KeptChild(DecoderProcess, "a picture was decoded")
 
     @property
     def pid(self) -> int | None:
@@ -88,7 +88,7 @@ class PictureDecoder:
         return PictureError(f"the {'WebP' if name == 'WEBP' else name} picture cannot be read: {said}")
 
 
-class Dead(Gone):
+class Dead(ChildGone):
     """The process ended; `idle`: by itself, because it had no picture for a while."""
 
     def __init__(self, reason: str, idle: bool = False) -> None:
@@ -96,7 +96,7 @@ class Dead(Gone):
         self.idle = idle
 
 
-class Process(Child):
+class DecoderProcess(Child):
     """One life of the child. After anything but a picture or a reason it must be ended."""
 
     def __init__(self) -> None:

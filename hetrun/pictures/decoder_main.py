@@ -52,11 +52,11 @@ BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # of a pixel in memory,
 WEBP_BYTES = 16  # two canvases, the frame and the picture
 
 
-class OutOfTime(BaseException):
+class DecodingTimeout(BaseException):
     """Decoding takes too long; no `except Exception` may stop this one."""
 
 
-class Refused(Exception):
+class PictureRefused(Exception):
     """The picture is not decoded; the text says why."""
 
 
@@ -73,7 +73,7 @@ def main(pipe: int) -> None:
             serve(pipe)
     except MemoryError:
         os._exit(limits.NO_MEMORY)
-    except OutOfTime:
+    except DecodingTimeout:
         os._exit(limits.NO_TIME)
 
 
@@ -97,7 +97,7 @@ def serve(pipe: int) -> None:
     data = read(pipe, length(read(pipe, HEAD.size)))
     try:
         picture = decoded(data, name)
-    except OutOfTime:
+    except DecodingTimeout:
         give_up(pipe, limits.NO_TIME)
     except MemoryError:
         give_up(pipe, limits.NO_MEMORY)
@@ -129,7 +129,7 @@ def reason_of(error: Exception) -> str:
     """What is wrong with a picture."""
     said = str(error)
     match error:
-        case Refused():
+        case PictureRefused():
             return said
         case Image.DecompressionBombError():
             return f"it has more than {limits.MOST_PIXELS:,} pixels; scale it down"
@@ -141,16 +141,16 @@ def reason_of(error: Exception) -> str:
 
 def decoded(data: bytes, name: str) -> Image.Image:
     """The picture, upright and not too large."""
-    with bounded_time(limits.OPEN_S, OutOfTime):
+    with bounded_time(limits.OPEN_S, DecodingTimeout):
         if name == "WEBP":  # its decoder takes memory for a canvas as soon as it is opened
             width, height = webp_size(data)
             spared(WEBP_BYTES * checked(width, height) + 2 * len(data), width, height)
         try:
             picture = Image.open(BytesIO(data), formats=(name,))
         except KeyError:
-            raise Refused("this Pillow was built without this format") from None
+            raise PictureRefused("this Pillow was built without this format") from None
         pixels = checked(*picture.size)
-    with bounded_time(limits.seconds(pixels), OutOfTime):
+    with bounded_time(limits.seconds(pixels), DecodingTimeout):
         return upright(loaded(picture, name, len(data)))
 
 
@@ -158,9 +158,9 @@ def checked(width: int, height: int) -> int:
     """How many pixels these are; refused if they are too many, or none."""
     pixels = width * height
     if min(width, height) <= 0:
-        raise Refused(f"its size is {width} x {height} pixels")
+        raise PictureRefused(f"its size is {width} x {height} pixels")
     if pixels > limits.MOST_PIXELS or max(width, height) > limits.MOST_SIDE:
-        raise Refused(
+        raise PictureRefused(
             f"it has {width} x {height} pixels, and up to {limits.MOST_PIXELS:,} are read, with at most "
             f"{limits.MOST_SIDE:,} to a side; scale it down"
         )
@@ -179,7 +179,7 @@ def webp_size(data: bytes) -> tuple[int, int]:
         if kind == b"VP8L":
             (bits,) = struct.unpack("<I", size[1:5])
             return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    raise Refused("its header is damaged")
+    raise PictureRefused("its header is damaged")
 
 
 def loaded(picture: ImageFile.ImageFile, name: str, size: int) -> Image.Image:
@@ -202,7 +202,7 @@ def loaded(picture: ImageFile.ImageFile, name: str, size: int) -> Image.Image:
 def spared(wanted: int, width: int, height: int) -> None:
     """Refuse what would take more memory than there may be."""
     if wanted + limits.SLACK > limits.MEMORY:
-        raise Refused(
+        raise PictureRefused(
             f"decoding its {width} x {height} pixels takes {(wanted + limits.SLACK) // limits.MIB} MiB, and "
             f"{limits.MEMORY // limits.MIB} may be used; scale it down"
         )
@@ -234,7 +234,7 @@ def upright(picture: Image.Image) -> Image.Image:
 def strips(picture: Image.Image) -> Iterator[bytes]:
     """All pixels, in parts: red, green and blue."""
     rows = max(1, STRIP // picture.width)
-    with bounded_time(limits.seconds(picture.width * picture.height), OutOfTime):
+    with bounded_time(limits.seconds(picture.width * picture.height), DecodingTimeout):
         for top in range(0, picture.height, rows):
             part = picture.crop((0, top, picture.width, min(top + rows, picture.height)))
             yield on_white(part).tobytes()

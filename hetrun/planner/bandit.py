@@ -75,7 +75,7 @@ class Arm:
         self.runs = self.failed = self.off = 0
 
 
-class Budget:
+class TrialBudget:
     """Seconds that trying has cost in the last minute."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Race:
     """The plans of one bucket."""
 
     bucket: str
-    budget: Budget
+    budget: TrialBudget
     tell: Tell
     fixed: Hashable = None  # the arm of the fixed order, which is always there
     blind: bool = False  # it is not known what other programs do
@@ -260,7 +260,7 @@ class Race:
 
     # --- a pass
 
-    def saw(self, seconds: float, yard: float, cold: bool, at: float) -> float:
+    def observe(self, seconds: float, yard: float, cold: bool, at: float) -> float:
         """A pass by the arm that runs took so long; by how much the machine has changed, if it has."""
         arm, standing = self.now, self.standing
         x, self.yard = log(max(seconds, LEAST_S) / yard), yard

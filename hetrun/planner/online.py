@@ -15,10 +15,10 @@ from hetrun.backend import FLOAT_BYTES, Backend, Floats, Precision, Segment, Wei
 from hetrun.errors import BudgetError
 from hetrun.graph import Graph
 from hetrun.graph.signature import units
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.plan import (
     BUCKETS,
-    Expected,
+    ExpectedTimes,
     Placement,
     Plan,
     PlanSet,
@@ -28,8 +28,17 @@ from hetrun.planner.plan import (
     most_on_host,
 )
 from hetrun.planner.precision import closer
-from hetrun.planner.residency import Copies, Copy, Demand, Placed, complete, cost, place_all, used_by
-from hetrun.planner.segment_cost import Costs, longest
+from hetrun.planner.residency import (
+    BucketDemand,
+    BucketPlacement,
+    Copies,
+    Copy,
+    complete,
+    cost,
+    place_all,
+    used_by,
+)
+from hetrun.planner.segment_cost import SegmentCosts, longest
 from hetrun.planner.shortest_path import Chain
 from hetrun.planner.switch_cost import turn
 from hetrun.planner.trials import LINK, SMALL, TOKENS, Trial
@@ -104,14 +113,14 @@ class OnlinePlanner:
         self,
         graph: Graph,
         backends: Mapping[str, Backend],
-        forecast: Forecast,
+        forecast: WorkTimes,
         threads: Sequence[int],
         candidates: Sequence[str],
         precision: Precision = "exact",
     ) -> None:
         """`threads` are the numbers to choose from, `candidates` the backends that may be chosen."""
         self.units = units(graph)
-        self.costs = Costs(self.units, backends, forecast, threads)
+        self.costs = SegmentCosts(self.units, backends, forecast, threads)
         self._graph = graph
         self._forecast = forecast
         self.threads = tuple(threads)
@@ -174,7 +183,7 @@ class OnlinePlanner:
                 if predicted is not None:
                     measured = self.costs.measured(s, plan.threads, n, depth)
                     found[s.name] = passes * predicted, measured and passes * measured
-            times[bucket] = Expected(tokens, depth, found)
+            times[bucket] = ExpectedTimes(tokens, depth, found)
         return replace(plans, expected=times)
 
     # --- what the pilot asks; a planner for two devices knows more
@@ -204,7 +213,7 @@ class OnlinePlanner:
         """What of a plan could be tried elsewhere besides units."""
         return []
 
-    def rests_on(self, plan: Plan, tokens: int) -> Mapping[Work, bool]:
+    def rests_on(self, plan: Plan, tokens: int) -> Mapping[OpWork, bool]:
         """Times besides those of units and segments that a plan rests on, and whether it uses what they are
         of."""
         return {}
@@ -216,7 +225,7 @@ class OnlinePlanner:
         """Whether models are used in another way than the plans were made for; empty if not."""
         return ""
 
-    def saw(self, bucket: str, factor: float) -> None:
+    def observe(self, bucket: str, factor: float) -> None:
         """Passes of plans that `needs_parts` took `factor` times as long as was predicted."""
 
     # --- what it would take
@@ -238,7 +247,7 @@ class OnlinePlanner:
             ran = self._ran.setdefault(bucket, {})
             ran |= {b: (s, plan.threads) for b, s in longest(plan.segments).items()}
             found[bucket] = {
-                b: self.costs.correction(s, Work(self.costs.form(s), b, threads), tokens, depth)
+                b: self.costs.correction(s, OpWork(self.costs.form(s), b, threads), tokens, depth)
                 for b, (s, threads) in ran.items()
             }
             for b in ran.keys() - {s.backend for s in plan.segments}:
@@ -247,14 +256,14 @@ class OnlinePlanner:
 
     def _demands(
         self, current: PlanSet, now: Now, factors: Mapping[str, Mapping[str, float]]
-    ) -> list[Demand]:
+    ) -> list[BucketDemand]:
         demands = []
         for bucket in BUCKETS:
             tokens, depth = self.point(bucket, current.ubatch, now)
             ways = self._ways(tokens, depth, factors[bucket])
             # A bucket that no pass falls into has no say.
             weight = weight_of(bucket, now) if _is_reached(bucket, current.ubatch) else 0.0
-            demands.append(Demand(weight, ways))
+            demands.append(BucketDemand(weight, ways))
         return demands
 
     def _ways(self, tokens: int, depth: float, factors: Mapping[str, float]) -> dict[int, Chain]:
@@ -304,7 +313,9 @@ class OnlinePlanner:
         own_room = {b: max(0, n - sizes.claimed(now.held, b)) for b, n in now.own_room.items()}
         return Copies(host, fixed, room, own, own_room)
 
-    def _place(self, demands: Sequence[Demand], now: Now, held: frozenset[Copy] | None) -> list[Placed]:
+    def _place(
+        self, demands: Sequence[BucketDemand], now: Now, held: frozenset[Copy] | None
+    ) -> list[BucketPlacement]:
         """The best placements: on the copies that are held, or on whatever fits."""
         copies = self._copies(now)
         if held is not None:
@@ -316,7 +327,9 @@ class OnlinePlanner:
         placed = place_all(demands, copies)
         return closer(demands, placed, copies, self._rounding) if self._precision == "exact" else placed
 
-    def _afresh(self, demands: Sequence[Demand], now: Now, kept: list[Placed]) -> list[Placed]:
+    def _afresh(
+        self, demands: Sequence[BucketDemand], now: Now, kept: list[BucketPlacement]
+    ) -> list[BucketPlacement]:
         """The best placements on whatever fits; those that are kept where none was found in time."""
         try:
             return self._place(demands, now, None)
@@ -324,7 +337,7 @@ class OnlinePlanner:
             log.debug("no other placement was found: %s", e)
             return kept
 
-    def _as_placed(self, current: PlanSet, bucket: str, demand: Demand) -> Placed:
+    def _as_placed(self, current: PlanSet, bucket: str, demand: BucketDemand) -> BucketPlacement:
         """The current plan in the same terms."""
         plan = current.plans[bucket]
         backends = [""] * len(self.units)
@@ -334,13 +347,13 @@ class OnlinePlanner:
         way = -self.threads[-1] if plan.on_devices and -self.threads[-1] in demand.ways else plan.threads
         chain = demand.ways.get(way) or next(iter(demand.ways.values()))
         known = all(b in times for b, times in zip(backends, chain.times, strict=True))
-        return Placed(way, tuple(backends), chain.seconds(backends) if known else float("inf"))
+        return BucketPlacement(way, tuple(backends), chain.seconds(backends) if known else float("inf"))
 
     def _pays(
         self,
-        demands: Sequence[Demand],
-        kept: Sequence[Placed],
-        wanted: Sequence[Placed],
+        demands: Sequence[BucketDemand],
+        kept: Sequence[BucketPlacement],
+        wanted: Sequence[BucketPlacement],
         ubatch: int,
         now: Now,
     ) -> bool:
@@ -358,7 +371,12 @@ class OnlinePlanner:
         return now.waiting / ubatch * (kept[largest].seconds - wanted[largest].seconds) > price
 
     def _has_lost(
-        self, price: float, kept: Sequence[Placed], wanted: Sequence[Placed], ubatch: int, now: Now
+        self,
+        price: float,
+        kept: Sequence[BucketPlacement],
+        wanted: Sequence[BucketPlacement],
+        ubatch: int,
+        now: Now,
     ) -> bool:
         """Whether passes of the last minutes have lost as much without copies as these cost. To wait for that
         costs at most twice what the best choice in hindsight would have cost (a ski rental)."""
@@ -386,7 +404,7 @@ class OnlinePlanner:
             total += self.sizes.moved(c for c in missing if c[1] == b) / rate if rate else 0.0
         return total
 
-    def _must(self, before: Sequence[Placed], now: Now) -> bool:
+    def _must(self, before: Sequence[BucketPlacement], now: Now) -> bool:
         """The current plan cannot stay: it needs what memory does not hold any more."""
         return not used_by(before) <= now.held or self._tight(now.held, now)
 
@@ -399,9 +417,9 @@ class OnlinePlanner:
     def _plan_set(
         self,
         current: PlanSet,
-        before: Sequence[Placed],
-        demands: Sequence[Demand],
-        placed: Sequence[Placed],
+        before: Sequence[BucketPlacement],
+        demands: Sequence[BucketDemand],
+        placed: Sequence[BucketPlacement],
         now: Now,
     ) -> PlanSet:
         """New plans where something changes; a bucket that stays keeps its plan, and what was compiled."""
@@ -416,7 +434,7 @@ class OnlinePlanner:
         billed = self.sizes.billed(current, brought, self._copies(now).fixed)
         return self.annotate(replace(billed, plans=plans), now)
 
-    def _placements(self, demand: Demand, placed: Placed) -> tuple[Placement, ...]:
+    def _placements(self, demand: BucketDemand, placed: BucketPlacement) -> tuple[Placement, ...]:
         """One for everything, and one for each unit that runs elsewhere."""
         chain = demand.ways[placed.way]
         main = Counter(placed.backends).most_common(1)[0][0]
@@ -429,7 +447,7 @@ class OnlinePlanner:
                 found.append(Placement(unit.scope, backend, f"{ms(here)}{than}"))
         return tuple(found)
 
-    def _why_all(self, times: Sequence[Mapping[str, float]], placed: Placed, main: str) -> str:
+    def _why_all(self, times: Sequence[Mapping[str, float]], placed: BucketPlacement, main: str) -> str:
         others = {b for t in times for b in t} - {main}
         alone = {b: sum(t[b] for t in times) for b in others if all(b in t for t in times)}
         why = f"{ms(placed.seconds)} a pass"
@@ -440,7 +458,12 @@ class OnlinePlanner:
         backend = min(alone, key=lambda b: alone[b])
         return f"{why}, {ms(alone[backend])} on {backend}"
 
-    def _reason(self, before: Sequence[Placed], after: Sequence[Placed], demands: Sequence[Demand]) -> str:
+    def _reason(
+        self,
+        before: Sequence[BucketPlacement],
+        after: Sequence[BucketPlacement],
+        demands: Sequence[BucketDemand],
+    ) -> str:
         """What changes most, and what it brings."""
         changes = []
         for bucket, a, b, d in zip(BUCKETS, before, after, demands, strict=True):

@@ -14,7 +14,7 @@ from hetrun.system import core_sets, cpu_topology
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PlannerMachine:
     """What a planner knows of the machine."""
 
     cores: int  # threads that may run at once
@@ -67,7 +67,7 @@ class Options:
         return "" if self.planner in OWN else self.planner
 
 
-def this_machine() -> Machine:
+def this_machine() -> PlannerMachine:
     """What this process may use of it, within a container's limits."""
     tree = cpu_topology.this_machine()
-    return Machine(tree.threads, core_sets.counts(tree), core_sets.wide(tree))
+    return PlannerMachine(tree.threads, core_sets.counts(tree), core_sets.wide(tree))

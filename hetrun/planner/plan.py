@@ -14,7 +14,7 @@ from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, Value
 from hetrun.graph.sharding import Share, divide
 from hetrun.memory.breakdown import settled, table
-from hetrun.planner.rates import Rates, Residence
+from hetrun.planner.rates import Residence, TokenRates
 
 # The last are passes of prompts: as many tokens as a host computes at once, and more, as devices take them.
 BUCKETS: tuple[str, ...] = (
@@ -84,7 +84,7 @@ Times = Mapping[str, tuple[float, float | None]]  # segment -> seconds predicted
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedTimes:
     """What a typical pass of a bucket takes, and each segment of it from when it is given to its end."""
 
     tokens: int
@@ -101,7 +101,9 @@ class PlanSet:
     ubatch_why: str
     memory: Mapping[str, int] = field(default_factory=dict)
     promises_off: tuple[str, ...] = ()
-    expected: Mapping[str, Expected] = field(default_factory=dict)  # by bucket; empty: nothing was measured
+    expected: Mapping[str, ExpectedTimes] = field(
+        default_factory=dict
+    )  # by bucket; empty: nothing was measured
     reason: str = ""  # why this set took the place of another
     precision: Precision | None = None  # of products; None: of a library that runs models as a whole
     devices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bills of their own memory
@@ -109,7 +111,7 @@ class PlanSet:
     context: int = 0  # tokens of the longest text; 0: unknown
     context_why: str = ""  # by which rule
     weights: Residence | None = None
-    rates: Rates | None = None  # of a plan that does not run yet
+    rates: TokenRates | None = None  # of a plan that does not run yet
     host_ubatch: int = 0  # the most tokens of passes in which the host computes; 0: as many as in others
 
     def most_of(self, plan: Plan) -> int:

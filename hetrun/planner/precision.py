@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import cast
 
 from hetrun.backend import Precision
-from hetrun.planner.residency import Copies, Demand, Placed, best_of, used_by
+from hetrun.planner.residency import BucketDemand, BucketPlacement, Copies, best_of, used_by
 from hetrun.planner.shortest_path import Chain
 from hetrun.system.cpu_flags import cpu_flags
 
@@ -28,11 +28,11 @@ def precision_of(asked: str | None) -> Precision:
 
 
 def closer(
-    demands: Sequence[Demand],
-    placed: Sequence[Placed],
+    demands: Sequence[BucketDemand],
+    placed: Sequence[BucketPlacement],
     copies: Copies,
     rounding: Sequence[Mapping[str, float]],
-) -> list[Placed]:
+) -> list[BucketPlacement]:
     """The same placements, or closer ones that take little longer and fit into memory beside the others.
 
     `rounding` is for each unit the error that each backend makes in its results.

@@ -44,7 +44,7 @@ WORDS: dict[Basis, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class TokenRates:
     """Tokens per second; None: unknown."""
 
     prompts: float | None = None  # in passes of the most tokens

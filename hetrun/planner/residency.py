@@ -27,7 +27,7 @@ Copy = tuple[int, str]  # the number of a unit, and the backend that holds its w
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class BucketDemand:
     """One bucket: how its units run with each number of threads, and how much it counts."""
 
     weight: float  # passes of this bucket among all
@@ -36,7 +36,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class BucketPlacement:
     """What was decided for one bucket."""
 
     way: int
@@ -81,7 +81,7 @@ class Copies:
         return self.nbytes[c] <= self.room and (own is None or self.own_bytes.get(c, 0) <= own)
 
 
-def place_all(demands: Sequence[Demand], copies: Copies) -> list[Placed]:
+def place_all(demands: Sequence[BucketDemand], copies: Copies) -> list[BucketPlacement]:
     """The placements of all buckets that take least time in all, within the memory there is."""
     free = [best_of(d) for d in demands]
     if copies.fit(used_by(free)):
@@ -100,12 +100,12 @@ def place_all(demands: Sequence[Demand], copies: Copies) -> list[Placed]:
     return [best_of(d, found) for d in demands]
 
 
-def cost(demands: Sequence[Demand], placed: Sequence[Placed]) -> float:
+def cost(demands: Sequence[BucketDemand], placed: Sequence[BucketPlacement]) -> float:
     """Seconds of all passes, each bucket counted by its weight."""
     return sum(d.weight * p.seconds for d, p in zip(demands, placed, strict=True))
 
 
-def best_of(demand: Demand, held: frozenset[Copy] | None = None) -> Placed:
+def best_of(demand: BucketDemand, held: frozenset[Copy] | None = None) -> BucketPlacement:
     """The best number of threads and placement of one bucket, on some copies or on all that could be."""
     found = []
     for way, chain in demand.ways.items():
@@ -114,16 +114,16 @@ def best_of(demand: Demand, held: frozenset[Copy] | None = None) -> Placed:
             chain = chain.only([frozenset(b for b in chain.times[i] if (i, b) in held) for i in units])
         if all(chain.times):
             backends = chain.best()
-            found.append(Placed(way, backends, chain.seconds(backends)))
+            found.append(BucketPlacement(way, backends, chain.seconds(backends)))
     return min(found, key=lambda p: p.seconds)
 
 
-def used_by(placed: Sequence[Placed]) -> frozenset[Copy]:
+def used_by(placed: Sequence[BucketPlacement]) -> frozenset[Copy]:
     """The copies that placements need."""
     return frozenset((i, b) for p in placed for i, b in enumerate(p.backends))
 
 
-def _units(demands: Sequence[Demand]) -> list[set[str]]:
+def _units(demands: Sequence[BucketDemand]) -> list[set[str]]:
     """The backends that each unit could run on in every bucket."""
     chains = [chain for d in demands for chain in d.ways.values()]
     return [
@@ -131,14 +131,14 @@ def _units(demands: Sequence[Demand]) -> list[set[str]]:
     ]
 
 
-def _candidates(demands: Sequence[Demand], copies: Copies) -> list[Copy]:
+def _candidates(demands: Sequence[BucketDemand], copies: Copies) -> list[Copy]:
     chains = [chain for d in demands for chain in d.ways.values()]
     named = dict.fromkeys((i, b) for chain in chains for i, times in enumerate(chain.times) for b in times)
     return [c for c in named if copies.could_hold(c)]
 
 
 def _enumerate(
-    demands: Sequence[Demand], copies: Copies, candidates: Sequence[Copy]
+    demands: Sequence[BucketDemand], copies: Copies, candidates: Sequence[Copy]
 ) -> frozenset[Copy] | None:
     """Every set of copies that fits and leaves no unit without a place."""
     best: tuple[float, frozenset[Copy]] | None = None
@@ -156,7 +156,7 @@ def _sets(candidates: Sequence[Copy]) -> Iterator[frozenset[Copy]]:
         yield frozenset(c for c, yes in zip(candidates, chosen, strict=True) if yes)
 
 
-def complete(demands: Sequence[Demand], held: frozenset[Copy]) -> bool:
+def complete(demands: Sequence[BucketDemand], held: frozenset[Copy]) -> bool:
     """Whether every bucket can run on these copies alone."""
     return all(
         any(
@@ -167,7 +167,9 @@ def complete(demands: Sequence[Demand], held: frozenset[Copy]) -> bool:
     )
 
 
-def _solve(demands: Sequence[Demand], copies: Copies, candidates: Sequence[Copy]) -> frozenset[Copy] | None:
+def _solve(
+    demands: Sequence[BucketDemand], copies: Copies, candidates: Sequence[Copy]
+) -> frozenset[Copy] | None:
     """The integer programme: x places a unit of a bucket with some threads, y holds a copy, z joins two
     neighbours into one segment, p chooses the threads of a bucket, s starts a backend."""
     from hetrun.planner.milp import Programme  # on use: it imports HiGHS
@@ -190,7 +192,7 @@ def _solve(demands: Sequence[Demand], copies: Copies, candidates: Sequence[Copy]
     return None if chosen is None else frozenset(c for c, y in held.items() if chosen[y])
 
 
-def _add_bucket(lp: Programme, demand: Demand, held: Mapping[Copy, int]) -> None:
+def _add_bucket(lp: Programme, demand: BucketDemand, held: Mapping[Copy, int]) -> None:
     choices = {threads: lp.binary(0.0) for threads in demand.ways}
     lp.equal(dict.fromkeys(choices.values(), 1.0), 1)
     for threads, chain in demand.ways.items():

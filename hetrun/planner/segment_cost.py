@@ -9,7 +9,7 @@ from math import exp, inf, log, log2, pow
 from hetrun.backend import Backend, Segment
 from hetrun.graph import Op
 from hetrun.graph.signature import Forms, Unit, coarse, of_wanted_rows
-from hetrun.planner.costmodel import Cell, Forecast, Work
+from hetrun.planner.costmodel import OpWork, TimingBin, WorkTimes
 from hetrun.planner.shortest_path import Chain
 
 CALL = "call_s"  # the fact: what one segment more costs
@@ -25,14 +25,14 @@ SHARED, SHARED_FEW = 0.9, 0.3  # powers of the threads, by which large passes an
 FEW = 16  # tokens: up to here a pass is usually one token of each of several sequences, all of them wanted
 
 
-class Costs:
+class SegmentCosts:
     """Times of a graph's units and segments."""
 
     def __init__(
         self,
         units: Sequence[Unit],
         backends: Mapping[str, Backend],
-        forecast: Forecast,
+        forecast: WorkTimes,
         threads: Sequence[int] = (),
     ) -> None:
         """`threads`: numbers of which one may stand for another that was not measured."""
@@ -60,7 +60,7 @@ class Costs:
         form = self.units[unit].form
         key = form, backend, threads, tokens, depth
         if key not in self._asked:
-            work = Work(form, backend, threads)
+            work = OpWork(form, backend, threads)
             self._asked[key] = self._forecast.seconds(work, tokens, depth) or self._by_others(
                 work, tokens, depth
             )
@@ -71,11 +71,11 @@ class Costs:
         backends = {b for some in self.able for b in some}
         forms = {unit.form for unit in self.units}
         return any(
-            2 * sum(self._forecast.knows(Work(form, b, threads)) for form in forms) > len(forms)
+            2 * sum(self._forecast.knows(OpWork(form, b, threads)) for form in forms) > len(forms)
             for b in backends
         )
 
-    def _by_others(self, work: Work, tokens: int, depth: float) -> float | None:
+    def _by_others(self, work: OpWork, tokens: int, depth: float) -> float | None:
         """With a number of threads that was not measured: from one that was."""
         for n in sorted(self._threads, key=lambda n: abs(n - work.threads)):
             if n != work.threads and (
@@ -153,7 +153,7 @@ class Costs:
     ) -> float | None:
         """A segment: the sum of its units, corrected by what runs of it took at sizes near this one; by a
         factor of at most `believed`."""
-        work = Work(self.form(segment), segment.backend, threads, several)
+        work = OpWork(self.form(segment), segment.backend, threads, several)
         tokens, depth = size_of(segment.ops, tokens, depth)
         total = self.summed(segment, threads, tokens, depth)
         if not total:
@@ -164,13 +164,13 @@ class Costs:
         self, segment: Segment, threads: int, tokens: int, depth: float, several: bool = False
     ) -> float | None:
         """A segment, if runs of it were measured at about this size."""
-        work = Work(self.form(segment), segment.backend, threads, several)
+        work = OpWork(self.form(segment), segment.backend, threads, several)
         cells = self._forecast.measured(work).cells.values()
         here = size_of(segment.ops, tokens, depth)
         near = any(cell.runs and distance(cell, *here) < NEAR for cell in cells)
         return self.predicted(segment, threads, tokens, depth, several) if near else None
 
-    def correction(self, segment: Segment, work: Work, tokens: int, depth: float) -> float:
+    def correction(self, segment: Segment, work: OpWork, tokens: int, depth: float) -> float:
         """What real runs took against the sum of units: units together share caches, and runs are the judge.
 
         Each measured size counts the more the nearer it is; with none nearby the sum stands as it is.
@@ -221,7 +221,7 @@ def _wanted(tokens: int) -> tuple[int, float]:
     return (tokens if tokens <= FEW else 1), 1.0
 
 
-def distance(cell: Cell, tokens: int, depth: float) -> float:
+def distance(cell: TimingBin, tokens: int, depth: float) -> float:
     """How far a measured size is from another: in doublings, those of the depth count half."""
     deeper = log2(max(cell.depth, SHALLOW) / max(depth, SHALLOW))
     return abs(log2(cell.tokens / tokens)) + abs(deeper) / 2

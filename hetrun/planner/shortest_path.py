@@ -26,7 +26,7 @@ class Chain:
         """The placement that takes least time; among equals the one that changes backends least."""
         if not self.times:
             return ()
-        ways = {b: Way(t, 0, (b,)) for b, t in self.times[0].items()}
+        ways = {b: PartialPath(t, 0, (b,)) for b, t in self.times[0].items()}
         for times in self.times[1:]:
             ways = {
                 b: min(self._step(way, b, t) for way in ways.values())
@@ -34,10 +34,10 @@ class Chain:
             }  # fmt: skip
         return min(ways.values()).backends
 
-    def _step(self, way: Way, backend: str, seconds: float) -> Way:
+    def _step(self, way: PartialPath, backend: str, seconds: float) -> PartialPath:
         stays = way.backends[-1] == backend
         saved = self.call.get(backend, 0.0) if stays else 0.0
-        return Way(way.seconds + seconds - saved, way.changes + (not stays), (*way.backends, backend))
+        return PartialPath(way.seconds + seconds - saved, way.changes + (not stays), (*way.backends, backend))
 
     def taking_turns(self, seconds: float) -> Chain:
         """The same where every segment costs so much more: the price of the change to its backend."""
@@ -55,7 +55,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Way:
+class PartialPath:
     """A placement of the first units."""
 
     seconds: float

@@ -11,7 +11,7 @@ from hetrun.backend import Backend
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op, in_scope
 from hetrun.graph.ops import flops
-from hetrun.planner.options import Machine, Wishes
+from hetrun.planner.options import PlannerMachine, Wishes
 from hetrun.planner.plan import BUCKETS, BY_ORDER, Buckets, Placement, PlanSet, make_plans, place, share_out
 from hetrun.planner.plan_file import load_plan
 from hetrun.planner.plugin_planners import Task, buckets_by
@@ -41,7 +41,7 @@ class StaticPlanner:
         self._homes = {placement.scope: placement for placement in homes}
         self._order = order
 
-    def plan(self, graph: Graph, machine: Machine, wishes: Wishes) -> PlanSet:
+    def plan(self, graph: Graph, machine: PlannerMachine, wishes: Wishes) -> PlanSet:
         """A plan for each bucket."""
         threads = wishes.threads or machine.cores
         alone = [name for name, backend in self._backends.items() if backend.asynchronous]

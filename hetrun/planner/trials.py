@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hetrun.graph import Graph, Op
 from hetrun.graph.ops import Attention
 from hetrun.graph.signature import Unit, form_of, of_wanted_rows
-from hetrun.planner.costmodel import Work
+from hetrun.planner.costmodel import OpWork
 from hetrun.planner.segment_cost import FEW
 
 TOKENS = (1, 4, 16, 64, 512)  # of one sequence
@@ -36,10 +36,10 @@ class Trial:
     alone: bool = False  # with nothing before and after it: in a pass a backend may work ahead
 
     @property
-    def work(self) -> Work:
+    def work(self) -> OpWork:
         """What it is filed under."""
         device = alone(self.backend) if self.alone else self.backend
-        return Work(self.form, device, self.threads, self.sequences > 1)
+        return OpWork(self.form, device, self.threads, self.sequences > 1)
 
     @property
     def size(self) -> tuple[int, float]:

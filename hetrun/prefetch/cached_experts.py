@@ -22,12 +22,12 @@ from hetrun.client.events import Streaming
 from hetrun.errors import BudgetError
 from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import KvCache
-from hetrun.memory.ledger import Books, Granted
+from hetrun.memory.ledger import Books, MemoryGrant
 from hetrun.planner.plan import PlanSet
-from hetrun.prefetch.disk_probe import Disk, Way, remember
-from hetrun.prefetch.expert_cache import ExpertCache, Reading
+from hetrun.prefetch.disk_probe import Disk, ReadMethod, remember
+from hetrun.prefetch.expert_cache import ExpertCache, ExpertReading
 from hetrun.prefetch.expert_records import Records
-from hetrun.prefetch.expert_trace import Kept, judge
+from hetrun.prefetch.expert_trace import HitShares, judge
 from hetrun.prefetch.hint_trial import HintTrial
 from hetrun.prefetch.pass_times import learn
 from hetrun.prefetch.streamed_weights import (
@@ -60,20 +60,20 @@ class ExpertPart:
 
     backend: str
     records: Records
-    granted: Granted
+    granted: MemoryGrant
     whole: int  # bytes of weights that are there as a whole
     fixed: int  # bytes that are held whatever stays of the experts
     work_of: Callable[[int], int]  # bytes that passes of this many tokens work in
     disk: Disk
     buffers: int  # that experts are read to
     learns: bool  # what the disk gives is kept for the next start
-    within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
+    within: Callable[[MemoryGrant], PlanSet]  # the plan in a budget, with what it takes and why
     short: int  # bytes of keys and values that experts leave room for from the beginning
     key: str  # by which times of passes are kept
     work: int  # of `fixed` what the longest passes work in
 
 
-def readers_of(records: Records, way: Way) -> int:
+def readers_of(records: Records, way: ReadMethod) -> int:
     """How many threads read experts: what is under way at once keeps the disk busy, and a part of an expert
     is less than what a way of reading asks for at a time."""
     return max(way.readers, min(MOST_READERS, -(-UNDER_WAY // records.read_bytes)))
@@ -144,7 +144,7 @@ class FromExperts:
             breakdown.WINDOW,
             "anonymous",
             part.buffers * part.records.buffer_bytes,
-            lambda: ExpertCache(part.records, Reading(part.buffers, readers, most=most)),
+            lambda: ExpertCache(part.records, ExpertReading(part.buffers, readers, most=most)),
         )
         caching.prepare(part.records.mixtures, self.cache)
         self._late, self._compute, self.hints = Late(), Compute(), HintTrial()
@@ -154,7 +154,7 @@ class FromExperts:
         self._found: dict[bool, float] = {}  # the share of chosen experts in short passes, and in long ones
 
     @property
-    def granted(self) -> Granted:
+    def granted(self) -> MemoryGrant:
         """The budget."""
         return self._books.granted
 
@@ -208,7 +208,7 @@ class FromExperts:
             self._shared = now
             self._resize(promised)
 
-    def set_limit(self, granted: Granted) -> None:
+    def set_limit(self, granted: MemoryGrant) -> None:
         """Another budget from now on."""
         if granted.nbytes < (least := self.least):
             raise BudgetError(f"{granted.words} is too little: at least {format_minimum(least)} are needed")
@@ -267,9 +267,9 @@ class FromExperts:
         last, now = self._last, self.cache.counts
         waited = (now.waited - last.waited) / 1e9
         self._late.add(seconds, waited, now.bytes - last.bytes, given, answering, gap)
-        self._compute.saw(tokens, max(0.0, seconds - waited))
+        self._compute.observe(tokens, max(0.0, seconds - waited))
         if tokens <= MOST_HINTED:
-            self.hints.saw(seconds)
+            self.hints.observe(seconds)
             self.cache.listen(self.hints.on)
         if wanted := now.wanted - last.wanted:
             found, long = 1 - (now.missed - last.missed) / wanted, tokens > FEW
@@ -323,7 +323,7 @@ class FromExperts:
         if times := self._compute.times(self._late, self._rate, self._found.get(False, 0.0)):
             learn(self._part.key, self.cache.held_bytes / self._part.records.packed_bytes, times)
 
-    def kept(self) -> Kept | None:
+    def kept(self) -> HitShares | None:
         """How well experts were kept lately; None: too little was chosen yet."""
         return judge(self._part.records, self.cache.counts_of_kinds, self.cache.trace)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from hetrun.config import dirs
 from hetrun.errors import ModelFileError
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.prefetch.open_files import go_direct
 from hetrun.system.ema import smoothed
 from hetrun.system.files import open_regular
@@ -44,7 +44,7 @@ WAITED = 0.1  # of a pass: less, and it may not be the disk that bounds it
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Way:
+class ReadMethod:
     """How to read: past the system's cache or through it, by how many threads, how much at a time."""
 
     direct: bool
@@ -59,15 +59,15 @@ class Way:
 # 4 MiB under way keep a disk busy, and every read takes time of the threads that compute: decoding an 8B
 # model of which a thirteenth streams ran at 7.0 tokens/s with two readers of 2 MiB, 6.8 with four of 1 MiB,
 # and at 4 with eight.
-WAYS = tuple(Way(direct, n, 4 * MIB // n) for direct in (True, False) for n in (2, 4))
+WAYS = tuple(ReadMethod(direct, n, 4 * MIB // n) for direct in (True, False) for n in (2, 4))
 USUAL = WAYS[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProbeResult:
     """Bytes a second of the ways that were tried, and why others were not."""
 
-    rates: Mapping[Way, float]
+    rates: Mapping[ReadMethod, float]
     refused: str = ""  # why nothing is read directly
     unseen: str = ""  # why reads through the system's cache were not tried
 
@@ -76,16 +76,16 @@ class Found:
 class Disk:
     """How to read from a disk, and what it gives that way."""
 
-    way: Way
+    way: ReadMethod
     rate: float  # bytes a second
     why: str
 
 
-def choose(found: Found) -> Disk:
+def choose(found: ProbeResult) -> Disk:
     """The fastest way; through the system's cache only where direct reads are refused or far slower."""
     direct, cached = (_best({w: r for w, r in found.rates.items() if w.direct is d}) for d in (True, False))
     if not direct:
-        way, rate = cached or (Way(False, USUAL.readers, USUAL.request), UNKNOWN_RATE)
+        way, rate = cached or (ReadMethod(False, USUAL.readers, USUAL.request), UNKNOWN_RATE)
         if found.refused:
             return Disk(way, rate, f"{_said(way, rate)}: direct reads are refused ({found.refused})")
     if not direct and not cached:
@@ -99,25 +99,27 @@ def choose(found: Found) -> Disk:
     return Disk(*direct, f"{_said(*direct)}" + (f"; {beside}" if beside else ""))
 
 
-def _best(rates: Mapping[Way, float]) -> tuple[Way, float] | None:
+def _best(rates: Mapping[ReadMethod, float]) -> tuple[ReadMethod, float] | None:
     if not rates:
         return None
     enough = max(rates.values()) / ALIKE
     return next((w, rates[w]) for w in sorted(rates, key=_in_flight) if rates[w] >= enough)
 
 
-def _in_flight(way: Way) -> tuple[int, int]:
+def _in_flight(way: ReadMethod) -> tuple[int, int]:
     return way.readers * way.request, way.readers
 
 
-def _said(way: Way, rate: float) -> str:
+def _said(way: ReadMethod, rate: float) -> str:
     return f"{way}: {rate / 1e9:.2f} GB/s"
 
 
 # --- measuring ---------------------------------------------------------------------------------------------
 
 
-def measure(path: str | os.PathLike[str], seconds: float = MEASURE_S, most: int = MEASURE_BYTES) -> Found:
+def measure(
+    path: str | os.PathLike[str], seconds: float = MEASURE_S, most: int = MEASURE_BYTES
+) -> ProbeResult:
     """Read parts of a file in every way, about so long and so much; OSError if it cannot be opened.
 
     The parts lie anywhere in it: what the last start read may still be in a cache below the system's.
@@ -131,7 +133,7 @@ def measure(path: str | os.PathLike[str], seconds: float = MEASURE_S, most: int 
         for way, part in zip(ways, parts, strict=False):
             trial.run(direct, way, part, PART)
         unseen = _try_cached(trial, file, parts)
-        return Found(trial.rates(), refused, unseen)
+        return ProbeResult(trial.rates(), refused, unseen)
 
 
 @contextmanager
@@ -196,14 +198,14 @@ class _Trial:
         for block in self._memory:
             np.frombuffer(block, np.uint8)[:: mmap.PAGESIZE] = 1  # there before the clock starts
         list(pool.map(len, self._memory))  # so are the threads
-        self._seen: dict[Way, tuple[int, float]] = {}
+        self._seen: dict[ReadMethod, tuple[int, float]] = {}
 
     @property
     def over(self) -> bool:
         """Whether the time is over."""
         return perf_counter() >= self._end
 
-    def run(self, file: int, way: Way, part: int, size: int) -> None:
+    def run(self, file: int, way: ReadMethod, part: int, size: int) -> None:
         """One way reads a part, or as much of it as a fair share of the time allows."""
         start = perf_counter()
         if start >= self._end:
@@ -226,7 +228,7 @@ class _Trial:
         before, seconds = self._seen.get(way, (0, 0.0))
         self._seen[way] = before + nbytes, seconds + perf_counter() - start
 
-    def rates(self) -> dict[Way, float]:
+    def rates(self) -> dict[ReadMethod, float]:
         """Bytes a second of the ways that were tried."""
         return {way: nbytes / seconds for way, (nbytes, seconds) in self._seen.items() if nbytes}
 
@@ -242,7 +244,7 @@ class _Trial:
 def disk_of(paths: Sequence[str], memory: Path | None = None) -> Disk:
     """How to read a model's files, of which the largest counts: as its disk is known to be."""
     kept = memory or path_of_disks()
-    forecast = Forecast.load(kept)
+    forecast = WorkTimes.load(kept)
     path = paths[0]
     try:
         path = max(paths, key=os.path.getsize)
@@ -251,7 +253,7 @@ def disk_of(paths: Sequence[str], memory: Path | None = None) -> Disk:
             pass
         known = {w: rate for w in WAYS if (rate := forecast.fact(str(w), device))}
         if known and any(w.direct for w in known) is not bool(refused):
-            return choose(Found(known, refused))
+            return choose(ProbeResult(known, refused))
         found = measure(path)
     except OSError as e:
         raise ModelFileError(path, f"measuring its disk failed: {e.strerror or e}") from e
@@ -261,10 +263,10 @@ def disk_of(paths: Sequence[str], memory: Path | None = None) -> Disk:
     return choose(found)
 
 
-def remember(path: str, way: Way, rate: float, memory: Path | None = None) -> None:
+def remember(path: str, way: ReadMethod, rate: float, memory: Path | None = None) -> None:
     """What a way gave while a model ran. If another one was better, the next start takes that."""
     kept = memory or path_of_disks()
-    forecast = Forecast.load(kept)
+    forecast = WorkTimes.load(kept)
     forecast.learn_fact(str(way), device_of(path), rate)
     forecast.save(kept)
 
@@ -291,7 +293,7 @@ class DiskRate:
     def __post_init__(self) -> None:
         self._s_per_byte = 1 / self.rate
 
-    def saw(self, nbytes: int, seconds: float, waited: float) -> None:
+    def observe(self, nbytes: int, seconds: float, waited: float) -> None:
         """A pass read so much in so long, in part of which it waited for the disk.
 
         A pass that hardly waited did not ask for all that the disk can give: it only says what that is at

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from hetrun.errors import HetrunError
 from hetrun.graph import Weight
 from hetrun.prefetch.expert_records import Records
-from hetrun.prefetch.native import Read, file_table
+from hetrun.prefetch.native import ReadFunction, file_table
 from hetrun.prefetch.open_files import OpenFiles
-from hetrun.prefetch.ring_buffer import Fault
-from hetrun.system.address_space import HUGE_PAGE, Reserved
+from hetrun.prefetch.ring_buffer import ReadFault
+from hetrun.system.address_space import HUGE_PAGE, ReservedMemory
 from hetrun.system.native_library import Prototypes, address_of, load_built
 
 NAME = "expert_slots.so"  # beside this file
@@ -31,13 +31,13 @@ FIRST_RULE = 2
 TRACED = 1 << 18  # choices that are remembered, to compare what was kept with what could have been
 
 
-class _Kind(Structure):
+class _ExpertKind(Structure):
     """struct kind."""
 
     _fields_ = (("memory", c_void_p), *((name, c_int64) for name in ("bytes", "count", "most")))
 
 
-class _Setup(Structure):
+class _CacheSetup(Structure):
     """struct cache_setup."""
 
     _fields_ = (
@@ -57,7 +57,7 @@ class _Setup(Structure):
     )
 
 
-class Counts(Structure):
+class CacheCounts(Structure):
     """struct cache_counts: since the beginning; times in nanoseconds."""
 
     _fields_ = tuple(
@@ -81,14 +81,14 @@ class Counts(Structure):
 
 
 FUNCTIONS: Prototypes = {
-    "hetrun_experts_open": (c_void_p, POINTER(_Setup)),
+    "hetrun_experts_open": (c_void_p, POINTER(_CacheSetup)),
     "hetrun_experts_supply": (c_void_p, c_void_p),
     "hetrun_experts_begin": (None, c_void_p, c_int64),
     "hetrun_experts_listen": (None, c_void_p, c_int64),
     "hetrun_experts_stop": (None, c_void_p),
     "hetrun_experts_restart": (None, c_void_p),
-    "hetrun_experts_fault": (c_int, c_void_p, POINTER(Fault)),
-    "hetrun_experts_counts": (None, c_void_p, POINTER(Counts)),
+    "hetrun_experts_fault": (c_int, c_void_p, POINTER(ReadFault)),
+    "hetrun_experts_counts": (None, c_void_p, POINTER(CacheCounts)),
     "hetrun_experts_resize": (None, c_void_p, c_int64, c_int64),
     "hetrun_experts_widen": (None, c_void_p, c_int64),
     "hetrun_experts_worth": (c_void_p, c_void_p),
@@ -106,7 +106,7 @@ def library() -> ctypes.CDLL | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ExpertReading:
     """How experts are read."""
 
     buffers: int
@@ -121,7 +121,7 @@ class ExpertCache:
     All but `stop` belongs to the engine's thread.
     """
 
-    def __init__(self, records: Records, reading: Reading, read: Read | None = None) -> None:
+    def __init__(self, records: Records, reading: ExpertReading, read: ReadFunction | None = None) -> None:
         """`read` takes the place of pread, for tests."""
         found = library()
         if found is None:
@@ -135,7 +135,7 @@ class ExpertCache:
         self.buffers, self._most_buffers = 0, max(reading.buffers, reading.most)
         try:
             self._regions = [
-                Reserved(size * count, in_huge_pages=True)
+                ReservedMemory(size * count, in_huge_pages=True)
                 for size, count in zip(records.sizes, records.counts, strict=True)
             ]
             self._cache = self._open(reading)
@@ -144,15 +144,15 @@ class ExpertCache:
             self._opened.close()
             raise
 
-    def _open(self, reading: Reading) -> int:
+    def _open(self, reading: ExpertReading) -> int:
         files = file_table(self._opened.files)
         sizes, counts = self.records.sizes, self.records.counts
-        kinds = (_Kind * len(sizes))(
-            *(_Kind(r.address, s, 0, n) for r, s, n in zip(self._regions, sizes, counts, strict=True))
+        kinds = (_ExpertKind * len(sizes))(
+            *(_ExpertKind(r.address, s, 0, n) for r, s, n in zip(self._regions, sizes, counts, strict=True))
         )
         table = self.records.table(self._opened.numbers)
         first = np.ascontiguousarray(self.records.first, np.int64)
-        setup = _Setup(
+        setup = _CacheSetup(
             len(table),
             len(self.records.mixtures),
             len(sizes),
@@ -259,9 +259,9 @@ class ExpertCache:
                 self._dll.hetrun_experts_stop(self._cache)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> CacheCounts:
         """What was asked for and read so far."""
-        counts = Counts()
+        counts = CacheCounts()
         self._dll.hetrun_experts_counts(self._cache, byref(counts))
         return counts
 
@@ -275,7 +275,7 @@ class ExpertCache:
         return ring[:written].copy() if written <= TRACED else np.roll(ring, -(written % TRACED), axis=0)
 
     def _error(self) -> HetrunError | None:
-        fault = Fault()
+        fault = ReadFault()
         if not self._dll.hetrun_experts_fault(self._cache, byref(fault)):
             return None
         return self._opened.explained(fault, self._name_at)

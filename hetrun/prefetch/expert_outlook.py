@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hetrun.prefetch.cached_experts import divided
 from hetrun.prefetch.expert_records import Records
-from hetrun.prefetch.lookahead import Outlook, predict
+from hetrun.prefetch.lookahead import PassOutlook, predict
 from hetrun.prefetch.pass_times import PassTimes
 from hetrun.system.units import format_bytes
 
@@ -18,7 +18,7 @@ FASTER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class TokenForecast:
     """A token, in so much room for experts and with such a disk."""
 
     records: Records
@@ -55,7 +55,7 @@ class Expected:
         return int((1 - self.found) * self.chosen_bytes)
 
     @property
-    def token(self) -> Outlook:
+    def token(self) -> PassOutlook:
         """How it should go."""
         return predict(self.compute_s, self.missing_bytes, self.rate)
 

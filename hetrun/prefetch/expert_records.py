@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hetrun.backend.weight_streaming import Mixture
 from hetrun.graph import Extent, Weight
-from hetrun.prefetch.extents import Stretch, whole_pages
+from hetrun.prefetch.extents import FileExtent, whole_pages
 from hetrun.prefetch.ring_buffer import EXTENT, PAGE
 
 MOST_KINDS = 8  # of slots
@@ -25,7 +25,7 @@ RECORD = np.dtype(
     ]
 )
 
-Where = tuple[Stretch, ...]  # of the matrices of one expert
+Where = tuple[FileExtent, ...]  # of the matrices of one expert
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ def records_of(mixtures: Sequence[Mixture]) -> Records | None:
     return Records(tuple(mixtures), tuple(where), tuple(sizes), kinds)
 
 
-def _matrices(weight: Weight, experts: int) -> Iterator[Stretch]:
+def _matrices(weight: Weight, experts: int) -> Iterator[FileExtent]:
     """Where each expert's rows lie; it ends early at one that is in several places, or in no file."""
     rows = weight.shape[0] // experts
     for part in weight.parts:
@@ -113,13 +113,13 @@ def _matrices(weight: Weight, experts: int) -> Iterator[Stretch]:
         if part.rows > 1 and part.stride != part.row_bytes:
             return
         size = rows * part.row_bytes
-        yield from (Stretch(part.path, part.offset + i * size, size) for i in range(part.rows // rows))
+        yield from (FileExtent(part.path, part.offset + i * size, size) for i in range(part.rows // rows))
 
 
-def _laid(where: Where) -> tuple[list[tuple[Stretch, int]], int, list[int]]:
+def _laid(where: Where) -> tuple[list[tuple[FileExtent, int]], int, list[int]]:
     """Which bytes are read to which page of the buffer, what all of them take, and where the matrices begin:
     neighbours in a file are read together."""
-    reads: list[tuple[Stretch, int]] = []
+    reads: list[tuple[FileExtent, int]] = []
     starts: list[int] = []
     end = 0
     for before, part in pairwise([None, *where]):
@@ -127,7 +127,7 @@ def _laid(where: Where) -> tuple[list[tuple[Stretch, int]], int, list[int]]:
         gap = part.offset - before.offset - before.nbytes if before and before.path == part.path else -1
         if before and 0 <= gap < PAGE:  # no more than what brings it to a page
             last, at = reads[-1]
-            reads[-1] = Stretch(last.path, last.offset, last.nbytes + gap + part.nbytes), at
+            reads[-1] = FileExtent(last.path, last.offset, last.nbytes + gap + part.nbytes), at
             starts.append(starts[-1] + before.nbytes + gap)
         else:
             reads.append((part, end))

@@ -19,7 +19,7 @@ NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class HitShares:
     """Of the choices that were counted, the share that each rule would have found in its slots."""
 
     choices: int
@@ -42,7 +42,7 @@ class Kept:
 Rule = Callable[[Sequence[int], int], Iterable[bool]]
 
 
-def judge(records: Records, slots: Sequence[int], trace: NDArray[np.int32]) -> Kept | None:
+def judge(records: Records, slots: Sequence[int], trace: NDArray[np.int32]) -> HitShares | None:
     """The trace's rows are the number of a pass, of an expert and whether it was there; None: too short."""
     if len(trace) < LEAST:
         return None
@@ -51,7 +51,7 @@ def judge(records: Records, slots: Sequence[int], trace: NDArray[np.int32]) -> K
     kind = np.array(records.kinds)[mixture]
     layers = np.bincount(records.kinds)
     each = [slots[k] // int(layers[k]) for k in records.kinds]
-    return Kept(
+    return HitShares(
         int(_counted(trace).sum()),
         float(trace[_counted(trace), 2].mean()),
         _share(trace, lru, kind, slots),
@@ -60,7 +60,7 @@ def judge(records: Records, slots: Sequence[int], trace: NDArray[np.int32]) -> K
     )
 
 
-def judge_layers(slots: Sequence[int], trace: NDArray[np.int32]) -> Kept | None:
+def judge_layers(slots: Sequence[int], trace: NDArray[np.int32]) -> HitShares | None:
     """The same where each mixture has slots of its own: the trace's rows are the number of a mixture, that of
     an expert of it, and whether that was there."""
     if len(trace) < LEAST:
@@ -69,7 +69,7 @@ def judge_layers(slots: Sequence[int], trace: NDArray[np.int32]) -> Kept | None:
     named = trace.copy()
     named[:, 1] += trace[:, 0] * (1 + trace[:, 1].max())  # no two mixtures share an expert
     together = np.zeros(len(trace), np.int64)
-    return Kept(
+    return HitShares(
         int(_counted(trace).sum()),
         float(trace[_counted(trace), 2].mean()),
         _share(named, lru, together, [sum(slots)]),

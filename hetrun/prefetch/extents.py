@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend.weight_streaming import Piece, Place
+from hetrun.backend.weight_streaming import Piece, PieceOffsets
 from hetrun.graph import Extent, Part
 from hetrun.prefetch.ring_buffer import MOST_EXTENTS, PAGE, PIECE
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class FileExtent:
     """Neighbouring bytes of a file."""
 
     path: str
@@ -23,30 +23,30 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
+class SlotLayout:
     """A piece in a slot: what is read, where its first byte comes to lie, and how much room that takes."""
 
-    reads: tuple[tuple[Stretch, int, int], ...]  # with `at` and `to` (ring_reader.h)
-    place: Place
+    reads: tuple[tuple[FileExtent, int, int], ...]  # with `at` and `to` (ring_reader.h)
+    place: PieceOffsets
     nbytes: int
 
 
-def stretches(piece: Piece, run: tuple[int, int]) -> tuple[Stretch, ...] | None:
+def stretches(piece: Piece, run: tuple[int, int]) -> tuple[FileExtent, ...] | None:
     """The rows of one run in files, in their order; None if some are in no file, or not row after row."""
-    found: list[Stretch] = []
+    found: list[FileExtent] = []
     for part in piece.weight.rows(*run).parts:
         if not isinstance(part, Extent) or (part.rows > 1 and part.stride != part.row_bytes):
             return None
-        found.append(Stretch(part.path, part.offset, part.rows * part.row_bytes))
+        found.append(FileExtent(part.path, part.offset, part.rows * part.row_bytes))
     return tuple(_joined(found))
 
 
-def _joined(found: Iterable[Stretch]) -> Iterator[Stretch]:
+def _joined(found: Iterable[FileExtent]) -> Iterator[FileExtent]:
     """What follows each other in a file is one read."""
     last = None
     for each in found:
         if last and (last.path, last.offset + last.nbytes) == (each.path, each.offset):
-            last = Stretch(last.path, last.offset, last.nbytes + each.nbytes)
+            last = FileExtent(last.path, last.offset, last.nbytes + each.nbytes)
             continue
         if last:
             yield last
@@ -55,10 +55,10 @@ def _joined(found: Iterable[Stretch]) -> Iterator[Stretch]:
         yield last
 
 
-def lay_out(piece: Piece) -> Laid | None:
+def lay_out(piece: Piece) -> SlotLayout | None:
     """Each stretch is read with the pages around it, to the beginning of a page; None if a slot cannot hold
     what comes of that."""
-    reads: list[tuple[Stretch, int, int]] = []
+    reads: list[tuple[FileExtent, int, int]] = []
     starts: list[int] = []
     end = room = 0
     for run in piece.runs:
@@ -75,7 +75,7 @@ def lay_out(piece: Piece) -> Laid | None:
             room = max(room, at + whole_pages(skip + each.nbytes))
     if len(reads) > MOST_EXTENTS:
         return None
-    return Laid(tuple(reads), Place(tuple(starts)), room)
+    return SlotLayout(tuple(reads), PieceOffsets(tuple(starts)), room)
 
 
 def can_stream(piece: Piece) -> bool:
@@ -88,7 +88,7 @@ def whole_pages(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
-def table(laid: Iterable[Laid | None], files: Mapping[str, int]) -> NDArray[np.void]:
+def table(laid: Iterable[SlotLayout | None], files: Mapping[str, int]) -> NDArray[np.void]:
     """As ring_reader.c wants it, of type PIECE; pieces that cannot be streamed have no extents."""
     everything = list(laid)
     found = np.zeros(len(everything), PIECE)

@@ -24,7 +24,7 @@ class HintTrial:
         self._plan = self._decisions()
         next(self._plan)
 
-    def saw(self, seconds: float) -> None:
+    def observe(self, seconds: float) -> None:
         """A pass of an answer took so long."""
         self._seconds.append(seconds)
         self._left -= 1

@@ -13,7 +13,7 @@ ROOM_SHARE = 16  # the window takes at most 1 / ROOM_SHARE of the room, which co
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class PassOutlook:
     """A pass as it should go."""
 
     compute_s: float
@@ -50,13 +50,13 @@ class Outlook:
 
 def predict(
     compute_s: float, streamed_bytes: int, rate: float, tokens: int = 1, overlapped: bool = True
-) -> Outlook:
+) -> PassOutlook:
     """A pass of `tokens` tokens, from a disk that gives `rate` bytes a second."""
-    return Outlook(compute_s, streamed_bytes / rate if streamed_bytes else 0.0, tokens, overlapped)
+    return PassOutlook(compute_s, streamed_bytes / rate if streamed_bytes else 0.0, tokens, overlapped)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DiskLoad:
     """What passes ask of the disk."""
 
     streamed_bytes: int  # in a pass
@@ -76,7 +76,7 @@ class Window:
 
 
 def window(
-    load: Load, readers: int, takers: int, rate: float, room: int, layers: int = LAYERS_AHEAD
+    load: DiskLoad, readers: int, takers: int, rate: float, room: int, layers: int = LAYERS_AHEAD
 ) -> Window:
     """The smallest window that keeps the disk busy; `room` is what weights have, the window included.
 

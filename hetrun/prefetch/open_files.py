@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from hetrun.errors import ModelFileError
 from hetrun.graph import Extent, Weight
-from hetrun.prefetch.native import File
-from hetrun.prefetch.ring_buffer import ENDED, PAGE, Fault
+from hetrun.prefetch.native import OpenFile
+from hetrun.prefetch.ring_buffer import ENDED, PAGE, ReadFault
 from hetrun.system.file_identity import Stamp, unchanged
 from hetrun.system.files import open_regular
 
@@ -22,15 +22,15 @@ class OpenFiles:
     """
 
     def __init__(self, weights: Iterable[Weight], direct: bool) -> None:
-        self.files: list[File] = []
+        self.files: list[OpenFile] = []
         self._stamps: dict[str, Stamp] = {}
         try:
             for path, stamp in _stamps(weights).items():
                 fd = _open(path)
-                self.files.append(File(fd, False))
+                self.files.append(OpenFile(fd, False))
                 self._stamps[path] = stamp or Stamp.of(os.fstat(fd))
                 self._stamps[path].check(path, os.fstat(fd))
-                self.files[-1] = File(fd, direct and not go_direct(fd))
+                self.files[-1] = OpenFile(fd, direct and not go_direct(fd))
         except BaseException:
             self.close()
             raise
@@ -42,7 +42,7 @@ class OpenFiles:
         with unchanged(self._stamps):  # the same path, the same file: it is the one that is open
             pass
 
-    def explained(self, fault: Fault, name_at: Callable[[str, int], str]) -> ModelFileError:
+    def explained(self, fault: ReadFault, name_at: Callable[[str, int], str]) -> ModelFileError:
         """Why bytes of one did not come; `name_at` says which tensor has a byte of a file."""
         try:
             self.check()

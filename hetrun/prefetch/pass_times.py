@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetrun.config import dirs
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.rates import Basis
 
 TENTHS = 10
@@ -42,7 +42,7 @@ class Passes:
 
     def __init__(self, key: str, memory: Path | None = None) -> None:
         self.key = key
-        self._kept = Forecast.load(memory or path_of_passes())
+        self._kept = WorkTimes.load(memory or path_of_passes())
 
     def at(self, kept: float) -> PassTimes | None:
         """With this share of the weights in memory, or the nearest; None: the model has not run here."""
@@ -62,7 +62,7 @@ def basis_of(times: PassTimes | None) -> Basis:
 def learn(key: str, kept: float, times: PassTimes, memory: Path | None = None) -> None:
     """Keep what a run has seen."""
     path = memory or path_of_passes()
-    forecast, tenth = Forecast.load(path), _tenth(kept)
+    forecast, tenth = WorkTimes.load(path), _tenth(kept)
     values = (times.least_s, times.each_s, times.off, times.found, times.rate)
     for name, value in zip(FACTS, values, strict=True):
         if value > 0:

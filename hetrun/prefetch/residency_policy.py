@@ -32,7 +32,7 @@ SMALL_FIRST = ("k", "v", "out", "q")  # attention's columns, where they are equa
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class PinnedPieces:
     """Which pieces stay: the first `count` of an order."""
 
     cut: Cut
@@ -71,12 +71,12 @@ class Kept:
         return _explain(self)
 
 
-def choose(cut: Cut, room: int, policy: Policy = "balanced") -> Kept:
+def choose(cut: Cut, room: int, policy: Policy = "balanced") -> PinnedPieces:
     """Which pieces stay in `room` bytes: at most that, and less by less than one piece unless all stay."""
     return _fill(cut, policy, tuple(_ORDERS[policy](cut, max(room, 0))), room)
 
 
-def resize(kept: Kept, room: int) -> Kept:
+def resize(kept: PinnedPieces, room: int) -> PinnedPieces:
     """The same decision with another room: with more, pieces only come, and with less they only go.
 
     For what changes while a model runs, such as the KV cache. All orders use the room equally well, so there
@@ -85,7 +85,7 @@ def resize(kept: Kept, room: int) -> Kept:
     return _fill(kept.cut, kept.policy, kept.order, room)
 
 
-def switch(before: Kept, after: Kept) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+def switch(before: PinnedPieces, after: PinnedPieces) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
     """What to drop and what to bring in to get from one decision to another, in the order of the cut."""
     if before.cut is not after.cut and before.cut != after.cut:
         raise ValueError("these decisions are about pieces that were cut in different ways")
@@ -93,20 +93,20 @@ def switch(before: Kept, after: Kept) -> tuple[tuple[Piece, ...], tuple[Piece, .
     return tuple(pieces[i] for i in sorted(a - b)), tuple(pieces[i] for i in sorted(b - a))
 
 
-def _fill(cut: Cut, policy: Policy, order: tuple[int, ...], room: int) -> Kept:
+def _fill(cut: Cut, policy: Policy, order: tuple[int, ...], room: int) -> PinnedPieces:
     """As many pieces as fit. It ends at the first that does not: what fits must not depend on tiny pieces."""
     if policy == "none":
         room = 0
     ends = accumulate(cut.pieces[i].kept_bytes for i in order)
     count = next((n for n, end in enumerate(ends) if end > room), len(order))
-    return Kept(cut, policy, order, count)
+    return PinnedPieces(cut, policy, order, count)
 
 
 # --- what lies together ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class WeightColumn:
     """A weight of every layer, as one layer has it."""
 
     name: str  # attn.q
@@ -119,7 +119,7 @@ class Column:
         return self.name.split(".")[0] == "attn"
 
 
-Layer = tuple[Column, ...]
+Layer = tuple[WeightColumn, ...]
 
 
 def layers_of(cut: Cut) -> dict[str, Layer]:
@@ -132,12 +132,14 @@ def layers_of(cut: Cut) -> dict[str, Layer]:
     return {name: tuple(_column(cut, c, n) for c, n in columns.items()) for name, columns in found.items()}
 
 
-def _column(cut: Cut, name: str, numbers: Sequence[int]) -> Column:
+def _column(cut: Cut, name: str, numbers: Sequence[int]) -> WeightColumn:
     pieces = [cut.pieces[i] for i in numbers]
-    return Column(name, tuple(numbers), sum(p.kept_bytes for p in pieces), sum(p.nbytes for p in pieces))
+    return WeightColumn(
+        name, tuple(numbers), sum(p.kept_bytes for p in pieces), sum(p.nbytes for p in pieces)
+    )
 
 
-def _bytes(columns: Iterable[Column]) -> int:
+def _bytes(columns: Iterable[WeightColumn]) -> int:
     return sum(c.nbytes for c in columns)
 
 
@@ -197,7 +199,7 @@ def _best_subset(columns: Layer, room: int) -> Layer:
     return best
 
 
-def _small_first(column: Column) -> tuple[int, int]:
+def _small_first(column: WeightColumn) -> tuple[int, int]:
     part = column.name.rsplit(".")[-1]
     return column.nbytes, SMALL_FIRST.index(part) if part in SMALL_FIRST else len(SMALL_FIRST)
 
@@ -210,7 +212,7 @@ def _ffn_first(cut: Cut, room: int) -> Iterable[int]:
     return _evenly(cut, _sorted_columns(cut, lambda c: (c.attention, *_small_first(c))))
 
 
-def _sorted_columns(cut: Cut, key: Callable[[Column], tuple[int, ...]]) -> dict[str, Layer]:
+def _sorted_columns(cut: Cut, key: Callable[[WeightColumn], tuple[int, ...]]) -> dict[str, Layer]:
     return {name: tuple(sorted(columns, key=key)) for name, columns in layers_of(cut).items()}
 
 
@@ -246,7 +248,7 @@ def _evenly(cut: Cut, layers: Mapping[str, Layer]) -> list[int]:
     return [number for _, _, number in sorted(keys)]
 
 
-def _spread_column(column: Column) -> list[int]:
+def _spread_column(column: WeightColumn) -> list[int]:
     """The pieces of a column, so that any first few of them lie evenly in it."""
     turns = _spread(len(column.numbers))
     return [number for _, number in sorted(zip(turns, column.numbers, strict=True))]
@@ -264,7 +266,7 @@ def _spread(n: int) -> list[int]:
 # --- in words ----------------------------------------------------------------------------------------------
 
 
-def _explain(kept: Kept) -> str:
+def _explain(kept: PinnedPieces) -> str:
     total = sum(p.kept_bytes for p in kept.cut.pieces)
     if not kept.count or kept.count == len(kept.order):
         what = (
@@ -281,13 +283,13 @@ def _explain(kept: Kept) -> str:
     return f"{kept.policy}: {', '.join(parts)}: {said}"
 
 
-def _whole_layers(kept: Kept, layers: Mapping[str, Layer]) -> str:
+def _whole_layers(kept: PinnedPieces, layers: Mapping[str, Layer]) -> str:
     inside = [columns for name, columns in layers.items() if name]
     whole = sum(1 for columns in inside if _held(kept, columns) == _bytes(columns))
     return f"the first {whole} of {len(inside)} layers whole, and what fits of what follows"
 
 
-def _columns(kept: Kept, layers: Mapping[str, Layer]) -> str:
+def _columns(kept: PinnedPieces, layers: Mapping[str, Layer]) -> str:
     shares = _shares(kept, layers)
     whole = [name for name, share in shares.items() if share == 1]
     split = [f"{100 * share:.0f} % of {name}" for name, share in shares.items() if 0 < share < 1]
@@ -295,14 +297,14 @@ def _columns(kept: Kept, layers: Mapping[str, Layer]) -> str:
     return ", ".join([*([f"{named} whole"] if whole else []), *split])
 
 
-def _held(kept: Kept, columns: Iterable[Column]) -> int:
+def _held(kept: PinnedPieces, columns: Iterable[WeightColumn]) -> int:
     pieces = kept.cut.pieces
     return sum(pieces[i].kept_bytes for c in columns for i in c.numbers if i in kept.numbers)
 
 
-def _shares(kept: Kept, layers: Mapping[str, Layer]) -> dict[str, float]:
+def _shares(kept: PinnedPieces, layers: Mapping[str, Layer]) -> dict[str, float]:
     """How much of every column stays, over all layers."""
-    together: dict[str, list[Column]] = defaultdict(list)
+    together: dict[str, list[WeightColumn]] = defaultdict(list)
     for columns in layers.values():
         for c in columns:
             together[c.name].append(c)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.errors import BackendError
-from hetrun.prefetch.native import CFile, File, Read, file_table
+from hetrun.prefetch.native import CFile, OpenFile, ReadFunction, file_table
 from hetrun.system.native_library import Prototypes, address_of, load_built
 
 NAME = "ring_reader.so"  # beside this file
@@ -39,7 +39,7 @@ class _Extent(Structure):
     _fields_ = tuple((name, c_int64) for name in ("file", "offset", "bytes", "at", "to"))
 
 
-class _Setup(Structure):
+class _RingSetup(Structure):
     """struct setup."""
 
     _fields_ = (
@@ -49,7 +49,7 @@ class _Setup(Structure):
     )
 
 
-class Fault(Structure):
+class ReadFault(Structure):
     """struct fault: the byte of a file that could not be read; of a mistake, the rank instead of the byte."""
 
     _fields_ = (("error", c_int64), ("file", c_int64), ("offset", c_int64))
@@ -58,7 +58,7 @@ class Fault(Structure):
     offset: int
 
 
-class Counts(Structure):
+class RingCounts(Structure):
     """struct counts: what was read, and how long a thread waited for it, in nanoseconds."""
 
     _fields_ = tuple(
@@ -79,7 +79,7 @@ class Counts(Structure):
 
 
 FUNCTIONS: Prototypes = {
-    "hetrun_ring_open": (c_void_p, POINTER(_Setup)),
+    "hetrun_ring_open": (c_void_p, POINTER(_RingSetup)),
     "hetrun_ring_supply": (c_void_p, c_void_p),
     "hetrun_ring_follow": (c_int, c_void_p, c_void_p, c_int64, c_int64),
     "hetrun_ring_begin": (c_int, c_void_p, c_int64, c_int64),
@@ -87,9 +87,9 @@ FUNCTIONS: Prototypes = {
     "hetrun_ring_release": (None, c_void_p, c_int64),
     "hetrun_ring_stop": (None, c_void_p),
     "hetrun_ring_restart": (None, c_void_p),
-    "hetrun_ring_fault": (c_int, c_void_p, POINTER(Fault)),
-    "hetrun_ring_counts": (None, c_void_p, POINTER(Counts)),
-    "hetrun_ring_fetch": (c_int, c_void_p, POINTER(_Extent), c_void_p, POINTER(Fault)),
+    "hetrun_ring_fault": (c_int, c_void_p, POINTER(ReadFault)),
+    "hetrun_ring_counts": (None, c_void_p, POINTER(RingCounts)),
+    "hetrun_ring_fetch": (c_int, c_void_p, POINTER(_Extent), c_void_p, POINTER(ReadFault)),
     "hetrun_ring_close": (None, c_void_p),
 }
 
@@ -101,7 +101,7 @@ def library() -> ctypes.CDLL | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RingShape:
     """How large a ring is and who fills it. A synchronous one has no readers: the thread that waits for a
     piece reads it."""
 
@@ -116,14 +116,14 @@ class Shape:
         return self.slots * self.slot_bytes + BOUNCE
 
 
-class Ring:
+class RingBuffer:
     """Pieces of files, read round and round in the order of a schedule.
 
     A lap is one pass through the schedule. All but `stop` belongs to one thread, which begins laps, while
     runners take pieces through the supply (supply.h). The files stay the caller's, who closes them later.
     """
 
-    def __init__(self, files: Sequence[File], shape: Shape, read: Read | None = None) -> None:
+    def __init__(self, files: Sequence[OpenFile], shape: RingShape, read: ReadFunction | None = None) -> None:
         """`read` takes the place of pread."""
         found = library()
         if found is None:
@@ -132,7 +132,7 @@ class Ring:
         self._dll = found
         self._read = read  # it has to live as long as the ring
         table = file_table(files)
-        setup = _Setup(shape.slots, shape.slot_bytes, shape.threads, shape.synchronous, len(files), table)
+        setup = _RingSetup(shape.slots, shape.slot_bytes, shape.threads, shape.synchronous, len(files), table)
         setup.read = address_of(read)
         self._closing = threading.Lock()
         self._ring: int | None = found.hetrun_ring_open(byref(setup))
@@ -180,20 +180,20 @@ class Ring:
         """Forget the lap, whatever became of it; no runner is at work any more."""
         self._dll.hetrun_ring_restart(self._ring)
 
-    def fault(self) -> Fault | None:
+    def fault(self) -> ReadFault | None:
         """Why pieces do not come, if something failed."""
-        fault = Fault()
+        fault = ReadFault()
         return fault if self._dll.hetrun_ring_fault(self._ring, byref(fault)) else None
 
-    def counts(self) -> Counts:
+    def counts(self) -> RingCounts:
         """What was read so far."""
-        counts = Counts()
+        counts = RingCounts()
         self._dll.hetrun_ring_counts(self._ring, byref(counts))
         return counts
 
-    def fetch(self, file: int, offset: int, out: NDArray[np.uint8]) -> Fault | None:
+    def fetch(self, file: int, offset: int, out: NDArray[np.uint8]) -> ReadFault | None:
         """Bytes of a file, now; a fault, if there was one, does not end a lap."""
-        wanted, fault = _Extent(file, offset, out.nbytes), Fault()
+        wanted, fault = _Extent(file, offset, out.nbytes), ReadFault()
         bad = self._dll.hetrun_ring_fetch(self._ring, byref(wanted), out.ctypes.data, byref(fault))
         return fault if bad else None
 

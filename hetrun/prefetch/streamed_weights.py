@@ -21,14 +21,14 @@ from hetrun.client.events import Streaming
 from hetrun.errors import BudgetError, ModelFileError
 from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import KvCache
-from hetrun.memory.ledger import Books, Granted
+from hetrun.memory.ledger import Books, MemoryGrant
 from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.disk_probe import Disk, DiskRate, remember
 from hetrun.prefetch.pass_times import MOST_OFF, PassTimes, learn
-from hetrun.prefetch.residency_policy import POLICIES, Kept, Policy, choose, resize, switch
+from hetrun.prefetch.residency_policy import POLICIES, PinnedPieces, Policy, choose, resize, switch
 from hetrun.prefetch.streamer import Streamer
 from hetrun.system.ema import smoothed
-from hetrun.system.estimate import Tracked
+from hetrun.system.estimate import TrackedEstimate
 from hetrun.system.units import format_minimum
 
 log = logging.getLogger(__name__)
@@ -86,14 +86,14 @@ class Compute:
     """What passes take where the disk does not make them wait: so much, and so much for each token."""
 
     def __init__(self) -> None:
-        self._least, self._each = Tracked(), Tracked()
+        self._least, self._each = TrackedEstimate(), TrackedEstimate()
 
-    def saw(self, tokens: int, seconds: float) -> None:
+    def observe(self, tokens: int, seconds: float) -> None:
         """One more pass: one of a few tokens tells what weights take, one of many what each token adds."""
         if tokens <= FEW:
-            self._least.saw(seconds)
+            self._least.observe(seconds)
         else:
-            self._each.saw(max(0.0, seconds - self._least.value) / tokens)
+            self._each.observe(max(0.0, seconds - self._least.value) / tokens)
 
     def seconds(self, tokens: int) -> float | None:
         """Seconds of a pass of `tokens` tokens; None: nothing was seen yet."""
@@ -110,12 +110,12 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class StreamingPlan:
     """What was decided about a model whose weights are not all in memory."""
 
     backend: str
     cut: Cut
-    granted: Granted
+    granted: MemoryGrant
     whole: int  # bytes of weights that are there as a whole
     fixed: int  # bytes that are held whatever stays of the others
     work: int  # that passes work in
@@ -123,7 +123,7 @@ class Streamed:
     window: int  # bytes that are read ahead
     streaming: str  # what the user calls the way it is done
     learns: bool  # what the disk gives is kept for the next start
-    within: Callable[[Granted], PlanSet]  # the plan in a budget, with what it takes and why
+    within: Callable[[MemoryGrant], PlanSet]  # the plan in a budget, with what it takes and why
     short: int  # bytes of keys and values that weights leave room for from the beginning
     key: str  # by which times of passes are kept
 
@@ -140,7 +140,7 @@ class FromDisk:
     All of it belongs to the engine's thread.
     """
 
-    def __init__(self, streamed: Streamed, backend: Backend, kv: KvCache, books: Books) -> None:
+    def __init__(self, streamed: StreamingPlan, backend: Backend, kv: KvCache, books: Books) -> None:
         partial, cut = backend.partial(), streamed.cut
         assert partial is not None
         self._streamed, self._backend = streamed, backend
@@ -166,12 +166,12 @@ class FromDisk:
         self._follow()
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> PinnedPieces:
         """What stays."""
         return self._kept
 
     @property
-    def granted(self) -> Granted:
+    def granted(self) -> MemoryGrant:
         """The budget."""
         return self._books.granted
 
@@ -205,7 +205,7 @@ class FromDisk:
                 # No request asked for this. If it concerns the next pass, that pass reports it.
                 log.warning("weights that would fit into memory could not be read: %s", e)
 
-    def set_limit(self, granted: Granted) -> None:
+    def set_limit(self, granted: MemoryGrant) -> None:
         """Another budget from now on."""
         if granted.nbytes < (least := self.least):
             raise BudgetError(f"{granted.words} is too little: at least {format_minimum(least)} are needed")
@@ -244,7 +244,7 @@ class FromDisk:
         """What pieces may take."""
         return self._kept.locked_bytes + self._slack()
 
-    def _hold(self, kept: Kept, progress: Progress | None = None) -> None:
+    def _hold(self, kept: PinnedPieces, progress: Progress | None = None) -> None:
         """Give up what is not to stay any more, then bring in what is missing."""
         drop, bring = switch(self._kept, kept)
         for piece in drop:
@@ -286,8 +286,8 @@ class FromDisk:
         It began `gap` seconds after the last one of the same answer."""
         stats = self._streamer.stats
         self._late.add(seconds, stats.pass_waited, stats.pass_bytes, given, answering, gap)
-        self._rate.saw(stats.pass_bytes, seconds, stats.pass_waited)
-        self._compute.saw(tokens, seconds - stats.pass_waited)
+        self._rate.observe(stats.pass_bytes, seconds, stats.pass_waited)
+        self._compute.observe(tokens, seconds - stats.pass_waited)
 
     def predict(self, tokens: int) -> float | None:
         """Seconds of a pass of `tokens` tokens; None before the first."""

@@ -14,13 +14,13 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.backend.weight_streaming import Cut, Piece, Place
+from hetrun.backend.weight_streaming import Cut, Piece, PieceOffsets
 from hetrun.errors import BackendError, Cancelled, HetrunError
 from hetrun.graph import Constant, Extent, Remade, Weight
 from hetrun.prefetch.extents import can_stream, extents, lay_out, table
-from hetrun.prefetch.native import Read
+from hetrun.prefetch.native import ReadFunction
 from hetrun.prefetch.open_files import OpenFiles
-from hetrun.prefetch.ring_buffer import MISTAKE, PAGE, Counts, Fault, Ring, Shape, library
+from hetrun.prefetch.ring_buffer import MISTAKE, PAGE, ReadFault, RingBuffer, RingCounts, RingShape, library
 
 __all__ = ["StreamStats", "Streamer", "can_stream", "library"]
 
@@ -51,13 +51,13 @@ class Streamer:
         threads: int,
         direct: bool = True,
         synchronous: bool = False,
-        read: Read | None = None,
+        read: ReadFunction | None = None,
     ) -> None:
         """At most about `window_bytes` are read ahead. `synchronous` reads nothing ahead, for comparisons;
         `read` takes the place of pread, for tests."""
         self._cut = cut
         laid = [lay_out(piece) for piece in cut.pieces]
-        self.places: Mapping[Piece, Place] = {
+        self.places: Mapping[Piece, PieceOffsets] = {
             piece: each.place for piece, each in zip(cut.pieces, laid, strict=True) if each
         }
         self._numbers = {id(piece): i for i, piece in enumerate(cut.pieces)}  # as hashing them takes long
@@ -65,11 +65,11 @@ class Streamer:
         self._table = table(laid, self.files)
         slot = max((each.nbytes for each in laid if each), default=PAGE)
         slots = min(max(1, window_bytes // slot), max(1, len(self.places)))
-        self._last = Counts()  # when the last pass ended
+        self._last = RingCounts()  # when the last pass ended
         self._of_head = 0  # pieces of the head that come from disk
         try:
-            shape = Shape(slots, slot, 0 if synchronous else threads, synchronous)
-            self._ring = Ring(self._opened.files, shape, read)
+            shape = RingShape(slots, slot, 0 if synchronous else threads, synchronous)
+            self._ring = RingBuffer(self._opened.files, shape, read)
         except BaseException:
             self._opened.close()
             raise
@@ -92,7 +92,7 @@ class Streamer:
         return self._ring.shape.nbytes
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> RingShape:
         """How many slots there are, how large they are, and who fills them."""
         return self._ring.shape
 
@@ -226,7 +226,7 @@ class Streamer:
 
     # --- what went wrong
 
-    def _explained(self, fault: Fault) -> HetrunError:
+    def _explained(self, fault: ReadFault) -> HetrunError:
         if fault.error == MISTAKE:
             return BackendError(f"piece {fault.offset} was taken twice, or by a pass that does not have it")
         return self._opened.explained(fault, self._name_at)

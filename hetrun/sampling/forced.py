@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetrun.graph.top_logits import Best
-from hetrun.sampling.interface import Choice, Sampler
+from hetrun.sampling.interface import SampledToken, Sampler
 from hetrun.sampling.rng import Floats
 
 
-class Forced:
+class ForcedSampler:
     """A sampler that does all that the real one does, and then takes the script's next token. Behind the end
     of the script it takes what the real one chose."""
 
@@ -34,7 +34,7 @@ class Forced:
         """Whether nothing can follow."""
         return self._real.finished
 
-    def sample(self, logits: Floats | Best) -> Choice:
+    def sample(self, logits: Floats | Best) -> SampledToken:
         """The script's next token; log-probabilities are those of the token that the real one chose."""
         choice = self._real.sample(logits)
         return choice._replace(token=self._script[self._at]) if self._at < len(self._script) else choice
@@ -51,4 +51,4 @@ class Forced:
 
     def clone(self) -> Sampler:
         """One that goes on from here by itself."""
-        return Forced(self._real.clone(), self._script, self._at)
+        return ForcedSampler(self._real.clone(), self._script, self._at)

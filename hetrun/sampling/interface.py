@@ -11,7 +11,7 @@ from hetrun.graph.top_logits import Best
 from hetrun.sampling.rng import Floats
 
 
-class Choice(NamedTuple):  # one for every token, and made sooner than a frozen dataclass
+class SampledToken(NamedTuple):  # one for every token, and made sooner than a frozen dataclass
     """The token chosen; log-probabilities are the model's own, before any rule, and only when asked for."""
 
     token: int
@@ -38,7 +38,7 @@ class Sampler(Protocol):
         """How many of the greatest logits it looks at, in any case; 0: it wants whole rows."""
         ...
 
-    def sample(self, logits: Floats | Best) -> Choice: ...
+    def sample(self, logits: Floats | Best) -> SampledToken: ...
 
     def accept(self, token: int) -> None: ...
 

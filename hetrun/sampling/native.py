@@ -29,7 +29,7 @@ FUNCTIONS: Prototypes = {
 }
 
 
-class Greatest(threading.local):
+class NativeTopK(threading.local):
     """What is done with the k greatest of a row. None: a row, or a k, that is not for C."""
 
     def __init__(self, dll: ctypes.CDLL) -> None:
@@ -59,8 +59,8 @@ def _fit(row: Floats, k: int) -> bool:
 
 
 @cache
-def greatest() -> Greatest | None:
+def greatest() -> NativeTopK | None:
     """The functions, where they were built, and from the source that this file goes with."""
     path, version = Path(__file__).parent / NAME, ("hetrun_greatest_version", VERSION)
     dll = load_built(path, version, FUNCTIONS, locked=True)
-    return Greatest(dll) if dll else None
+    return NativeTopK(dll) if dll else None

@@ -12,7 +12,7 @@ from hetrun.client import sampler_plugins
 from hetrun.errors import OptionError
 from hetrun.sampling.candidates import Candidates, Past, Rule
 from hetrun.system import entry_points
-from hetrun.system.entry_points import Point
+from hetrun.system.entry_points import PluginPoint
 
 if TYPE_CHECKING:  # it asks for these
     from hetrun.sampling.chain import Setting
@@ -26,15 +26,15 @@ def brought(name: str, setting: Setting) -> Sequence[Rule]:
     with entry_points.blamed(
         lambda e: entry_points.leave_out(point, f"it cannot make its rules: {entry_points.in_words(e)}", e)
     ):
-        return [Watched(rule, point) for rule in link.rules(setting)]
+        return [WatchedRule(rule, point) for rule in link.rules(setting)]
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedRule:
     """A stranger's rule: an answer that it spoils ends with a sentence, and it gets no other one."""
 
     rule: Rule
-    point: Point
+    point: PluginPoint
 
     def __call__(self, c: Candidates, past: Past) -> Candidates:
         try:

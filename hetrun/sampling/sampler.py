@@ -20,7 +20,7 @@ from hetrun.sampling.candidates import Candidates, Past, Rule
 from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, one_temperature
 from hetrun.sampling.dry import Encode
 from hetrun.sampling.fast_path import Usual, usual
-from hetrun.sampling.interface import Choice, Constraint, Sampler
+from hetrun.sampling.interface import Constraint, SampledToken, Sampler
 from hetrun.sampling.logprobs import of_sampled, of_token
 from hetrun.sampling.mirostat import Mirostat, make_mirostat
 from hetrun.sampling.native import greatest
@@ -104,9 +104,9 @@ class ChainSampler:
         """Mirostat's state, where it is on."""
         return self._mirostat.mu if self._mirostat else None
 
-    def sample(self, logits: Floats | Best) -> Choice:
+    def sample(self, logits: Floats | Best) -> SampledToken:
         if isinstance(logits, Best):
-            return Choice(self._among(logits))
+            return SampledToken(self._among(logits))
         row = self.permitted(logits) if self._bias or self._constraint else logits
         try:
             token = self._choose(row)
@@ -114,11 +114,11 @@ class ChainSampler:
             self._explain(logits)
             raise
         if self._params.logprobs is None:
-            return Choice(token)
+            return SampledToken(token)
         if self._sampled_logprobs:
             left = self.left(Candidates(None, row))
-            return Choice(token, *of_sampled(left, token, self._params.logprobs))
-        return Choice(token, *of_token(logits, token, self._params.logprobs))
+            return SampledToken(token, *of_sampled(left, token, self._params.logprobs))
+        return SampledToken(token, *of_token(logits, token, self._params.logprobs))
 
     def _among(self, best: Best) -> int:
         """The same of the greatest, where these are `enough`."""

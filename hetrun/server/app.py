@@ -15,17 +15,17 @@ from hetrun.errors import HetrunError
 from hetrun.server import openapi
 from hetrun.server.anthropic import routes as anthropic
 from hetrun.server.errors import ApiError, on_api_error, on_failure, on_gone, on_http_exception
-from hetrun.server.library import Library
+from hetrun.server.library import ModelLibrary
 from hetrun.server.llamacpp import infill, routes as llamacpp, slots
 from hetrun.server.middleware.auth import RequireKey
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
-from hetrun.server.middleware.drain import Unread
+from hetrun.server.middleware.drain import RequestDrain
 from hetrun.server.middleware.fair_turns import InTurn
-from hetrun.server.middleware.origin import Guard
-from hetrun.server.middleware.request_counter import Counted
+from hetrun.server.middleware.origin import OriginGuard
+from hetrun.server.middleware.request_counter import RequestCounter
 from hetrun.server.ollama import routes as ollama
 from hetrun.server.pictures.sources import Sources
-from hetrun.server.request_log import Logged, RequestLog
+from hetrun.server.request_log import RequestLog, RequestLogger
 from hetrun.server.responses import routes
 from hetrun.server.routes import (
     chat_completions,
@@ -67,7 +67,7 @@ def create_app(
     reasoning_format: str = "auto",
     slot_save_path: Path | None = None,
     log: RequestLog | None = None,
-    library: Library | None = None,
+    library: ModelLibrary | None = None,
     ollama_client: bool = False,
     keep_billing_header: bool = False,
     aliases: Iterable[str] = (),
@@ -98,10 +98,10 @@ def create_app(
     return Starlette(
         routes=[route for endpoints in ENDPOINTS for route in endpoints(service)],
         middleware=[
-            *([] if log is None else [Middleware(Logged, log=log)]),
-            Middleware(Counted, traffic=service.traffic),
-            Middleware(Unread),
-            Middleware(Guard, hosts=hosts, origins=tuple(origins), keyed=api_key is not None),
+            *([] if log is None else [Middleware(RequestLogger, log=log)]),
+            Middleware(RequestCounter, traffic=service.traffic),
+            Middleware(RequestDrain),
+            Middleware(OriginGuard, hosts=hosts, origins=tuple(origins), keyed=api_key is not None),
             *([] if api_key is None else [Middleware(RequireKey, key=api_key)]),
             Middleware(InTurn),
         ],

@@ -10,12 +10,12 @@ from hetrun.client.events import GenerateRequest, Message, ModelInfo
 from hetrun.client.pictures import PART_TYPES
 from hetrun.server import request as orders
 from hetrun.server.errors import ApiError, api_errors, wrong_type
-from hetrun.server.fields import CHAT_LOGPROBS, Body, Wanted, flag, wanted_of_chat
+from hetrun.server.fields import CHAT_LOGPROBS, Body, LogprobCount, flag, wanted_of_chat
 from hetrun.server.pictures.parts import Loaded, Part, content_of, part_of, taken_out
 from hetrun.server.request import Order
 from hetrun.server.sampling import form_field, sampling_params
 from hetrun.server.service import Service
-from hetrun.text.answers.reading import Reading, ReadingOptions, parts, reading
+from hetrun.text.answers.reading import AnswerFormat, ReadingOptions, parts, reading
 from hetrun.text.answers.tools import Tools, read_tools
 from hetrun.text.chat import continuation
 from hetrun.text.chat.messages import RESERVED, ROLES
@@ -58,11 +58,11 @@ def chat_request(
     body: Body,
     info: ModelInfo,
     service: Service,
-    wanted: Wanted,
+    wanted: LogprobCount,
     said: tuple[Message, ...],
     *,
     resumes: bool = True,
-) -> tuple[GenerateRequest, Reading]:
+) -> tuple[GenerateRequest, AnswerFormat]:
     """The engine's request for these messages, and the parsers of its answers. `resumes`: a last message of
     the assistant is continued."""
     said, pictures = taken_out(said, info)

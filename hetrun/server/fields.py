@@ -162,14 +162,14 @@ def with_shared(prompt: GenerateRequest, body: Body, client: str, *, stream: boo
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogprobCount:
     """The number of alternatives for each token; None: no log-probabilities at all."""
 
     answer: int | None = None
     prompt: int | None = None
 
 
-def wanted_of_chat(body: Body) -> Wanted:
+def wanted_of_chat(body: Body) -> LogprobCount:
     """OpenAI's two fields, llama.cpp's one, and vLLM's for the prompt."""
     wanted = flag(body, "logprobs")
     top = count(body, "top_logprobs", 0, MOST_TOP)
@@ -181,10 +181,10 @@ def wanted_of_chat(body: Body) -> Wanted:
     if prompt is not None and flag(body, "stream"):
         # There is no streaming format for it.
         raise ApiError("prompt_logprobs needs stream: false", "prompt_logprobs", "invalid_value")
-    return Wanted(answer, prompt)
+    return LogprobCount(answer, prompt)
 
 
-def wanted_of_completion(body: Body, echo: bool) -> Wanted:
+def wanted_of_completion(body: Body, echo: bool) -> LogprobCount:
     """The older endpoint has one number for it, and includes the prompt's if it is echoed."""
     if isinstance(body.get("logprobs"), bool):
         raise wrong_type("logprobs", f"an integer from 0 to {MOST_LEGACY_TOP}", body["logprobs"])
@@ -194,4 +194,4 @@ def wanted_of_completion(body: Body, echo: bool) -> Wanted:
     answer = count(body, "logprobs", 0, MOST_LEGACY_TOP)
     if answer is None:
         answer = count(body, "n_probs", 0, MOST_TOP) or None
-    return Wanted(answer, answer if echo else None)
+    return LogprobCount(answer, answer if echo else None)

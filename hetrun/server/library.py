@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hetrun.client.model_catalog import Found
+from hetrun.client.model_catalog import CatalogModel
 from hetrun.errors import UserError
 
 Progress = Callable[[int, int, str], object]  # bytes done, bytes in all, and what is being done
@@ -38,14 +38,14 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
+class RemovableModel:
     """The files of a model that may be removed."""
 
     name: str
     paths: tuple[Path, ...]
 
 
-class Library(Protocol):
+class ModelLibrary(Protocol):
     """The models on this machine. All but `known` may take long and are called in a thread."""
 
     def facts(self, model: Path) -> ModelFacts:
@@ -57,12 +57,12 @@ class Library(Protocol):
     def check_pull(self, name: str) -> None:
         """Raises UserError if nothing of this name can be downloaded; doesn't use the network."""
 
-    def pull(self, name: str, progress: Progress) -> Found:
+    def pull(self, name: str, progress: Progress) -> CatalogModel:
         """Download a model, unless it is here. An exception of `progress` stops the download, which can be
         continued later."""
 
-    def removal(self, name: str) -> Removal:
+    def removal(self, name: str) -> RemovableModel:
         """What `remove` would remove; raises NotHere or NotOurs."""
 
-    def remove(self, what: Removal) -> None:
+    def remove(self, what: RemovableModel) -> None:
         """Delete a model's files."""

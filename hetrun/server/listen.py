@@ -19,14 +19,14 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from hetrun.errors import OptionError
-from hetrun.server.middleware.timeouts import Connection
+from hetrun.server.middleware.timeouts import TimedConnection
 
 GRACE_S = 2  # how long running answers may continue after a request to stop
 FAREWELL_S = 3  # how long clients may take to read why their answers ended
 
 
 @dataclass(frozen=True)
-class Address:
+class ListenAddress:
     """Where to listen: a TCP port, or a Unix socket if `uds` is given."""
 
     host: str = "127.0.0.1"
@@ -51,7 +51,7 @@ class Address:
         return frozenset((self.host, *allowed)) if self.is_private and self.uds is None else None
 
 
-def check_exposure(address: Address, api_key: str | None) -> None:
+def check_exposure(address: ListenAddress, api_key: str | None) -> None:
     """Require a key if other machines can reach the address."""
     if not address.is_private and not api_key:
         raise OptionError(
@@ -60,13 +60,13 @@ def check_exposure(address: Address, api_key: str | None) -> None:
         )
 
 
-def bind(address: Address) -> socket.socket:
+def bind(address: ListenAddress) -> socket.socket:
     """A bound socket; raises OptionError if the address cannot be used."""
     return _bind_tcp(address.host, address.port) if address.uds is None else _bind_unix(address.uds)
 
 
 @contextlib.contextmanager
-def listening(address: Address) -> Generator[socket.socket, None, None]:
+def listening(address: ListenAddress) -> Generator[socket.socket, None, None]:
     """A bound socket; at the end it is closed, and a Unix socket's file is removed."""
     bound = bind(address)
     try:
@@ -172,7 +172,7 @@ async def serve(
     config = uvicorn.Config(
         app,
         loop="asyncio",  # the alternatives refuse a Unix socket that is already bound
-        http=Connection,
+        http=TimedConnection,
         ws="none",
         lifespan="off",
         log_config=None,  # its lines go to hetrun's log, in the same format

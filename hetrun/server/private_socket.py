@@ -19,8 +19,8 @@ from hetrun import __version__
 from hetrun.client.event_json import event_as_json, request_of
 from hetrun.client.events import GenerateRequest
 from hetrun.client.local_servers import GENERATE, SERVER, STOP, ServedModel, ServerFacts
-from hetrun.client.model_pool import OnDemand, Shelf
-from hetrun.client.queries import State
+from hetrun.client.model_pool import ModelPool, OnDemand
+from hetrun.client.queries import StateQuery
 from hetrun.errors import HetrunError
 from hetrun.server.body import json_object
 from hetrun.server.errors import ApiError, not_found, on_api_error, on_http_exception
@@ -32,7 +32,7 @@ STATE_S = 1.0  # for queries that an engine answers at once
 
 
 def private_app(
-    shelf: Shelf,
+    shelf: ModelPool,
     stop: asyncio.Event,
     *,
     address: str,
@@ -88,7 +88,7 @@ async def _described(model: OnDemand) -> ServedModel:
     if status == "loaded":
         try:
             async with asyncio.timeout(STATE_S):
-                state = await model.ask(State())
+                state = await model.ask(StateQuery())
             memory, budget, requests = state.used, state.budget, len(state.slots)
         except (TimeoutError, HetrunError):
             pass

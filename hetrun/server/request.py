@@ -13,9 +13,9 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
 from hetrun.server import fields, sampling
 from hetrun.server.errors import ApiError, Names, api_error
-from hetrun.server.fields import Body, Wanted
+from hetrun.server.fields import Body, LogprobCount
 from hetrun.server.service import Service
-from hetrun.text.answers.reading import PLAIN, Reading
+from hetrun.text.answers.reading import PLAIN, AnswerFormat
 
 MOST_CHOICES = 128  # for one prompt, as at OpenAI
 MOST_TOGETHER = 512  # for all prompts
@@ -31,12 +31,12 @@ class Order:
     info: ModelInfo
     prompts: tuple[GenerateRequest, ...]
     prompt_field: str
-    wanted: Wanted
+    wanted: LogprobCount
     include_usage: bool = False
     n: int = 1
     tried: int = 1
     form: str | None = None  # the field with the answer's format
-    reading: Reading = PLAIN  # further contents of answers besides text
+    reading: AnswerFormat = PLAIN  # further contents of answers besides text
     names: Names = ()  # of fields, in errors of an API that has other ones than the chat
 
     @property
@@ -94,9 +94,9 @@ def order(
     client: str,
     prompts: Sequence[GenerateRequest],
     *,
-    wanted: Wanted,
+    wanted: LogprobCount,
     field: str,
-    reading: Reading = PLAIN,
+    reading: AnswerFormat = PLAIN,
     names: Names = (),
 ) -> Order:
     """An order for these prompts, with a request's fields for all of its answers."""

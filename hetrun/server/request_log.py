@@ -49,7 +49,7 @@ class RequestLog:
             self._write(line)
 
 
-class Logged:
+class RequestLogger:
     """Middleware: logs each request to a `RequestLog`: time, client, path, status and seconds, without its
     contents."""
 

@@ -24,7 +24,7 @@ from hetrun.server.parallel_sampling import Numbered
 from hetrun.server.request import Order
 from hetrun.server.service import Service
 from hetrun.server.sse import EventStream
-from hetrun.server.usage import Counts
+from hetrun.server.usage import UsageSum
 from hetrun.text.answers.reading import ChoiceReader
 from hetrun.text.tool_parsers.parts import Piece
 
@@ -139,10 +139,10 @@ async def _texts(order: Order, events: Events, writer: StreamWriter) -> AsyncGen
 
 
 @dataclass
-class Choice:
+class ChoiceStream:
     """One answer as it arrives; a prompt's first choice also has the tokens of the prompt."""
 
-    first: Choice | None = None  # of the same prompt; None: it is this one
+    first: ChoiceStream | None = None  # of the same prompt; None: it is this one
     reader: ChoiceReader | None = None
     texts: list[str] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
@@ -175,7 +175,7 @@ class Choice:
         self.prompt_scores += event.prompt_logprobs
 
     @property
-    def leader(self) -> Choice:
+    def leader(self) -> ChoiceStream:
         """The first choice of the same prompt."""
         return self.first or self
 
@@ -193,13 +193,13 @@ class Choice:
 class ChoicesWriter:
     """Collects the choices of an answer, by their numbers, and makes the answer of them at the end."""
 
-    def __init__(self, order: Order, format: Callable[[Order, list[Choice]], object]) -> None:
+    def __init__(self, order: Order, format: Callable[[Order, list[ChoiceStream]], object]) -> None:
         self._order = order
         self._format = format
-        self._choices: list[Choice] = []
+        self._choices: list[ChoiceStream] = []
         for i in range(order.choices):
             first = self._choices[i - i % order.tried] if i % order.tried else None
-            self._choices.append(Choice(first, order.reading.reader() if order.reading else None))
+            self._choices.append(ChoiceStream(first, order.reading.reader() if order.reading else None))
 
     def add(self, index: int, event: Event) -> None:
         self._choices[index].add(event)
@@ -208,9 +208,9 @@ class ChoicesWriter:
         return self._format(self._order, self._choices)
 
 
-def totals(order: Order, choices: Iterable[Choice]) -> Json:
+def totals(order: Order, choices: Iterable[ChoiceStream]) -> Json:
     """The usage of complete choices."""
-    counts = Counts(order.tried)
+    counts = UsageSum(order.tried)
     for index, choice in enumerate(choices):
         counts.ended(index, choice.end)
     return {"usage": counts.usage(), "timings": counts.timings()}

@@ -12,7 +12,7 @@ from hetrun.client.events import ModelInfo
 from hetrun.client.sampling_params import CHECKS, STRUCTURES, SamplingParams
 from hetrun.errors import OptionError
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import Body, Wanted, flag
+from hetrun.server.fields import Body, LogprobCount, flag
 
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
@@ -39,7 +39,7 @@ def sampling_params(
     body: Body,
     info: ModelInfo,
     defaults: Mapping[str, object],
-    wanted: Wanted,
+    wanted: LogprobCount,
     most_tokens: int | None = None,
     own_temperature: float = DEFAULT_TEMPERATURE,
 ) -> SamplingParams:

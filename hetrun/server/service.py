@@ -11,9 +11,9 @@ from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.errors import EngineStopped, UserError
 from hetrun.server.errors import api_error
-from hetrun.server.library import Library
+from hetrun.server.library import ModelLibrary
 from hetrun.server.middleware.concurrency import MOST_REQUESTS
-from hetrun.server.middleware.request_counter import Traffic
+from hetrun.server.middleware.request_counter import RequestTraffic
 from hetrun.server.pictures.sources import Sources
 
 
@@ -28,13 +28,13 @@ class Service:
     reasoning_format: str = "auto"  # where reasoning goes: none leaves it in the text
     most_requests: int = MOST_REQUESTS  # held at a time
     needs_key: bool = False
-    library: Library | None = None  # models on this machine; None: only the server's own
+    library: ModelLibrary | None = None  # models on this machine; None: only the server's own
     ollama: bool = False  # whether clients should take this server for Ollama's
     slot_save_path: Path | None = None  # the folder of saved slots
     keep_billing_header: bool = False  # of Claude Code, in prompts
     pictures: Sources = field(default_factory=Sources)  # what it may read that requests name by an address
     aliases: tuple[str, ...] = ()  # names of the model, of which answers have the first
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: RequestTraffic = field(default_factory=RequestTraffic)
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def info(self) -> ModelInfo:

@@ -7,7 +7,7 @@ from hetrun.client.events import Event, Timings, Usage
 Json = dict[str, object]
 
 
-class Counts:
+class UsageSum:
     """Adds up the usage of an answer's choices, `each` of them for one prompt after another.
 
     The tokens of a prompt count once, because the other choices reuse what the first one computed.
@@ -53,7 +53,7 @@ class Counts:
 
 def timings_of(end: Event) -> Json:
     """llama.cpp's object for a single answer, by its last event."""
-    counts = Counts(1)
+    counts = UsageSum(1)
     counts.ended(0, end)
     return counts.timings()
 

@@ -16,7 +16,7 @@ HUGE_PAGE = 2 << 20
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
 
 
-class Reserved:
+class ReservedMemory:
     """Zeros that take no memory until they are written, and can be given back piece by piece."""
 
     def __init__(self, size: int, in_huge_pages: bool = False) -> None:

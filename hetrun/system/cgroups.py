@@ -23,14 +23,14 @@ CACHED_1, CACHED_2 = "total_inactive_file", "inactive_file"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CgroupLimits:
     """None: no limit that could be read."""
 
     cpus: frozenset[int] | None = None
     share: float | None = None  # CPUs' worth of time
 
 
-def read_limits(root: Path) -> Limits:
+def read_limits(root: Path) -> CgroupLimits:
     """The limits of the process that /proc/self names, under a root that may be a recording."""
     cpus: frozenset[int] | None = None
     shares: list[float] = []
@@ -39,7 +39,7 @@ def read_limits(root: Path) -> Limits:
         if cpus is None:  # the nearest group that says so: those above it have no fewer
             names = "cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"
             cpus = next((found for name in names if (found := cpu_list(folder / name))), None)
-    return Limits(cpus, min(shares, default=None))
+    return CgroupLimits(cpus, min(shares, default=None))
 
 
 def _shares(folder: Path) -> Iterator[float]:

@@ -31,7 +31,7 @@ FAILURES = (Exception, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PluginPoint:
     """One name that a package registered in a group."""
 
     group: str
@@ -79,13 +79,13 @@ KINDS: Mapping[str, str] = {
     "plugins": "the plugin",
 }
 
-_left_out: dict[Point, str] = {}
+_left_out: dict[PluginPoint, str] = {}
 
 
 @cache
-def _points() -> Mapping[tuple[str, str], Point]:
+def _points() -> Mapping[tuple[str, str], PluginPoint]:
     """All of them by group and name. Looking through all packages takes milliseconds."""
-    found: dict[tuple[str, str], Point] = {}
+    found: dict[tuple[str, str], PluginPoint] = {}
     for point in sorted(_all(), key=lambda p: (not p.is_ours, p.package)):
         first = found.setdefault((point.group, point.name), point)
         if first.package != point.package:
@@ -93,7 +93,7 @@ def _points() -> Mapping[tuple[str, str], Point]:
     return found
 
 
-def _all() -> Iterable[Point]:
+def _all() -> Iterable[PluginPoint]:
     from importlib.metadata import distributions
 
     for distribution in distributions():
@@ -105,26 +105,26 @@ def _all() -> Iterable[Point]:
             log.debug("what %r registered cannot be read: %s", distribution, in_words(e))
 
 
-def _points_of(distribution: Distribution, mine: Sequence[EntryPoint]) -> Iterable[Point]:
+def _points_of(distribution: Distribution, mine: Sequence[EntryPoint]) -> Iterable[PluginPoint]:
     package, version = str(distribution.metadata["Name"]), str(distribution.version)
     groups = [(e.group.removeprefix(f"{OURS}."), e) for e in mine]
     apis = tuple(sorted(e.name for group, e in groups if group == SAYS_API))
     for group, entry in groups:
         if group != SAYS_API:
-            yield Point(group, entry.name, package, version, entry, apis)
+            yield PluginPoint(group, entry.name, package, version, entry, apis)
 
 
-def points(group: str) -> Mapping[str, Point]:
+def points(group: str) -> Mapping[str, PluginPoint]:
     """What is registered in a group, by name, whether it can be used or not."""
     return {name: point for (g, name), point in _points().items() if g == group}
 
 
-def find(group: str, name: str) -> Point | None:
+def find(group: str, name: str) -> PluginPoint | None:
     """What is registered under a name."""
     return _points().get((group, name))
 
 
-def load(point: Point) -> object:
+def load(point: PluginPoint) -> object:
     """The object itself, imported now. PluginError: it is left out."""
     if why := _left_out.get(point) or point.fault:
         raise leave_out(point, why)
@@ -140,7 +140,7 @@ def named(group: str, name: str) -> object | None:
     return load(point) if point else None
 
 
-def leave_out(point: Point, why: str, cause: BaseException | None = None) -> PluginError:
+def leave_out(point: PluginPoint, why: str, cause: BaseException | None = None) -> PluginError:
     """Do without it from now on, and say so once; the error to raise where nothing else will do."""
     error = PluginError(f"{KINDS.get(point.group, point.group)} {point.name}", point.whose, why)
     if point not in _left_out:
@@ -160,12 +160,12 @@ def blamed(fault: Callable[[BaseException], HetrunError]) -> Iterator[None]:
         raise fault(e) from e
 
 
-def left_out() -> Mapping[Point, str]:
+def left_out() -> Mapping[PluginPoint, str]:
     """What was left out so far, and why."""
     return dict(_left_out)
 
 
-def everything() -> Sequence[Point]:
+def everything() -> Sequence[PluginPoint]:
     """All that packages registered, hetrun's own as well."""
     return list(_points().values())
 

@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
         return log(self.most / self.least) / (2 * NORMAL) if self.least > 0 else 0.0
 
 
-class Tracked:
+class TrackedEstimate:
     """A positive figure: its middle, and how far from it measurements lie.
 
     Begun with a guess it takes two measurements that agree to leave it; otherwise the first one counts.
@@ -52,7 +52,7 @@ class Tracked:
         self._deviation = FIRST_DEVIATION
         self._above = self._below = FIRST_WIDTH
 
-    def saw(self, value: float) -> None:
+    def observe(self, value: float) -> None:
         """One more measurement."""
         now = log(value if value > LEAST else LEAST)
         if not self.value:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 Progress = Callable[[float], None]
 
 
-class Measuring(float):
+class MeasuringProgress(float):
     """A part that was reached by measuring, which is done once for each model."""
 
 

@@ -49,7 +49,7 @@ class _Seats(Structure):
     )
 
 
-class Chosen:
+class ThreadCores:
     """For each number of threads the set of cores that they run on.
 
     A thread for each core needs no measurement: it is put on its core. Fewer threads than that run wherever
@@ -89,9 +89,9 @@ class Chosen:
 
 
 @cache
-def chosen() -> Chosen:
+def chosen() -> ThreadCores:
     """The choices for this machine, which all engines of a process share."""
-    return Chosen(this_machine())
+    return ThreadCores(this_machine())
 
 
 ANYWHERE = nullcontext()

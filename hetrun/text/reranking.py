@@ -38,7 +38,7 @@ PLACES = re.compile(r"(\{query\}|\{document\})")
 class Reranker:
     """What there is of a reranker besides the model that computes hidden states."""
 
-    template: Template
+    template: RerankTemplate
     direction: F32  # the row of yes less that of no
     bias: float = 0.0
 
@@ -48,7 +48,7 @@ class Reranker:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class RerankTemplate:
     """A prompt, as text around the places of query and document.
 
     `head` and `tail` are marks of the template, in which special tokens are meant. What lies between is
@@ -74,7 +74,7 @@ class Template:
         ]
 
 
-def parsed(template: str, specials: Sequence[str]) -> Template:
+def parsed(template: str, specials: Sequence[str]) -> RerankTemplate:
     """A template cut at its special tokens: the last one before the places, and the first one behind them."""
     parts = [part for part in PLACES.split(template) if part]
     first, last = parts[0], parts[-1]
@@ -87,7 +87,7 @@ def parsed(template: str, specials: Sequence[str]) -> Template:
         found = marks.search(last)
         at = found.start() if found else len(last)
         parts[-1], tail = last[:at], last[at:]
-    return Template(head, tuple(part for part in parts if part), tail)
+    return RerankTemplate(head, tuple(part for part in parts if part), tail)
 
 
 def reranker_of(source: ModelSource, tokenizer: Tokenizer | None) -> Reranker | None:
@@ -109,7 +109,7 @@ def reranker_of(source: ModelSource, tokenizer: Tokenizer | None) -> Reranker | 
     return Reranker(template, yes - no)
 
 
-def _with_head(source: ModelSource, template: Template) -> Reranker:
+def _with_head(source: ModelSource, template: RerankTemplate) -> Reranker:
     """By a matrix of its own. Converters put yes first; a single row is already the difference."""
     head, bias = source.find(f"{HEAD}.weight"), source.find(f"{HEAD}.bias")
     assert head is not None

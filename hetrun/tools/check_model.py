@@ -21,7 +21,7 @@ from hetrun.loader.hub.checksums import expected
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import entries
-from hetrun.loader.weight_check import Finding, look_at_weights
+from hetrun.loader.weight_check import WeightFinding, look_at_weights
 from hetrun.planner.static import LARGEST_UBATCH
 from hetrun.system import subprocesses
 from hetrun.system.file_identity import Stamp, unchanged
@@ -39,7 +39,7 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class CheckedTokens:
     """What a child says of one; no tokens: there is none."""
 
     tokens: int = 0
@@ -48,7 +48,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedModel:
     """A model that was found good, and what it is."""
 
     architecture: str
@@ -62,11 +62,11 @@ class Checked:
     remarks: tuple[str, ...] = ()  # what is odd about its weights, and may be meant
 
 
-def check_model(path: Path, weights: bool = False, progress: Progress | None = None) -> Checked:
+def check_model(path: Path, weights: bool = False, progress: Progress | None = None) -> CheckedModel:
     """Look at everything, at each weight only if asked to; a UserError says what is wrong."""
     source = open_model(path)
     unchecked = [*_check_settings(source)]
-    vocabulary = Vocabulary()
+    vocabulary = CheckedTokens()
     with TemplateWorker(ChatTemplate.of_model(source)) as worker:
         if source.chat_templates:
             worker.warm()  # it starts while the vocabulary is read
@@ -76,14 +76,14 @@ def check_model(path: Path, weights: bool = False, progress: Progress | None = N
             unchecked.append(f"its vocabulary ({e})")
         if source.chat_templates:
             _check_template(worker, vocabulary)
-    seen = look_at_weights(source, progress) if weights else Finding()
+    seen = look_at_weights(source, progress) if weights else WeightFinding()
     if seen.error:
         raise seen.error
     found = list(entries(source))
     types: Counter[str] = Counter()
     for entry in found:
         types[entry.type] += entry.nbytes
-    return Checked(
+    return CheckedModel(
         architecture=source.architecture,
         parameters=sum(entry.weights for entry in found),
         type=max(types, key=lambda kind: types[kind], default="no type"),
@@ -112,14 +112,14 @@ def _check_settings(source: ModelSource) -> tuple[str, ...]:
     return (f"the shapes of its tensors, which only {backend.name} knows",)
 
 
-def _check_vocabulary(source: ModelSource) -> Vocabulary:
+def _check_vocabulary(source: ModelSource) -> CheckedTokens:
     if not source.vocabulary:
-        return Vocabulary()
+        return CheckedTokens()
     with unchanged(source.stamps):
         said = subprocesses.ask(
             "from hetrun.tools.check_model import main; main()", source.path, READER_S, READER
         )
-    return Vocabulary(**json.loads(said))
+    return CheckedTokens(**json.loads(said))
 
 
 def main() -> NoReturn:
@@ -134,10 +134,10 @@ def _read_vocabulary(path: str) -> str:
         raise BackendUnavailable("no reader for it is registered; reinstall hetrun")
     tokenizer = Tokenizer(vocabulary)
     tokenizer.decode(tokenizer.encode(HELLO))
-    return json.dumps(asdict(Vocabulary(tokenizer.n_tokens, tokenizer.bos_text, tokenizer.eos_text)))
+    return json.dumps(asdict(CheckedTokens(tokenizer.n_tokens, tokenizer.bos_text, tokenizer.eos_text)))
 
 
-def _check_template(worker: TemplateWorker, vocabulary: Vocabulary) -> None:
+def _check_template(worker: TemplateWorker, vocabulary: CheckedTokens) -> None:
     """Have a short conversation written."""
     messages = [{"role": "user", "content": HELLO}]
     worker.render(messages, bos_token=vocabulary.bos, eos_token=vocabulary.eos)

@@ -31,7 +31,7 @@ from hetrun.system.cpu_topology import this_machine
 from hetrun.system.subprocesses import ending, python
 from hetrun.system.sysfs import lines_of
 from hetrun.system.units import counted, format_bytes
-from hetrun.tools.missing_packages import Missing, not_to_be_had
+from hetrun.tools.missing_packages import MissingPackage, not_to_be_had
 
 State = Literal["ok", "note", "warning", "error"]
 
@@ -54,7 +54,7 @@ CHILD = "from hetrun.tools.doctor import tell_of_backends; tell_of_backends({ski
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at."""
 
     group: str
@@ -64,7 +64,7 @@ class Finding:
     mend: str = ""  # what to do about it, if anything
 
 
-def examine() -> Iterator[Finding]:
+def examine() -> Iterator[DoctorFinding]:
     """Everything, as it is found."""
     absent = not_to_be_had()
     for group, check in CHECKS:
@@ -73,31 +73,33 @@ def examine() -> Iterator[Finding]:
                 yield possible(finding, absent)
         except Exception as error:  # whatever is broken here, the rest is still worth knowing
             said = str(error) if isinstance(error, HetrunError) else f"{type(error).__name__}: {error}"
-            yield Finding(group, check.__name__.strip("_"), "error", said)
+            yield DoctorFinding(group, check.__name__.strip("_"), "error", said)
 
 
 # --- hetrun
 
 
-def _itself() -> Iterator[Finding]:
+def _itself() -> Iterator[DoctorFinding]:
     here = Path(__file__).parent
-    yield Finding("hetrun", "hetrun", "ok", f"{__version__} in {here}")
+    yield DoctorFinding("hetrun", "hetrun", "ok", f"{__version__} in {here}")
     version = platform.python_version()
     if sys.version_info[:2] < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        yield Finding(
+        yield DoctorFinding(
             "hetrun", "Python", "error", f"{version} is older than {oldest}", f"use {oldest} or newer"
         )
     else:
-        yield Finding("hetrun", "Python", "ok", f"{version}, {sys.executable}")
+        yield DoctorFinding("hetrun", "Python", "ok", f"{version}, {sys.executable}")
     system, machine = platform.system(), platform.machine()
     if system == "Linux" and machine in ("x86_64", "aarch64"):
-        yield Finding("hetrun", "system", "ok", f"{system} {platform.release()} on {machine}")
+        yield DoctorFinding("hetrun", "system", "ok", f"{system} {platform.release()} on {machine}")
     else:
-        yield Finding("hetrun", "system", "warning", f"{system} on {machine}: hetrun is not tested on it")
+        yield DoctorFinding(
+            "hetrun", "system", "warning", f"{system} on {machine}: hetrun is not tested on it"
+        )
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[DoctorFinding]:
     """Those that hetrun requires, by its own metadata."""
     found, missing = [], []
     for requirement in metadata.requires("hetrun") or ():
@@ -108,16 +110,16 @@ def _packages() -> Iterator[Finding]:
             found.append(f"{match[0]} {metadata.version(match[0])}")
         except metadata.PackageNotFoundError:
             missing.append(requirement.replace(" ", ""))
-    yield Finding("hetrun", "packages", "ok", ", ".join(found))
+    yield DoctorFinding("hetrun", "packages", "ok", ", ".join(found))
     for requirement in missing:
-        yield Finding(
+        yield DoctorFinding(
             "hetrun", "packages", "error", f"{requirement} is missing", f"pip install '{requirement}'"
         )
     for package in not_to_be_had():
-        yield Finding("hetrun", "packages", "note", package.to_text())
+        yield DoctorFinding("hetrun", "packages", "note", package.to_text())
 
 
-def possible(finding: Finding, absent: Iterable[Missing]) -> Finding:
+def possible(finding: DoctorFinding, absent: Iterable[MissingPackage]) -> DoctorFinding:
     """The same, without the advice to install what this Python cannot have."""
     words = set(WORD.findall(finding.mend))
     for package in absent:
@@ -130,14 +132,16 @@ def possible(finding: Finding, absent: Iterable[Missing]) -> Finding:
 # --- the machine
 
 
-def _cores() -> Iterator[Finding]:
+def _cores() -> Iterator[DoctorFinding]:
     lines = lines_of(Path("/proc/cpuinfo"))
     fields = dict(_pair(line) for line in reversed(lines) if ":" in line)
     model = fields.get("model name") or platform.processor() or "a CPU without a name"
     flags = (fields.get("flags") or fields.get("Features") or "").split()
     known = [feature for feature in FEATURES if feature in flags]
-    yield Finding("machine", "CPU", "ok", f"{model}: {', '.join(known) or 'without vector instructions'}")
-    yield Finding("machine", "cores", "ok", this_machine().to_text())
+    yield DoctorFinding(
+        "machine", "CPU", "ok", f"{model}: {', '.join(known) or 'without vector instructions'}"
+    )
+    yield DoctorFinding("machine", "cores", "ok", this_machine().to_text())
 
 
 def _pair(line: str) -> tuple[str, str]:
@@ -145,21 +149,21 @@ def _pair(line: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _memory() -> Iterator[Finding]:
+def _memory() -> Iterator[DoctorFinding]:
     lines = dict(_pair(line) for line in lines_of(Path("/proc/meminfo")))
     whole, free = (1024 * int(lines.get(name, "0 kB").split()[0]) for name in ("MemTotal", "MemAvailable"))
-    yield Finding("machine", "memory", "ok", f"{format_bytes(whole)}, {format_bytes(free)} of it free")
+    yield DoctorFinding("machine", "memory", "ok", f"{format_bytes(whole)}, {format_bytes(free)} of it free")
     if (limit := memory_limit()) and limit.limit < whole:
         left, most = format_bytes(limit.left), format_bytes(limit.limit)
-        yield Finding("machine", "container", "note", f"may use {most} of it; {left} of that is free")
+        yield DoctorFinding("machine", "container", "note", f"may use {most} of it; {left} of that is free")
 
 
-def _load() -> Iterator[Finding]:
+def _load() -> Iterator[DoctorFinding]:
     busy, all_cores = others_running(), len(os.sched_getaffinity(0))
     if busy < BUSY:
         return
     cores = "all cores" if busy >= all_cores else "a core" if busy < 1.5 else f"{busy:.0f} cores"
-    yield Finding(
+    yield DoctorFinding(
         "machine",
         "load",
         "warning",
@@ -170,7 +174,7 @@ def _load() -> Iterator[Finding]:
 # --- backends
 
 
-def _backends() -> Iterator[Finding]:
+def _backends() -> Iterator[DoctorFinding]:
     works, skipped = False, list[str]()
     while True:
         ended, said = _asked(skipped)
@@ -181,13 +185,13 @@ def _backends() -> Iterator[Finding]:
             elif "name" in row:
                 ok, text = row["ok"] is True, str(row["text"])
                 works |= ok and not row["whole"]
-                yield Finding(
+                yield DoctorFinding(
                     "backends", str(row["name"]), "ok" if ok else "note", text, "" if ok else _mend(text)
                 )
         if not ended:
             break
         if not asked:
-            yield Finding(
+            yield DoctorFinding(
                 "backends",
                 "all",
                 "error",
@@ -196,21 +200,23 @@ def _backends() -> Iterator[Finding]:
                 REINSTALL,
             )
             return
-        yield Finding(
+        yield DoctorFinding(
             "backends", asked[-1], "error", f"asking it {ended}", "reinstall what it needs, or remove it"
         )
         skipped += asked
     if not works:
-        yield Finding("backends", "all", "error", "none of them works", REINSTALL)
+        yield DoctorFinding("backends", "all", "error", "none of them works", REINSTALL)
 
 
-def _of_plugin(row: dict[str, object]) -> Finding:
+def _of_plugin(row: dict[str, object]) -> DoctorFinding:
     """What a package registered besides backends."""
     name, package = str(row["name"]), str(row["package"])
     if row["ok"] is True:
-        return Finding("plugins", name, "ok", str(row["text"]))
+        return DoctorFinding("plugins", name, "ok", str(row["text"]))
     mend = f"pip install --upgrade {package}, or: pip uninstall {package}"
-    return Finding("plugins", name, "warning", str(row["text"]), mend if NAME.fullmatch(package) else "")
+    return DoctorFinding(
+        "plugins", name, "warning", str(row["text"]), mend if NAME.fullmatch(package) else ""
+    )
 
 
 def _mend(text: str) -> str:
@@ -295,38 +301,40 @@ def _tell_of_plugins(skipped: Iterable[str]) -> None:
 # --- models and settings
 
 
-def _models() -> Iterator[Finding]:
+def _models() -> Iterator[DoctorFinding]:
     try:
-        yield Finding("models", "default", "ok", str(default_model()))
+        yield DoctorFinding("models", "default", "ok", str(default_model()))
     except HetrunError as error:
         text, _, mend = str(error).partition(", or run: ")
-        yield Finding("models", "default", "note", text, mend)
+        yield DoctorFinding("models", "default", "note", text, mend)
     troubles: list[str] = []
     found = available(troubles.append)
-    yield Finding("models", "here", "ok", f"{counted(len(found), 'model')} by name; hetrun list shows them")
+    yield DoctorFinding(
+        "models", "here", "ok", f"{counted(len(found), 'model')} by name; hetrun list shows them"
+    )
     for trouble in troubles:
-        yield Finding("models", "here", "warning", trouble)
+        yield DoctorFinding("models", "here", "warning", trouble)
     folder = cache_folder()
     free = shutil.disk_usage(_existing(folder)).free
     text = f"{folder} (Hugging Face's): {format_bytes(free)} free on its disk"
     if free > SPARE:
-        yield Finding("models", "cache", "ok", text)
+        yield DoctorFinding("models", "cache", "ok", text)
     else:
-        yield Finding("models", "cache", "warning", f"{text}, which is too little for most models")
+        yield DoctorFinding("models", "cache", "warning", f"{text}, which is too little for most models")
 
 
-def _settings() -> Iterator[Finding]:
+def _settings() -> Iterator[DoctorFinding]:
     path = config_file()
     there = "is used" if path.is_file() else "does not exist, and need not"
-    yield Finding("settings", "file", "ok", f"{path} {there}")
+    yield DoctorFinding("settings", "file", "ok", f"{path} {there}")
     settings = Settings.resolve(environ=None)
     for name, origin in sorted(settings.origins.items()):
         value = PASSWORD.sub("//(not shown)@", repr(getattr(settings, name)))
         value = "(not shown)" if name in SECRETS else value
-        yield Finding("settings", name, "ok", f"{value}, from {origin}")
+        yield DoctorFinding("settings", name, "ok", f"{value}, from {origin}")
 
 
-def _folders() -> Iterator[Finding]:
+def _folders() -> Iterator[DoctorFinding]:
     found = dirs()
     for name, folder, use in (
         ("config", found.config, "config.toml"),
@@ -336,13 +344,13 @@ def _folders() -> Iterator[Finding]:
         size = format_bytes(_bytes(folder)) if folder.is_dir() else "does not exist yet"
         above, text = _existing(folder), f"{folder}, for {use}"
         if not above.is_dir():
-            yield Finding("folders", name, "warning", f"{text}: {above} is a file", "move it away")
+            yield DoctorFinding("folders", name, "warning", f"{text}: {above} is a file", "move it away")
         elif not os.access(above, os.W_OK):
-            yield Finding(
+            yield DoctorFinding(
                 "folders", name, "warning", f"{text}: it cannot be written to", f"chmod u+w '{above}'"
             )
         else:
-            yield Finding("folders", name, "ok", f"{text}: {size}")
+            yield DoctorFinding("folders", name, "ok", f"{text}: {size}")
 
 
 def _existing(path: Path) -> Path:
@@ -362,7 +370,7 @@ def _size(path: str) -> int:
         return 0
 
 
-CHECKS: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+CHECKS: tuple[tuple[str, Callable[[], Iterator[DoctorFinding]]], ...] = (
     ("hetrun", _itself),
     ("hetrun", _packages),
     ("machine", _cores),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hetrun.api.local_model import LocalModel, model_path
 from hetrun.backend import Floats
 from hetrun.config import Settings
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import OptionError, UserError
 from hetrun.executor.stats import Stats
 from hetrun.executor.steps import Chunk, Step
@@ -65,7 +65,7 @@ class Closeness:
 
 
 @dataclass(frozen=True, slots=True)
-class Theirs:
+class PeerReport:
     """The same of another program, held against the same yardstick."""
 
     name: str
@@ -76,7 +76,7 @@ class Theirs:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class EvaluationReport:
     """The result for a text."""
 
     tokens: int
@@ -87,7 +87,7 @@ class Report:
     top1: float
     ubatch: int  # tokens of a pass, on both sides
     plan: str  # who ran the passes
-    vs: Theirs | None = None
+    vs: PeerReport | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -143,7 +143,7 @@ def evaluate(
     tokens: int = TOKENS,
     vs: str | None = None,
     **options: Any,  # noqa: ANN401 - those of `LocalModel`: ubatch, backends, kv_type, ...
-) -> Report:
+) -> EvaluationReport:
     """Run the first tokens of a text through a model, and through another program (`vs`)."""
     settings = Settings.resolve(model=None if path is None else str(path), **options)
     return evaluate_settings(settings, text, against, tokens, vs)
@@ -151,7 +151,7 @@ def evaluate(
 
 def evaluate_settings(
     settings: Settings, text: str, against: str, tokens: int, vs: str | None = None
-) -> Report:
+) -> EvaluationReport:
     """The same with settings that were resolved before."""
     for name in {against, vs} - {REFERENCE, None}:
         check_peer(str(name), model_path(settings))
@@ -164,7 +164,7 @@ def evaluate_settings(
         sources = [logits(llm, ids), oracle_logits(settings, against, ids, context)]
         if vs is not None:
             sources.append(peer_logits(settings, ids, context, ubatch))
-        judged = [Judged(ids) for _ in sources[1:]]
+        judged = [Judgement(ids) for _ in sources[1:]]
         llm.call(lambda loaded: loaded.model.stats.reset())
         # Closed here: where one fails, the other still holds a sequence of a model that is about to close.
         with ExitStack() as stack:
@@ -178,9 +178,9 @@ def evaluate_settings(
     other = None
     if vs is not None:
         their_ppl, theirs = judged[1].result()
-        other = Theirs(vs, their_ppl, theirs.mean_kl, theirs.p99_kl, theirs.top1)
+        other = PeerReport(vs, their_ppl, theirs.mean_kl, theirs.p99_kl, theirs.top1)
     numbers = close.mean_kl, close.p99_kl, close.top1
-    return Report(len(ids), ppl, against, *numbers, ubatch=ubatch, plan=plan, vs=other)
+    return EvaluationReport(len(ids), ppl, against, *numbers, ubatch=ubatch, plan=plan, vs=other)
 
 
 def ran(stats: Stats) -> str:
@@ -237,7 +237,7 @@ def logits(llm: LocalModel, tokens: Sequence[int]) -> Generator[Floats]:
         llm.call(lambda loaded: loaded.model.free(seq))
 
 
-def _step(loaded: Loaded, seq: int, ids: NDArray[np.int64]) -> Floats:
+def _step(loaded: LoadedModel, seq: int, ids: NDArray[np.int64]) -> Floats:
     return loaded.model.step(Step((Chunk(seq, ids, np.arange(len(ids))),))).copy()
 
 
@@ -290,7 +290,7 @@ class Perplexity:
         return float(np.exp(self._surprise / (len(self._tokens) - 1)))
 
 
-class Comparison:
+class LogitComparison:
     """Collects KL(oracle || other) and agreement row by row."""
 
     def __init__(self) -> None:
@@ -310,11 +310,11 @@ class Comparison:
         return Closeness(float(kl.mean()), float(np.quantile(kl, 0.99)), self._agree / len(kl))
 
 
-class Judged:
+class Judgement:
     """All that is said of one program's predictions."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        self._perplexity, self._closeness = Perplexity(tokens), Comparison()
+        self._perplexity, self._closeness = Perplexity(tokens), LogitComparison()
 
     def add(self, oracle: Floats, rows: Floats) -> None:
         """The next rows, and the yardstick's."""
@@ -328,7 +328,7 @@ class Judged:
 
 def compare(oracle: Iterable[Floats], other: Iterable[Floats]) -> Closeness:
     """How close the second is to the first."""
-    comparison = Comparison()
+    comparison = LogitComparison()
     for a, b in rows_of_all(oracle, other):
         comparison.add(a, b)
     return comparison.result()

@@ -35,7 +35,7 @@ LOST = {
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingPackage:
     """A package that is neither here nor to be had."""
 
     name: str
@@ -51,7 +51,7 @@ class Missing:
         return f"{self.name} has no wheel for Python {HERE[0]}.{HERE[1]}{': ' if lost else ''}{lost}"
 
 
-def not_to_be_had() -> list[Missing]:
+def not_to_be_had() -> list[MissingPackage]:
     """Of what the extras of hetrun ask for."""
     try:
         requirements = metadata.requires("hetrun") or []
@@ -70,7 +70,7 @@ def tell(extras: Iterable[str]) -> None:
 
 def unavailable(
     requirements: Iterable[str], without: Sequence[str], python: tuple[int, int] = HERE
-) -> list[Missing]:
+) -> list[MissingPackage]:
     """Those that an extra asks for: excluded wherever they are named, or met as missing at installation."""
     extras: defaultdict[str, list[str]] = defaultdict(list)
     to_be_had = set[str]()
@@ -84,7 +84,7 @@ def unavailable(
         if not is_out:
             to_be_had.add(name[0])
     return [
-        Missing(name, tuple(of))
+        MissingPackage(name, tuple(of))
         for name, of in sorted(extras.items())
         if name in without or name not in to_be_had
     ]

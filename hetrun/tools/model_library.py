@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetrun.client.model_catalog import LATEST, Found
+from hetrun.client.model_catalog import LATEST, CatalogModel
 from hetrun.errors import UserError, printable
-from hetrun.server.library import ModelFacts, NotHere, NotOurs, Progress, Removal
+from hetrun.server.library import ModelFacts, NotHere, NotOurs, Progress, RemovableModel
 
 if TYPE_CHECKING:  # numpy comes with it
     from hetrun.loader.formats.gguf_file import GGUFFile
@@ -102,7 +102,7 @@ class LocalLibrary:
         if self.offline or offline():
             raise not_here(which)
 
-    def pull(self, name: str, progress: Progress) -> Found:
+    def pull(self, name: str, progress: Progress) -> CatalogModel:
         """Download a model from the hub into Hugging Face's cache."""
         from hetrun.loader.hub.download import fetch
         from hetrun.loader.hub.names import wanted
@@ -111,11 +111,11 @@ class LocalLibrary:
 
         self.check_pull(name)
         if here := by_name(name, available()):
-            return Found(here[0].name, here[0].path, here[0].size)
+            return CatalogModel(here[0].name, here[0].path, here[0].size)
         path, chosen = fetch(wanted(name.removesuffix(LATEST)), progress)
-        return Found(self.known(name), path, chosen.size)
+        return CatalogModel(self.known(name), path, chosen.size)
 
-    def removal(self, name: str) -> Removal:
+    def removal(self, name: str) -> RemovableModel:
         """What `hetrun rm` would remove."""
         from hetrun.loader.hub.names import is_on_the_hub
         from hetrun.loader.hub.remove import removal
@@ -129,9 +129,9 @@ class LocalLibrary:
             raise (NotOurs if here else NotHere)(str(error)) from None
         if not here and is_on_the_hub(name) and not any(path.exists() for path in what.paths):
             raise NotHere(f"no model is called {printable(name)} here")
-        return Removal(what.name, what.paths)
+        return RemovableModel(what.name, what.paths)
 
-    def remove(self, what: Removal) -> None:
+    def remove(self, what: RemovableModel) -> None:
         """Delete the files."""
         from hetrun.loader.hub import remove
 

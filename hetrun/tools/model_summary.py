@@ -16,7 +16,7 @@ from hetrun.graph.quant import by_name
 from hetrun.loader import expert_names
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.source import ModelSource
-from hetrun.loader.tensor_list import Entry
+from hetrun.loader.tensor_list import TensorEntry
 from hetrun.memory.kv.cache import sequence_bytes
 from hetrun.planner.static import LARGEST_UBATCH
 
@@ -50,7 +50,7 @@ class LayerSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class KvSummary:
     """Bytes of keys and values by context and type, for one sequence, and of all that is held besides these
     and the weights, as a plan counts it; `note` is how sure that is."""
 
@@ -59,7 +59,7 @@ class Memory:
     besides: int = 0
 
 
-def by_type(found: Sequence[Entry]) -> list[TypeSize]:
+def by_type(found: Sequence[TensorEntry]) -> list[TypeSize]:
     """The types, the largest first."""
     tensors: dict[str, list[int]] = defaultdict(list)
     for e in found:
@@ -68,7 +68,7 @@ def by_type(found: Sequence[Entry]) -> list[TypeSize]:
     return sorted(sizes, key=lambda size: -size.nbytes)
 
 
-def by_layer(found: Sequence[Entry]) -> list[LayerSize]:
+def by_layer(found: Sequence[TensorEntry]) -> list[LayerSize]:
     """The embedding, the layers in order, the output."""
     parts: dict[str, dict[str, int]] = defaultdict(dict)
     for e in found:
@@ -97,7 +97,7 @@ def _order(layer: str) -> tuple[int, int]:
     return {"embedding": 0, "output": 2}.get(layer, 3), 0
 
 
-def memory(source: ModelSource) -> Memory:
+def memory(source: ModelSource) -> KvSummary:
     """What one sequence takes, for contexts up to the one that the model was trained for."""
     trained = source.get_int("context_length", CONTEXTS[0], 1, 1 << 31)
     contexts = [*(c for c in CONTEXTS if c < trained), trained]
@@ -110,15 +110,15 @@ def memory(source: ModelSource) -> Memory:
             fits = {t: q for t, q in kinds.items() if not any(s.head_dim % q.block for s in shapes.values())}
             sizes = {t: partial(sequence_bytes, shapes, q, AT_ONCE, states=states) for t, q in fits.items()}
             kv = {c: {t: size(c) for t, size in sizes.items()} for c in contexts}
-            return Memory(kv, besides=process + work_bytes(graph, AT_ONCE))
+            return KvSummary(kv, besides=process + work_bytes(graph, AT_ONCE))
         needed = {t: needs(source, t, AT_ONCE) for t in KV_TYPES}
-        return Memory(
+        return KvSummary(
             {c: {t: needed[t].reserved(c, 1) for t in KV_TYPES} for c in contexts},
             "an estimate: hetrun has no architecture of its own for it",
             process + needed[KV_TYPES[0]].per_run,
         )
     except (ModelFileError, ValueError) as e:
-        return Memory({}, f"cannot be told: {e}")
+        return KvSummary({}, f"cannot be told: {e}")
 
 
 def who_runs(source: ModelSource) -> str:

@@ -17,12 +17,12 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory.breakdown import EXPERTS
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.precision import precision_of
-from hetrun.planner.rates import SHORT, Basis, Rates
+from hetrun.planner.rates import SHORT, Basis, TokenRates
 from hetrun.system.progress import Progress, stretch
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from hetrun.tools.bench.matmul_peak import measure_peak, multiplier
 from hetrun.tools.bench.memory_bandwidth import bandwidth, rounded
-from hetrun.tools.bench.roofline import Demand, demands_of
+from hetrun.tools.bench.roofline import RooflineDemand, demands_of
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +32,13 @@ STEP_S = 1e-5  # ...what each operation takes to begin, and the engine between t
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MeasuredMachine:
     """What was measured."""
 
     memory: float  # bytes per second
     products: float | None  # operations per second; None: they could not be measured
 
-    def seconds(self, demand: Demand, operations: int) -> float | None:
+    def seconds(self, demand: RooflineDemand, operations: int) -> float | None:
         """About what a pass takes; None: how long it multiplies is not known."""
         reading = demand.nbytes / (OF_MEMORY * self.memory)
         made = None if demand.products is None else demand.products + (demand.attention or 0.0)
@@ -52,14 +52,14 @@ def with_outlook(
 ) -> PlanSet:
     """The plan of a model with predicted speeds where nothing has been measured yet; those of a device are
     not known."""
-    known = plans.rates or Rates()
+    known = plans.rates or TokenRates()
     if plans.devices or (known.answers and known.prompts) or _has_slow(plans):
         return plans
     model, most = demands_of(source, settings.kv_type), min(plans.ubatch, plans.context or SHORT)
     cases = (
-        Case("decode", 1, min(SHORT, plans.context or SHORT)),
-        Case("decode", 1, plans.context),
-        Case("prefill", most),
+        BenchCase("decode", 1, min(SHORT, plans.context or SHORT)),
+        BenchCase("decode", 1, plans.context),
+        BenchCase("prefill", most),
     )
     short, full, prompt = (model.of(case) for case in cases)
     machine, n = (
@@ -71,7 +71,7 @@ def with_outlook(
         found = _from_disk(plans, most, prompts, known.answers)
         basis: Basis = "partly measured" if found and known.basis == "measured" else known.basis
         return replace(plans, rates=replace(known, prompts=found, basis=basis))
-    return replace(plans, rates=Rates(prompts, answers, at_end, "predicted"))
+    return replace(plans, rates=TokenRates(prompts, answers, at_end, "predicted"))
 
 
 def _has_slow(plans: PlanSet) -> bool:
@@ -80,7 +80,7 @@ def _has_slow(plans: PlanSet) -> bool:
     return any(name in known and known[name].is_last_resort for name in plans.plan(1).backends)
 
 
-def _rate(demand: Demand, seconds: float | None) -> float | None:
+def _rate(demand: RooflineDemand, seconds: float | None) -> float | None:
     return demand.tokens / seconds if seconds else None
 
 
@@ -92,13 +92,13 @@ def _from_disk(plans: PlanSet, tokens: int, computed: float | None, answers: flo
     return min(computed, tokens * answers)
 
 
-def _measured(plans: PlanSet, settings: Settings, step: Demand, tell: Progress) -> Machine:
+def _measured(plans: PlanSet, settings: Settings, step: RooflineDemand, tell: Progress) -> MeasuredMachine:
     """What memory gives to the threads of a step, and what the backend of prompts multiplies."""
     threads = plans.plan(1).threads
     block = rounded(min(MOST_READ, step.block))
     memory = bandwidth(threads, block)
     tell(0.5)
-    return Machine(memory, _products(plans, settings))
+    return MeasuredMachine(memory, _products(plans, settings))
 
 
 def _products(plans: PlanSet, settings: Settings) -> float | None:

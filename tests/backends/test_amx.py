@@ -167,7 +167,7 @@ def test_the_flags_are_those_of_the_installation() -> None:
     assert amx_check.REPAIR.rsplit("'", 2)[1] in ggml_api.INSTALL
 
 
-def real() -> ggml_api.Library:
+def real() -> ggml_api.GgmlLibrary:
     try:
         return ggml_api.library()
     except BackendUnavailable as e:

@@ -101,7 +101,7 @@ def check(case: Case, spoil: bool = False) -> None:
     # What both are given is what the type can say.
     x = [torch.from_numpy(rng.standard_normal(s, np.float32)).to(getattr(torch, case.dtype)) for s in shapes]
     numbers = [y.float().numpy() for y in x]
-    scratch = ours.Scratch()
+    scratch = ours.AttentionScratch()
     (kv_a, sequences_a), (kv_b, sequences_b) = caches
     work_a, work_b = _pass(case, kv_a, sequences_a, wanted), _pass(case, kv_b, sequences_b, wanted)
     if spoil:
@@ -212,7 +212,7 @@ def test_strips_have_every_key_once(ends: list[int], window: int, group: int, ch
 @pytest.mark.parametrize("masks", first([(1 << 20, 140), (ours.MASKS_BYTES, 600)]), ids=["small", "whole"])
 def test_scratch_is_used_again_and_says_what_it_holds(masks: tuple[int, int]) -> None:
     most, end = masks
-    scratch = ours.Scratch()
+    scratch = ours.AttentionScratch()
     taken = scratch.take("k", 100, 64, torch.bfloat16)
     assert scratch.take("k", 50, 64, torch.bfloat16).data_ptr() == taken.data_ptr()
     assert scratch.nbytes == 100 * 64 * 2

@@ -151,16 +151,17 @@ def test_every_op_is_run_once_and_weights_do_not_depend_on_what_is_kept(build: o
 
 def test_activations_run_inside_of_products_that_nothing_else_reads() -> None:
     ops = block(gated_once).ops
-    assert kinds(fusion.fuse(ops, (), True)) == ["Gated", "Stacked"]
-    assert kinds(fusion.fuse(ops, (ops[0].out,), True)) == ["Stacked", "Stacked", "swiglu", "Stacked"]
-    assert kinds(fusion.fuse(ops, (), False)) == ["Stacked", "swiglu", "Stacked"]
-    assert kinds(fusion.fuse(block(opt).ops, (), True)) == ["layer_norm", "Activated", "Stacked"]
+    assert kinds(fusion.fuse(ops, (), True)) == ["Gated", "StackedLinear"]
+    linear = "StackedLinear"
+    assert kinds(fusion.fuse(ops, (ops[0].out,), True)) == [linear, linear, "swiglu", linear]
+    assert kinds(fusion.fuse(ops, (), False)) == ["StackedLinear", "swiglu", "StackedLinear"]
+    assert kinds(fusion.fuse(block(opt).ops, (), True)) == ["layer_norm", "ActivatedLinear", "StackedLinear"]
 
 
 def test_a_layer_has_one_product_for_q_k_and_v_and_one_rotation() -> None:
     layer = [op for op in graph_of(cases.GQA).ops if op.scope.startswith("blk.0.attn")]
     assert kinds(fusion.fuse(layer, (), True)) == [
-        *("rms_norm", "Stacked", "Rotation", "attention", "Stacked", "add")
+        *("rms_norm", "StackedLinear", "Rotation", "attention", "StackedLinear", "add")
     ]
 
 

@@ -25,9 +25,9 @@ from hetrun.backend import (
     registry,
 )
 from hetrun.backend.conformance import report
-from hetrun.backend.conformance.cases import CASES, MATRICES, Case
+from hetrun.backend.conformance.cases import CASES, MATRICES, OpCase
 from hetrun.backend.conformance.formatting import to_json, to_text
-from hetrun.backend.conformance.report import Cell, Report, conformance
+from hetrun.backend.conformance.report import ConformanceReport, ReportCell, conformance
 from hetrun.backend.conformance.self_test import Kind, cases_for, faults
 from hetrun.backend.interpreter import InterpretingBackend, OpFunction
 from hetrun.backends.reference.ops import TABLE
@@ -173,7 +173,7 @@ def test_every_kind_of_op_and_every_type_can_be_vetted() -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.kind == "moe" and c.variant], ids=str)
-def test_every_mixture_can_be_vetted(case: Case) -> None:
+def test_every_mixture_can_be_vetted(case: OpCase) -> None:
     types = tuple(w[2] for w in case.weights)
     tried = list(cases_for(Kind("moe", types, case.variant), True))
     assert {c.variant for c in tried} == {case.variant}
@@ -245,11 +245,11 @@ def described(backend: Backend | Exception, probe: Probe | Exception | str = "")
     return Descriptor("mine", ask, create)
 
 
-def states(found: Report) -> dict[tuple[str, str], str]:
+def states(found: ConformanceReport) -> dict[tuple[str, str], str]:
     return {(cell.kind, cell.type): cell.state for cell in found.cells}
 
 
-def only(found: Report, kind: str) -> Cell:
+def only(found: ConformanceReport, kind: str) -> ReportCell:
     (cell,) = [c for c in found.cells if (c.kind, c.type) in ((kind, ""), (kind, "F32"))]
     return cell
 

@@ -16,7 +16,7 @@ from hetrun.backend import Available, Floats, Pass, Segment, SequencePart
 from hetrun.backends import llamacpp
 from hetrun.backends.llamacpp import kernels as module
 from hetrun.backends.llamacpp.backend import LlamacppBackend
-from hetrun.backends.llamacpp.kernels import FIELDS, LEVELS, Kernels, Layer, PassPart, partial_size
+from hetrun.backends.llamacpp.kernels import FIELDS, LEVELS, AttentionLayer, Kernels, PassPart, partial_size
 from hetrun.backends.reference.attention import attend, attention
 from hetrun.graph import KvShape, Op, Value
 from hetrun.graph.ops import Attention
@@ -132,7 +132,7 @@ def computed(
     slots = slots or threads
     size = lib.scratch(max(s.rows for s in company), shape.heads, shape.kv_heads, shape.head_dim)
     scratch = np.full(size * slots, np.nan, np.float32)
-    layer = Layer(
+    layer = AttentionLayer(
         pass_part=ctypes.pointer(part),
         keys=keys.ctypes.data,
         values=values.ctypes.data,

@@ -19,15 +19,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrun.backend import ReadInto, Segment, WeightUse
-from hetrun.backend.conformance.cases import EXACT, Case, Company, single
+from hetrun.backend.conformance.cases import EXACT, Company, OpCase, single
 from hetrun.backend.conformance.random_weights import packed
 from hetrun.backend.conformance.runner import prepared
 from hetrun.backends.llamacpp import ggml_api
 from hetrun.backends.llamacpp.backend import LlamacppBackend
-from hetrun.backends.llamacpp.file_runs import Run, find_run
-from hetrun.backends.llamacpp.kernels.paging import Unit, pager
+from hetrun.backends.llamacpp.file_runs import MatrixRun, find_run
+from hetrun.backends.llamacpp.kernels.paging import PagingUnit, pager
 from hetrun.backends.llamacpp.kernels.sigbus_guard import guard
-from hetrun.backends.llamacpp.mapped_weights import Mapped
+from hetrun.backends.llamacpp.mapped_weights import MappedPages
 from hetrun.backends.llamacpp.weight_memory import GgmlBuffer
 from hetrun.errors import BackendError, Cancelled, ModelFileError
 from hetrun.graph import Constant, Extent, Op, Value, Weight, stack
@@ -51,7 +51,7 @@ class MappingBackend(LlamacppBackend):
 
     def __init__(self, managed: bool = True, uses: Sequence[str] = ("experts",)) -> None:
         super().__init__()
-        self.mapped = Mapped(self.lib, pager() if managed else None, guard())
+        self.mapped = MappedPages(self.lib, pager() if managed else None, guard())
         self._uses = uses
 
     def upload(self, wanted: WeightUse, read: ReadInto) -> GgmlBuffer:
@@ -160,7 +160,7 @@ class Ready:
     def __init__(
         self, backend: LlamacppBackend, segment: Segment, company: Company, threads: int = 2
     ) -> None:
-        work, kv = prepared(Case("select", (WIDTH,), WIDTH, company, EXACT), np.random.default_rng(11))
+        work, kv = prepared(OpCase("select", (WIDTH,), WIDTH, company, EXACT), np.random.default_rng(11))
         self.work, self._segment = work, segment
         numbers = np.random.default_rng(5).standard_normal((len(work.tokens), WIDTH), dtype=np.float32)
         work.values[X.name] = numbers
@@ -195,9 +195,9 @@ def read_together(segment: Segment, backend: LlamacppBackend) -> list[list[Weigh
     return [[u for u in backend.wants([op]) if u.use != "vector"] for op in segment.ops]
 
 
-def check_pool(mapped: Mapped) -> None:
+def check_pool(mapped: MappedPages) -> None:
     """What is in memory is what the order says, and no more than may be."""
-    units = (Unit * len(mapped._units)).from_address(mapped.pool.units)
+    units = (PagingUnit * len(mapped._units)).from_address(mapped.pool.units)
     order, at = [], mapped.pool.first
     while at >= 0:
         order.append(at)
@@ -267,7 +267,7 @@ def test_matrices_at_equal_distances_are_a_run(matrices: int, rows: int, gap: in
     parts = tuple(Extent("file", 16 + m * distance, rows, 8, 8) for m in range(matrices))
     use = WeightUse(Weight("w", (matrices * rows, 2), by_name("F32"), parts), "experts", matrices)
     found = find_run(use)
-    assert isinstance(found, Run)
+    assert isinstance(found, MatrixRun)
     assert (found.offset, found.matrices, found.matrix_bytes) == (16, matrices, rows * 8)
     assert found.distance == (distance if matrices > 1 else rows * 8)
 
@@ -284,15 +284,15 @@ def test_matrices_at_equal_distances_are_a_run(matrices: int, rows: int, gap: in
 )
 def test_what_cannot_be_mapped_says_why(parts: tuple[Extent, ...], reason: str) -> None:
     use = WeightUse(Weight("w", (2, 2), by_name("F32"), parts), "experts", 2)
-    assert reason in (Mapped.refusal(use) or "")
-    mapped = Mapped(ggml_api.library(), pager(), guard())
+    assert reason in (MappedPages.refusal(use) or "")
+    mapped = MappedPages(ggml_api.library(), pager(), guard())
     with pytest.raises(BackendError, match=reason):
         mapped.hold(use)
 
 
 def test_tables_are_not_mapped() -> None:
     weight = Weight("w", (2, 2), by_name("F32"), (Extent("a", 0, 2, 8, 8),))
-    assert Mapped.refusal(WeightUse(weight, "lookup"))
+    assert MappedPages.refusal(WeightUse(weight, "lookup"))
 
 
 # --- what comes of them
@@ -309,7 +309,7 @@ def test_the_same_bits_in_the_least_room(case: tuple[str, bool, int], tmp_path: 
     expected, backend = resident(segment), MappingBackend()
     ready = {n: Ready(backend, segment, single(n), threads) for n in expected}
     mapped = backend.mapped
-    mapped.room = Mapped.least(read_together(segment, backend))
+    mapped.room = MappedPages.least(read_together(segment, backend))
     for n in (1, 40, 1, 1, 40):
         np.testing.assert_array_equal(ready[n].run(), expected[n])
         check_pool(mapped)
@@ -382,7 +382,7 @@ def test_a_run_that_is_stopped_anywhere_leaves_nothing_wrong(
     expected = resident(segment)
     ready = {n: Ready(backend, segment, single(n)) for n in (1, 40)}
     mapped = backend.mapped
-    mapped.room = Mapped.least(read_together(segment, backend))
+    mapped.room = MappedPages.least(read_together(segment, backend))
     for stop in range(1, 60, apart):
         left = stop
 

@@ -9,21 +9,21 @@ import pytest
 
 from hetrun.backends import reference
 from hetrun.errors import BackendError, Cancelled
-from hetrun.planner.two_device.balance import Link
+from hetrun.planner.two_device.balance import HostLink
 from tests.models import cases, tiny
 from tests.support.metered import Metered
 from tests.support.rig import Rig, plan_set, rig
 from tests.support.timeline import BESIDE, DEVICE, HOST, LINK, Host, Timeline
 
 TOKENS = tiny.random_tokens(40, seed=3)
-FAST = Link(4e8, 2e-5)
+FAST = HostLink(4e8, 2e-5)
 WHOLE = {"": "metered"}
 LAYER = 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 192 * 128)  # bytes of a layer of GQA in float32
 # Small weights stay as well: norms, and k and v, which are half as large as SMALL.
 STREAMED = LAYER - 4 * 2 * 64 * 128
 
 
-def metered(memory: int, link: Link = FAST, /, **placed: str) -> tuple[Rig, Metered, Host]:
+def metered(memory: int, link: HostLink = FAST, /, **placed: str) -> tuple[Rig, Metered, Host]:
     timeline = Timeline()
     device, host = Metered(memory, link, timeline), Host(timeline)
     where = {"": "host"} | {scope.replace("_", "."): name for scope, name in placed.items()}
@@ -83,7 +83,7 @@ def test_what_stays_does_not_cross() -> None:
 
 
 def test_the_link_does_one_copy_at_a_time_and_not_too_fast() -> None:
-    made, device, _ = metered(MEMORY, Link(5e7, 1e-4), blk="metered")
+    made, device, _ = metered(MEMORY, HostLink(5e7, 1e-4), blk="metered")
     made.step((made.kv.alloc(), TOKENS[:3], [2]))
     made.close()
     copies = device.timeline.lane(LINK)
@@ -95,7 +95,7 @@ def test_the_link_does_one_copy_at_a_time_and_not_too_fast() -> None:
 
 def test_copying_computing_and_the_engines_own_work_overlap() -> None:
     """The link brings the next weights while ops are computed on either side, and results pass it by."""
-    made, device, _ = metered(MEMORY, Link(3e7), blk_0_ffn_up="metered", blk_1_ffn="metered")
+    made, device, _ = metered(MEMORY, HostLink(3e7), blk_0_ffn_up="metered", blk_1_ffn="metered")
     seq = made.kv.alloc()
     for _ in range(4):
         made.step((seq, TOKENS, [3]))

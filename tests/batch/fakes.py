@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hetrun.server import chat, sampling
 from hetrun.server.routes import completions
-from hetrun.tools.batch.line_reader import Lines
+from hetrun.tools.batch.line_reader import LineReader
 from hetrun.tools.batch.output_file import OutputFile
-from hetrun.tools.batch.reorder_buffer import Held, waiting_beside
-from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, Ask, ForAll, Reader
+from hetrun.tools.batch.reorder_buffer import LineHeap, waiting_beside
+from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, Ask, ForAll, RequestReader
 from hetrun.tools.batch.result_lines import Reply
-from hetrun.tools.batch.resume import Done
-from hetrun.tools.batch.runner import Batch, Ends, Tally
+from hetrun.tools.batch.resume import FinishedRequests
+from hetrun.tools.batch.runner import BatchRun, BatchTally, Ends
 from hetrun.tools.batch.worker import Place
 
 ALL = ForAll({CHAT: chat.KNOWN, COMPLETIONS: completions.KNOWN}, sampling.LIMITS, sampling.FORMS)
@@ -70,7 +70,12 @@ def opened(source: Path, output: Path, resume: bool = False) -> Iterator[Ends]:
         OutputFile(output, resume, source) as out,
         waiting_beside(out, resume) as waiting,
     ):
-        yield Ends(Lines(file.fileno(), str(source)), out, Done(out if resume else None), Held(waiting))
+        yield Ends(
+            LineReader(file.fileno(), str(source)),
+            out,
+            FinishedRequests(out if resume else None),
+            LineHeap(waiting),
+        )
 
 
 def run(
@@ -80,11 +85,11 @@ def run(
     resume: bool = False,
     in_order: bool = True,
     for_all: ForAll = ALL,
-    watch: Callable[[Batch], None] = lambda batch: None,
-) -> Tally:
+    watch: Callable[[BatchRun], None] = lambda batch: None,
+) -> BatchTally:
     """A whole run."""
     with opened(source, output, resume) as ends:
-        batch = Batch(ends, Reader(for_all), places or (Echo(),), in_order=in_order)
+        batch = BatchRun(ends, RequestReader(for_all), places or (Echo(),), in_order=in_order)
         watch(batch)
         return asyncio.run(batch.run())
 

@@ -12,13 +12,13 @@ import pytest
 
 from hetrun.errors import EngineStopped, UserError
 from hetrun.tools.batch import runner as module
-from hetrun.tools.batch.line_reader import Lines
-from hetrun.tools.batch.output_file import NoRoom, Output, OutputFile
-from hetrun.tools.batch.reorder_buffer import Held
-from hetrun.tools.batch.request_lines import Ask, ForAll, Reader
+from hetrun.tools.batch.line_reader import LineReader
+from hetrun.tools.batch.output_file import LineOutput, NoRoom, OutputFile
+from hetrun.tools.batch.reorder_buffer import LineHeap
+from hetrun.tools.batch.request_lines import Ask, ForAll, RequestReader
 from hetrun.tools.batch.result_lines import Reply
-from hetrun.tools.batch.resume import Done
-from hetrun.tools.batch.runner import Batch, Ends
+from hetrun.tools.batch.resume import FinishedRequests
+from hetrun.tools.batch.runner import BatchRun, Ends
 from hetrun.tools.batch.worker import Away
 from tests.batch.fakes import ALL, Echo, opened, results, run, said
 
@@ -213,16 +213,16 @@ def test_an_engine_that_is_gone_ends_the_run_and_keeps_what_is_there(files: tupl
 
 def test_a_full_disk_is_waited_for(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
-    real, said_so = Output._write, list[str]()
-    batches: list[Batch] = []
+    real, said_so = LineOutput._write, list[str]()
+    batches: list[BatchRun] = []
 
-    def write(self: Output, line: bytes) -> None:
+    def write(self: LineOutput, line: bytes) -> None:
         if self.name == str(files[1]) and self.size > 20_000 and len(said_so) < 5:
             said_so.append(batches[0].tally.waits_for)
             raise NoRoom("out.jsonl: No space left on device")
         real(self, line)
 
-    monkeypatch.setattr(Output, "_write", write)
+    monkeypatch.setattr(LineOutput, "_write", write)
     tally = run(*files, watch=batches.append)
     check(files[1])
     assert said_so == ["", *["out.jsonl: No space left on device"] * 4]
@@ -234,15 +234,15 @@ def test_a_disk_that_stays_full_ends_the_run_with_whole_lines(
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     monkeypatch.setattr(module, "FULL_S", 0.05)
-    real = Output._write
+    real = LineOutput._write
 
-    def write(self: Output, line: bytes) -> None:
+    def write(self: LineOutput, line: bytes) -> None:
         if self.name == str(files[1]) and self.size > 20_000:
             raise NoRoom("out.jsonl: No space left on device")
         real(self, line)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Output, "_write", write)
+        patch.setattr(LineOutput, "_write", write)
         with pytest.raises(UserError, match="free some space, and continue with --resume"):
             run(*files)
     assert 0 < len(results(files[1])) < 1500
@@ -266,7 +266,7 @@ def test_results_that_wait_for_an_early_one_are_bounded(
                 if ask.index == 20:
                     await free.wait()
 
-            batch = Batch(ends, Reader(ALL), [Echo(24, before)])
+            batch = BatchRun(ends, RequestReader(ALL), [Echo(24, before)])
             running = asyncio.ensure_future(batch.run())
             while len(batch._held) < 50 or len(seen) < 50 or seen[-1] != seen[-50]:
                 await asyncio.sleep(0.001)
@@ -284,7 +284,11 @@ def test_a_pipe_is_answered_before_it_ends(tmp_path: Path) -> None:
 
     async def talk() -> None:
         with OutputFile(tmp_path / "o", resume=False, source=None) as output:
-            batch = Batch(Ends(Lines(out, "a pipe"), output, Done(), Held()), Reader(ALL), [Echo()])
+            batch = BatchRun(
+                Ends(LineReader(out, "a pipe"), output, FinishedRequests(), LineHeap()),
+                RequestReader(ALL),
+                [Echo()],
+            )
             running = asyncio.ensure_future(batch.run())
             for text in ("one", "two"):
                 os.write(into, f"{text}\n".encode())

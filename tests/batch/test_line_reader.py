@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrun.tools.batch import line_reader as module
-from hetrun.tools.batch.line_reader import Line, Lines
+from hetrun.tools.batch.line_reader import Line, LineReader
 
 LINES = st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b" ")), max_size=30)
 
@@ -20,7 +20,7 @@ def all_of(data: bytes, most: int = 7) -> list[Line]:
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.seek(0)
-        lines = Lines(file.fileno(), "x")
+        lines = LineReader(file.fileno(), "x")
         assert lines.size == len(data)
         found: list[Line] = []
         while some := lines.some(most):
@@ -57,7 +57,7 @@ def test_a_pipe_is_not_waited_for_while_there_is_something() -> None:
     out, into = os.pipe()
     try:
         os.write(into, b"one\ntwo\nhal")
-        lines = Lines(out, "a pipe")
+        lines = LineReader(out, "a pipe")
         assert lines.size is None
         assert [line.data for line in lines.some(100)] == [b"one", b"two"]
 
@@ -77,7 +77,7 @@ def test_a_pipe_is_not_waited_for_while_there_is_something() -> None:
 def test_lines_that_were_looked_at_stay_to_be_read(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_bytes(b"a\nb\nc")
     with (tmp_path / "in.txt").open("rb") as file:
-        lines = Lines(file.fileno(), "in.txt")
+        lines = LineReader(file.fileno(), "in.txt")
         assert [line.data for line in lines.ahead(2)] == [b"a", b"b"]
         assert not lines.at_end
         assert [line.data for line in lines.some(1)] == [b"a"]

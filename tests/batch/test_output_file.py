@@ -12,10 +12,10 @@ from hypothesis import given, strategies as st
 
 from hetrun.errors import UserError
 from hetrun.tools.batch.output_file import NoRoom, OutputFile
-from hetrun.tools.batch.reorder_buffer import Held, waiting_beside
+from hetrun.tools.batch.reorder_buffer import LineHeap, waiting_beside
 from hetrun.tools.batch.request_lines import Ask, Shape
 from hetrun.tools.batch.result_lines import Reply, refused, request_of, result
-from hetrun.tools.batch.resume import FAR, Done
+from hetrun.tools.batch.resume import FAR, FinishedRequests
 from tests.batch.fakes import reply
 
 
@@ -100,7 +100,7 @@ def test_what_was_written_is_known_again_and_half_a_line_is_cut_off(
     path.write_bytes(whole[:size])
     kept = whole[:size].count(b"\n")
     with OutputFile(path, resume=True, source=None) as output:
-        done = Done(output)
+        done = FinishedRequests(output)
         assert done.count == kept
         for i in range(len(rows)):
             assert done.has(ask(i, digest=f"{i:012x}")) == (i < kept)
@@ -163,14 +163,14 @@ def test_files_that_cannot_be_results(tmp_path: Path) -> None:
 def test_results_that_cannot_be_resumed(content: bytes, why: str, tmp_path: Path) -> None:
     (path := tmp_path / "o").write_bytes(content)
     with OutputFile(path, resume=True, source=None) as output, pytest.raises(UserError, match=why):
-        Done(output)
+        FinishedRequests(output)
     assert path.read_bytes() == content
 
 
 def test_results_of_other_requests_are_not_gone_on_with(tmp_path: Path) -> None:
     (path := tmp_path / "o").write_bytes(refused(ask(), "no").line)
     with OutputFile(path, resume=True, source=None) as output:
-        done = Done(output)
+        done = FinishedRequests(output)
         with pytest.raises(UserError, match=r"line 1 is not the request whose result is in "):
             done.has(ask(digest="ffffffffffff"))
         with pytest.raises(UserError, match="1 result of requests that are no longer in the file"):
@@ -184,7 +184,7 @@ def test_results_that_wait_are_found_again_until_they_are_written(
     path = tmp_path / "o.waiting"
     lines = [result(ask(i, digest=f"{i:012x}"), reply("x" * i)).line for i in range(6)]
     with OutputFile(tmp_path / "o", False, None) as output, waiting_beside(output, resume=False) as file:
-        held = Held(file)
+        held = LineHeap(file)
         for i in (5, 2, 4, 3):
             held.push(i, lines[i])
         assert path.read_bytes() == b"".join(lines[i] for i in (5, 2, 4, 3))
@@ -195,10 +195,10 @@ def test_results_that_wait_are_found_again_until_they_are_written(
         assert path.read_bytes() == lines[5]
         assert held.nbytes == len(lines[5])
     path.write_bytes(lines[4] + path.read_bytes() + lines[1] + lines[0][:9])
-    done = Done()
+    done = FinishedRequests()
     assert done.wait(1, "000000000001")
     with OutputFile(tmp_path / "o", True, None) as output, waiting_beside(output, resume=True) as file:
-        held = Held(file)
+        held = LineHeap(file)
         assert list(held.take(done)) == [(4, lines[4]), (5, lines[5])]
         held.push(4, lines[4], keep=False)
         held.wrote(held.pop())
@@ -208,14 +208,14 @@ def test_results_that_wait_are_found_again_until_they_are_written(
 def test_without_resume_nothing_that_waited_is_taken(tmp_path: Path) -> None:
     (path := tmp_path / "o.waiting").write_bytes(refused(ask(), "no").line)
     with OutputFile(tmp_path / "o", False, None) as output, waiting_beside(output, resume=False) as file:
-        assert list(Held(file).take(Done())) == []
+        assert list(LineHeap(file).take(FinishedRequests())) == []
     assert not path.exists()
 
 
 def test_beside_what_is_no_file_nothing_is_made() -> None:
     with OutputFile(Path("/dev/null"), False, None) as output, waiting_beside(output, resume=False) as file:
         assert file is None
-        held = Held(file)
+        held = LineHeap(file)
         held.push(1, b"x")
         held.wrote(held.pop())
     assert not Path("/dev/null.waiting").exists()

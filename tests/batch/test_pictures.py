@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hetrun.client.pictures import data_url
-from hetrun.tools.batch.request_lines import Ask, Reader
+from hetrun.tools.batch.request_lines import Ask, RequestReader
 from hetrun.tools.batch.result_lines import Reply
-from hetrun.tools.batch.runner import Batch
+from hetrun.tools.batch.runner import BatchRun
 from hetrun.tools.batch.worker import Place
 from tests.batch.fakes import ALL, opened, reply, results
 from tests.support.hostile_pictures import png
@@ -69,7 +69,7 @@ def test_paths_beside_the_file_become_pictures(tmp_path: Path) -> None:
         b"".join([*map(line, good), *(line(url(name)) for name in bad), *map(line, left), line()])
     )
     with opened(source, output) as ends:
-        tally = asyncio.run(Batch(ends, Reader(ALL), [place], folder=folder.resolve()).run())
+        tally = asyncio.run(BatchRun(ends, RequestReader(ALL), [place], folder=folder.resolve()).run())
     assert (tally.answered, tally.failed) == (len(good) + len(bad) + len(left) + 1, len(bad))
     sent = [place.bodies[i]["messages"][0]["content"][1] for i in range(len(good))]
     assert sent[:3] == [url(data_url(FILE))] * 3

@@ -16,14 +16,14 @@ import pytest
 
 from hetrun import cli
 from hetrun.cli import batch, progress
-from hetrun.cli.batch import Outlook, stopped_in_words
-from hetrun.cli.progress import OPENING, Row, clock, loading, rows
+from hetrun.cli.batch import BatchOutlook, stopped_in_words
+from hetrun.cli.progress import OPENING, ProgressRow, clock, loading, rows
 from hetrun.client.interface import ChatClient
-from hetrun.client.queries import Counts, EngineState, Question, Slot, State, StepSeconds
+from hetrun.client.queries import Counts, EngineState, Question, Slot, StateQuery, StepSeconds
 from hetrun.errors import UserError
-from hetrun.system.progress import Measuring, stretch
-from hetrun.tools.batch.line_reader import Lines
-from hetrun.tools.batch.runner import Tally
+from hetrun.system.progress import MeasuringProgress, stretch
+from hetrun.tools.batch.line_reader import LineReader
+from hetrun.tools.batch.runner import BatchTally
 from tests.models.tiny import TinyLlama, write_gguf
 
 
@@ -36,7 +36,7 @@ class Planner:
         self.written = 0
 
     async def ask(self, question: Question[object]) -> object:
-        if isinstance(question, State):
+        if isinstance(question, StateQuery):
             slots = tuple(Slot(i, "answer", 1.0, answer_tokens=n) for i, n in enumerate(self.running))
             return EngineState(Counts(answer_tokens=self.written), slots, 10, 512, None, None)
         assert isinstance(question, StepSeconds)
@@ -45,20 +45,22 @@ class Planner:
 
 
 @pytest.fixture
-def lines(tmp_path: Path) -> Lines:
+def lines(tmp_path: Path) -> LineReader:
     (tmp_path / "in.txt").write_text("x" * 99 + "\n" * 1)
     with (tmp_path / "in.txt").open("rb") as file:
-        found = Lines(file.fileno(), "in.txt")
+        found = LineReader(file.fileno(), "in.txt")
         found.size = 100_000
         found.at = 10_000
         return found
 
 
-def test_the_planner_speaks_until_there_are_results(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_planner_speaks_until_there_are_results(
+    lines: LineReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(batch, "monotonic", lambda: now[0])
-    outlook = Outlook(cast("ChatClient", Planner()), most_tokens=50, together=10)
-    tally = Tally(read=100)
+    outlook = BatchOutlook(cast("ChatClient", Planner()), most_tokens=50, together=10)
+    tally = BatchTally(read=100)
     now[0] = 1.0
     assert outlook.row(tally, lines).left_s is None
     asyncio.run(outlook.ask())
@@ -79,11 +81,14 @@ def test_the_planner_speaks_until_there_are_results(lines: Lines, monkeypatch: p
 
 
 def test_the_engine_is_asked_again_until_there_are_results(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch
+    lines: LineReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, planner = [0.0], Planner()
     monkeypatch.setattr(batch, "monotonic", lambda: now[0])
-    outlook, tally = Outlook(cast("ChatClient", planner), most_tokens=50, together=10), Tally(read=100)
+    outlook, tally = (
+        BatchOutlook(cast("ChatClient", planner), most_tokens=50, together=10),
+        BatchTally(read=100),
+    )
 
     def left() -> float | None:
         now[0] += 0.1
@@ -104,10 +109,10 @@ def test_the_engine_is_asked_again_until_there_are_results(
     assert planner.asked == asked
 
 
-def test_only_the_last_while_counts(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_while_counts(lines: LineReader, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(batch, "monotonic", lambda: now[0])
-    outlook, tally = Outlook(None, None, together=4), Tally(read=100)
+    outlook, tally = BatchOutlook(None, None, together=4), BatchTally(read=100)
     for second in range(1, 61):
         now[0] = float(second)
         tally.answered += 10 if second <= 30 else 1
@@ -116,14 +121,14 @@ def test_only_the_last_while_counts(lines: Lines, monkeypatch: pytest.MonkeyPatc
 
 
 def followed(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch, most_tokens: int | None, lengths: int
-) -> list[tuple[float, Row]]:
+    lines: LineReader, monkeypatch: pytest.MonkeyPatch, most_tokens: int | None, lengths: int
+) -> list[tuple[float, ProgressRow]]:
     """A resumed batch: five of six requests are left, for which there are forty places. The first runs
     alone, then four together, ten tokens a second each. Rows and when they were shown."""
-    now, planner, tally = [0.0], Planner(), Tally(read=6, before=1, complete=True)
+    now, planner, tally = [0.0], Planner(), BatchTally(read=6, before=1, complete=True)
     planner.together = 5
     monkeypatch.setattr(batch, "monotonic", lambda: now[0])
-    outlook = Outlook(cast("ChatClient", planner), most_tokens, together=40)
+    outlook = BatchOutlook(cast("ChatClient", planner), most_tokens, together=40)
     found = []
     for tick in range(1, 2 * lengths):
         now[0] = tick / 10
@@ -137,7 +142,7 @@ def followed(
 
 
 def test_the_time_left_of_a_few_requests_falls_to_the_end(
-    lines: Lines, monkeypatch: pytest.MonkeyPatch
+    lines: LineReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though none of them ends between, and though there are far more places than requests."""
     found = followed(lines, monkeypatch, None, 120)
@@ -147,17 +152,19 @@ def test_the_time_left_of_a_few_requests_falls_to_the_end(
     assert said == pytest.approx({now: 24 - now for now in said}, abs=1.0)
 
 
-def test_the_speed_counts_tokens_of_answers_that_run(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_speed_counts_tokens_of_answers_that_run(
+    lines: LineReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = followed(lines, monkeypatch, 120, 120)
     rates = [float(row.remarks.split()[0]) for now, row in found if 3 < now < 12]
     assert rates == pytest.approx([10] * len(rates), abs=1)
     assert all(row.left_s is not None for now, row in found if 1 < now < 23)
 
 
-def test_a_server_tells_only_of_results(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, tally = [0.0], Tally(read=10, complete=True)
+def test_a_server_tells_only_of_results(lines: LineReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, tally = [0.0], BatchTally(read=10, complete=True)
     monkeypatch.setattr(batch, "monotonic", lambda: now[0])
-    outlook = Outlook(None, None, together=1)
+    outlook = BatchOutlook(None, None, together=1)
     now[0], tally.answered, tally.answer_tokens = 10.0, 2, 200
     rows = {}
     for second in range(10, 60):
@@ -244,22 +251,22 @@ def test_the_bar_says_when_a_model_is_measured(
     monkeypatch.setattr(progress, "PATIENCE", -1.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     measured: list[float] = []
-    stretch(measured.append, 0.5, 1, Measuring)(0.5)
+    stretch(measured.append, 0.5, 1, MeasuringProgress)(0.5)
     assert "measuring this model, once" in shown(0.3, *measured)
-    said = shown(0.3, 0.75, Measuring(1.0))
+    said = shown(0.3, 0.75, MeasuringProgress(1.0))
     assert "loading" in said
     assert "measuring" not in said
 
 
 def test_who_stops_a_batch_is_told_what_is_done_and_how_to_go_on() -> None:
     out = Path("out.jsonl")
-    begun = Tally(read=5, before=1, answered=2, complete=True)
+    begun = BatchTally(read=5, before=1, answered=2, complete=True)
     said = "stopped: 3 of 5 requests answered and kept in out.jsonl; the same command with --resume finishes"
     assert stopped_in_words(out, False, begun, 1) == f"{said} the file"
     said = "stopped: 1 request answered and kept in out.jsonl; the same command finishes the file"
-    assert stopped_in_words(out, True, Tally(), 1) == said  # before a line was read
+    assert stopped_in_words(out, True, BatchTally(), 1) == said  # before a line was read
     said = "stopped: nothing is answered yet; the same command with --resume finishes the file"
-    assert stopped_in_words(out, False, Tally(read=5, complete=True), 0) == said
+    assert stopped_in_words(out, False, BatchTally(read=5, complete=True), 0) == said
 
 
 def read_terminal(descriptor: int) -> bytes:
@@ -281,9 +288,9 @@ def test_a_remark_stands_in_a_line_of_its_own_above_the_bar(monkeypatch: pytest.
         try:
             with rows("answers") as show:
                 assert show
-                show(Row(1, 300, "64 running, 9 tokens/s"))
+                show(ProgressRow(1, 300, "64 running, 9 tokens/s"))
                 engine.warning("the disk is full")
-                show(Row(2, 300, "64 running, 9 tokens/s"))
+                show(ProgressRow(2, 300, "64 running, 9 tokens/s"))
         finally:
             logging.getLogger("hetrun").removeHandler(cli.REMARKS)
             cli.REMARKS.said.discard("the disk is full")

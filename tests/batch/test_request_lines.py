@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hetrun.server import chat, sampling
 from hetrun.server.routes import completions
 from hetrun.tools.batch.line_reader import Line
-from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, EMBEDDINGS, Ask, ForAll, Reader
+from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, EMBEDDINGS, Ask, ForAll, RequestReader
 
 ALL = ForAll(
     {CHAT: chat.KNOWN, COMPLETIONS: completions.KNOWN},
@@ -25,7 +25,7 @@ HI = [{"role": "user", "content": "Hi"}]
 
 def read(text: str | bytes, for_all: ForAll = ALL, number: int = 1) -> Ask:
     data = text.encode() if isinstance(text, str) else text
-    ask = Reader(for_all).read(Line(number, data))
+    ask = RequestReader(for_all).read(Line(number, data))
     assert ask is not None
     return ask
 
@@ -40,7 +40,7 @@ def test_a_text_is_a_prompt() -> None:
 
 
 def test_a_text_that_looks_like_no_json_where_the_file_is_text() -> None:
-    ask = Reader(ALL, "text").read(Line(1, b'{"not": json'))
+    ask = RequestReader(ALL, "text").read(Line(1, b'{"not": json'))
     assert ask is not None
     assert ask.body["messages"] == [{"role": "user", "content": '{"not": json'}]
 
@@ -55,7 +55,7 @@ def test_a_schema_without_a_word_of_json_schema_is_an_error_of_its_line() -> Non
 
 
 def test_blank_lines_are_no_requests_and_have_no_number() -> None:
-    reader = Reader(ALL)
+    reader = RequestReader(ALL)
     found = [reader.read(Line(n, text)) for n, text in enumerate((b"\xef\xbb\xbfa", b"", b" \t", b"b"), 1)]
     assert [ask and (ask.index, ask.line) for ask in found] == [(0, 1), None, None, (1, 4)]
     assert found[0] is not None
@@ -64,7 +64,7 @@ def test_blank_lines_are_no_requests_and_have_no_number() -> None:
 
 def test_what_a_line_says_counts_more_than_what_is_said_for_all() -> None:
     for_all = replace(ALL, body={"temperature": 0.5, "max_tokens": 9, "regex": "a+"}, seed=(1 << 32) - 1)
-    reader = Reader(for_all)
+    reader = RequestReader(for_all)
     first = reader.read(Line(1, b'{"prompt": "Hi"}'))
     assert first is not None
     assert first.body == {
@@ -98,7 +98,7 @@ def test_raw_prompts_and_tokens_are_continued() -> None:
 
 
 def test_openai_lines() -> None:
-    reader = Reader(replace(ALL, own={"temperature": 0.8}))
+    reader = RequestReader(replace(ALL, own={"temperature": 0.8}))
     lines: list[dict[str, Any]] = [
         {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"messages": HI, "model": "m"}},
         {"custom_id": "b", "method": "POST", "url": EMBEDDINGS, "body": {"input": "Hi"}},
@@ -166,7 +166,7 @@ def test_the_digest_of_a_line_that_is_no_request_needs_no_model() -> None:
 
 @given(st.binary(max_size=60) | st.text(max_size=40).map(lambda t: json.dumps({"prompt": t}).encode()))
 def test_no_line_does_harm(data: bytes) -> None:
-    reader = Reader(ALL)
+    reader = RequestReader(ALL)
     for number in (1, 2):
         ask = reader.read(Line(number, data.replace(b"\n", b"")))
         assert ask is None or ask.fault or ask.body

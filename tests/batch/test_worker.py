@@ -18,7 +18,7 @@ from hetrun.config import Settings
 from hetrun.errors import BackendUnavailable, EngineStopped, OptionError, PluginError
 from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.result_lines import Reply
-from hetrun.tools.batch.worker import Brought, Place, Wanted
+from hetrun.tools.batch.worker import Place, PluginPlace, Wanted
 from tests.batch.fakes import Echo, results
 from tests.batch.test_http_worker import ASK, Talk
 from tests.plugins.strangers import Register
@@ -106,7 +106,7 @@ def test_packages_and_servers_mix(register: Register, tmp_path: Path) -> None:
                     ("unix:/none", 16),
                     ("echo", 2),
                 ]
-                assert isinstance(places[2], Brought)
+                assert isinstance(places[2], PluginPlace)
         assert farm.ended == 1
 
     asyncio.run(run())

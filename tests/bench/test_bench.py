@@ -24,16 +24,16 @@ from hetrun.planner.precision import precision_of
 from hetrun.system import entry_points
 from hetrun.tools import bench
 from hetrun.tools.bench import hetrun_side as ours_module, interleave, matmul_peak
-from hetrun.tools.bench.cases import BenchOptions, Case, numbers
-from hetrun.tools.bench.hetrun_side import Ours, SegmentTime, Watch, open_llm
+from hetrun.tools.bench.cases import BenchCase, BenchOptions, numbers
+from hetrun.tools.bench.hetrun_side import HetrunSide, SegmentTime, Watch, open_llm
 from hetrun.tools.bench.interleave import Duel, measure
-from hetrun.tools.bench.llamacpp_peer import Open, Opened
-from hetrun.tools.bench.memory_bandwidth import Memory
+from hetrun.tools.bench.llamacpp_peer import OpenPeer, PeerOpened
+from hetrun.tools.bench.memory_bandwidth import MemoryBandwidth
 from hetrun.tools.bench.peer import Peer, check_peer, thread_counts
-from hetrun.tools.bench.process import Process
-from hetrun.tools.bench.report import COLUMNS, PeerResult, Row, to_csv, to_json, to_table, with_spread
+from hetrun.tools.bench.process import BenchProcess
+from hetrun.tools.bench.report import COLUMNS, BenchRow, PeerResult, to_csv, to_json, to_table, with_spread
 from hetrun.tools.bench.roofline import Demands, Limit, demands
-from hetrun.tools.convert.gguf_writer import Tensor, write_model
+from hetrun.tools.convert.gguf_writer import OutputTensor, write_model
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
@@ -56,12 +56,14 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("case", "name", "prompt", "context"),
     [
-        (Case("prefill", 512), "pp512", 512, 513),
-        (Case("decode", 64, 512), "tg64@512", 512, 577),
-        (Case("decode", 64, 0), "tg64", 1, 66),
+        (BenchCase("prefill", 512), "pp512", 512, 513),
+        (BenchCase("decode", 64, 512), "tg64@512", 512, 577),
+        (BenchCase("decode", 64, 0), "tg64", 1, 66),
     ],
 )
-def test_cases_are_named_as_llama_bench_names_them(case: Case, name: str, prompt: int, context: int) -> None:
+def test_cases_are_named_as_llama_bench_names_them(
+    case: BenchCase, name: str, prompt: int, context: int
+) -> None:
     assert (case.name, case.prompt, case.context) == (name, prompt, context)
 
 
@@ -102,7 +104,7 @@ def test_what_is_no_number_is_refused(text: str) -> None:
 
 
 def test_prefill_reads_new_tokens_each_time_and_decode_the_same() -> None:
-    prefill, decode = Case("prefill", 16, 0, 2), Case("decode", 4, 16, 2)
+    prefill, decode = BenchCase("prefill", 16, 0, 2), BenchCase("decode", 4, 16, 2)
     assert prefill.prompts(100, 1).shape == (2, 16)
     assert (prefill.prompts(100, 1) == prefill.prompts(100, 1)).all()
     assert (prefill.prompts(100, 1) != prefill.prompts(100, 2)).any()
@@ -119,10 +121,10 @@ class Side:
     def __init__(self, name: str, log: list[str], speeds: list[float]) -> None:
         self.name, self.log, self.speeds = name, log, speeds
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: BenchCase) -> None:
         self.log.append(f"prepare {self.name}")
 
-    def sample(self, case: Case, seed: int) -> float:
+    def sample(self, case: BenchCase, seed: int) -> float:
         self.log.append(f"{self.name}{seed}")
         return self.speeds[seed - 1]
 
@@ -136,7 +138,7 @@ def test_both_sides_run_in_turn() -> None:
             ticks.append(len(log))
 
     a, b = Side("A", log, [10.0, 20.0, 30.0]), Side("B", log, [10.0, 10.0, 60.0])
-    duel = measure(Case("prefill", 8), 3, a, b, tick)
+    duel = measure(BenchCase("prefill", 8), 3, a, b, tick)
     assert log == ["prepare A", "prepare B", "A1", "B1", "B2", "A2", "A3", "B3"]
     assert duel == Duel((10.0, 20.0, 30.0), (10.0, 10.0, 60.0))
     # Pair by pair 1, 2 and 0.5: not the quotient of the medians, which is 2.
@@ -153,15 +155,15 @@ def test_the_peer_runs_while_the_engine_does_nothing() -> None:
         log.append("goes on")
         return found
 
-    theirs = interleave.Undisturbed(Side("B", log, [10.0, 10.0]), alone)
+    theirs = interleave.UndisturbedSide(Side("B", log, [10.0, 10.0]), alone)
     assert theirs.name == "B"
-    measure(Case("prefill", 8), 2, Side("A", log, [10.0, 20.0]), theirs, lambda what, over: None)
+    measure(BenchCase("prefill", 8), 2, Side("A", log, [10.0, 20.0]), theirs, lambda what, over: None)
     around = [["still", said, "goes on"] for said in ("prepare B", "B1", "B2")]
     assert log == ["prepare A", *around[0], "A1", *around[1], *around[2], "A2"]
 
 
 def test_alone_there_is_no_ratio() -> None:
-    duel = measure(Case("prefill", 8), 2, Side("A", [], [1.0, 3.0]), None, lambda what, over: None)
+    duel = measure(BenchCase("prefill", 8), 2, Side("A", [], [1.0, 3.0]), None, lambda what, over: None)
     assert duel == Duel((1.0, 3.0))
     assert duel.ratio is None
 
@@ -232,11 +234,11 @@ def test_an_error_or_a_short_answer_ends_the_measurement() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [Case("prefill", 24, 0, 1), Case("decode", 6, 8, 1), Case("decode", 6, 8, 3)]
+    "case", [BenchCase("prefill", 24, 0, 1), BenchCase("decode", 6, 8, 1), BenchCase("decode", 6, 8, 3)]
 )
-def test_the_engine_is_measured(path: Path, case: Case) -> None:
+def test_the_engine_is_measured(path: Path, case: BenchCase) -> None:
     with LocalModel(path, backends=["reference"], ubatch=16) as llm:
-        ours = Ours(llm)
+        ours = HetrunSide(llm)
         ours.check(case)
         ours.prepare(case)
         assert [s.runs for s in ours.segments(case)] == []
@@ -259,12 +261,12 @@ def test_the_engine_is_measured(path: Path, case: Case) -> None:
 
 def test_what_does_not_fit_is_refused(path: Path) -> None:
     with LocalModel(path, backends=["reference"], ctx=64) as llm:
-        ours = Ours(llm)
-        ours.check(Case("decode", 31, 32))
+        ours = HetrunSide(llm)
+        ours.check(BenchCase("decode", 31, 32))
         with pytest.raises(OptionError, match="pp64 needs a context of 65 tokens, but the model has 64"):
-            ours.check(Case("prefill", 64))
+            ours.check(BenchCase("prefill", 64))
         with pytest.raises(OptionError, match="-b 99 is more than"):
-            ours.check(Case("prefill", 8, 0, 99))
+            ours.check(BenchCase("prefill", 8, 0, 99))
 
 
 def test_settings_reach_the_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +287,7 @@ def test_traffic_counts_each_weight_once_and_no_embedding(path: Path, tmp_path: 
     assert found.weights == matrices + norms
     assert found.kv_bytes(1) == 2 * MODEL.layers * MODEL.kv_heads * MODEL.head_dim * 2
     assert demands(path, "f32").traffic.kv_bytes(1) == 2 * found.kv_bytes(1)
-    case = Case("decode", 9, 100, batch=2)
+    case = BenchCase("decode", 9, 100, batch=2)
     assert demands(path, "f16").of(case).nbytes == found.weights + 2 * 105 * found.kv_bytes(1)
     windowed = replace(found, kv=((8, 0), (4, 100)))
     assert Demands(windowed, None).of(case).nbytes == found.weights + 2 * (8 * 105 + 4 * 100)
@@ -305,7 +307,7 @@ def test_traffic_counts_the_experts_that_a_step_reads(architecture: str, tmp_pat
         **{f"blk.0.ffn_{part}_exps.weight": (n, n_ff, width) for part in ("gate", "up")},
         "blk.0.ffn_down_exps.weight": (n, width, n_ff),
     }
-    tensors = [Tensor(name, shape, by_name("F32")) for name, shape in shapes.items()]
+    tensors = [OutputTensor(name, shape, by_name("F32")) for name, shape in shapes.items()]
     settings = {
         "embedding_length": width,
         "block_count": 1,
@@ -327,7 +329,7 @@ def test_traffic_counts_the_experts_that_a_step_reads(architecture: str, tmp_pat
     assert found.weight_bytes(2) - found.weights == pytest.approx(experts * (1 - (1 - k / n) ** 2))
     assert found.weight_bytes(500) == pytest.approx(found.weights + experts)
     kv = 2 * 2 * width
-    step = demands(path, "f16").of(Case("decode", 9, 100))
+    step = demands(path, "f16").of(BenchCase("decode", 9, 100))
     assert step.nbytes == pytest.approx(found.weight_bytes(1) + 105 * kv)
     assert step.estimated
 
@@ -360,7 +362,7 @@ def test_llama_cpp_is_measured_and_says_what_we_say(path: Path) -> None:
     tokens = tiny.random_tokens(70)
     with Peer(path) as peer:
         assert peer.version.startswith("llama-cpp-python 0.")
-        for case in (Case("prefill", 24), Case("decode", 4, 8), Case("decode", 4, 8, batch=2)):
+        for case in (BenchCase("prefill", 24), BenchCase("decode", 4, 8), BenchCase("decode", 4, 8, batch=2)):
             peer.prepare(case)
             assert peer.threads(case) >= 1
             assert all(0 < peer.sample(case, seed) < 1e6 for seed in (1, 2))
@@ -378,11 +380,11 @@ def test_llama_cpp_repacks_unless_that_would_be_its_end(
 ) -> None:
     sent: list[object] = []
     monkeypatch.setattr(entry_points, "named", lambda group, name: service)
-    monkeypatch.setattr(Process, "send", lambda self, order: sent.append(order))
-    monkeypatch.setattr(Process, "receive", lambda self, kind: Opened("0", 1))
+    monkeypatch.setattr(BenchProcess, "send", lambda self, order: sent.append(order))
+    monkeypatch.setattr(BenchProcess, "receive", lambda self, kind: PeerOpened("0", 1))
     with Peer(path) as peer:
         assert peer.repacks == repacks
-    assert sent == [Open(str(path), repacks)]
+    assert sent == [OpenPeer(str(path), repacks)]
 
 
 def test_a_file_that_llama_cpp_refuses_is_the_users_error(tmp_path: Path) -> None:
@@ -395,11 +397,11 @@ def test_a_file_that_llama_cpp_refuses_is_the_users_error(tmp_path: Path) -> Non
 # --- what is told
 
 
-LIMIT = Limit(400.0, "a step reads 1 MB", 1e6, Memory(2, 10**6, 4e8, 4e8), bound="memory")
+LIMIT = Limit(400.0, "a step reads 1 MB", 1e6, MemoryBandwidth(2, 10**6, 4e8, 4e8), bound="memory")
 
 
-def row(peer: PeerResult | None = None) -> Row:
-    return Row(
+def row(peer: PeerResult | None = None) -> BenchRow:
+    return BenchRow(
         model="tiny",
         test="tg4@8",
         batch=1,
@@ -417,7 +419,7 @@ def row(peer: PeerResult | None = None) -> Row:
     )
 
 
-THEIRS = Limit(200.0, "a step reads 1 MB", 1e6, Memory(1, 10**6, 2e8, 2e8), bound="memory")
+THEIRS = Limit(200.0, "a step reads 1 MB", 1e6, MemoryBandwidth(1, 10**6, 2e8, 2e8), bound="memory")
 PEER = PeerResult("llama.cpp", "llama-cpp-python 0", 1, (80.0, 72.0, 88.0), limit=THEIRS)
 
 
@@ -513,7 +515,9 @@ Bench = Callable[..., None]
 @pytest.fixture
 def small(path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """`bench.main` on the tiny model, with the memory of the machine not measured for seconds."""
-    monkeypatch.setattr(bench, "memory", lambda n, nbytes, again: Memory(n, int(nbytes), 2e9 * n, 1e9 * n))
+    monkeypatch.setattr(
+        bench, "memory", lambda n, nbytes, again: MemoryBandwidth(n, int(nbytes), 2e9 * n, 1e9 * n)
+    )
     monkeypatch.setattr(matmul_peak, "WIDTH", 256)
     monkeypatch.setattr(matmul_peak, "TOKENS", 16)
 

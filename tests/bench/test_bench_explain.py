@@ -13,22 +13,22 @@ from hetrun.api.local_model import LocalModel
 from hetrun.backend import Backend, Unavailable, registry
 from hetrun.backend.op_profile import ACTIVITIES, Activity, Spent, activity
 from hetrun.backends.llamacpp.profiler import book, fused, question_seconds
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import Cancelled
 from hetrun.executor.planned_model import PlannedModel
-from hetrun.executor.stats import Key, Stats
+from hetrun.executor.stats import Stats, TimeKey
 from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Constant, Weight
 from hetrun.graph.quant import by_name
 from hetrun.tools.bench import matmul_peak as peak_module
-from hetrun.tools.bench.breakdown import ADVICE, Anatomy, Part, advice, dissect, mean, verdict
-from hetrun.tools.bench.cases import Case
-from hetrun.tools.bench.hetrun_side import Ours, SegmentTime
+from hetrun.tools.bench.breakdown import ADVICE, Anatomy, TimePart, advice, dissect, mean, verdict
+from hetrun.tools.bench.cases import BenchCase
+from hetrun.tools.bench.hetrun_side import HetrunSide, SegmentTime
 from hetrun.tools.bench.matmul_peak import Peak, measure_peak, multiplier, square
-from hetrun.tools.bench.memory_bandwidth import Memory
-from hetrun.tools.bench.report import Row, to_table
-from hetrun.tools.bench.roofline import Arithmetic, Demand, Limit, Seeing, demands, limit_of
-from hetrun.tools.bench.timed_window import Looked, Measured, Stretch
+from hetrun.tools.bench.memory_bandwidth import MemoryBandwidth
+from hetrun.tools.bench.report import BenchRow, to_table
+from hetrun.tools.bench.roofline import Arithmetic, LayerAttention, Limit, RooflineDemand, demands, limit_of
+from hetrun.tools.bench.timed_window import BackendSeconds, TimedWindow, WindowSeconds
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.nulldevice import NullDevice
@@ -112,8 +112,8 @@ def test_every_kind_of_op_is_booked_as_something() -> None:
 
 
 def test_what_was_seen_are_shares_of_what_was_measured() -> None:
-    measured = Measured(total=10.0, inside={"a": 8.0}, waited=0.5, idle=0.5)
-    looked = Looked({"a": 17.0}, {"a": spent(1.0, products=8.0, attention=4.0, norms=2.0)})
+    measured = WindowSeconds(total=10.0, inside={"a": 8.0}, waited=0.5, idle=0.5)
+    looked = BackendSeconds({"a": 17.0}, {"a": spent(1.0, products=8.0, attention=4.0, norms=2.0)})
     found = dissect("prompt", measured, looked)
     # A run that was looked at took 16 without the looking, of which 14 went into ops: the rest is Python's.
     assert {p.name: p.seconds for p in found.parts} == pytest.approx(
@@ -131,8 +131,10 @@ def test_what_was_seen_are_shares_of_what_was_measured() -> None:
 
 
 def test_a_backend_that_shows_nothing_is_a_part_of_its_own() -> None:
-    measured = Measured(10.0, {"dark": 3.0, "clear": 6.0})
-    found = dissect("step", measured, Looked({"clear": 1.0}, {"clear": spent(products=1.0), "dark": spent()}))
+    measured = WindowSeconds(10.0, {"dark": 3.0, "clear": 6.0})
+    found = dissect(
+        "step", measured, BackendSeconds({"clear": 1.0}, {"clear": spent(products=1.0), "dark": spent()})
+    )
     assert found.of("inside dark") == pytest.approx(3.0)
     assert found.of("products") == pytest.approx(6.0)
     assert found.of("Python") == pytest.approx(1.0)
@@ -145,15 +147,15 @@ seconds = st.floats(0, 1e3)
 def test_the_parts_always_add_up(
     total: float, a: float, b: float, waited: float, idle: float, took: float, product: float, looking: float
 ) -> None:
-    measured = Measured(total, {"a": a, "b": b}, waited, idle)
-    found = dissect("step", measured, Looked({"a": took}, {"a": spent(looking, products=product)}))
+    measured = WindowSeconds(total, {"a": a, "b": b}, waited, idle)
+    found = dissect("step", measured, BackendSeconds({"a": took}, {"a": spent(looking, products=product)}))
     assert all(p.seconds >= 0 for p in found.parts)
     assert found.seconds == pytest.approx(total, abs=1e-6)
 
 
 def test_samples_are_averaged() -> None:
-    found = mean([Measured(1.0, {"a": 1.0}), Measured(3.0, {"b": 1.0}, 2.0, 4.0)])
-    assert found == Measured(2.0, {"a": 0.5, "b": 0.5}, 1.0, 2.0)
+    found = mean([WindowSeconds(1.0, {"a": 1.0}), WindowSeconds(3.0, {"b": 1.0}, 2.0, 4.0)])
+    assert found == WindowSeconds(2.0, {"a": 0.5, "b": 0.5}, 1.0, 2.0)
 
 
 class Beside(NullDevice):
@@ -165,10 +167,10 @@ class Beside(NullDevice):
 def test_a_stretch_counts_what_the_engines_thread_did() -> None:
     stats = Stats()
     backends: dict[str, Backend] = {"here": NullDevice("here"), "beside": Beside("beside")}
-    here = stats.record(Key("model", "here", "1", 1))
-    beside = stats.record(Key("model", "beside", "1", 1))
+    here = stats.record(TimeKey("model", "here", "1", 1))
+    beside = stats.record(TimeKey("model", "beside", "1", 1))
     here.add(1, 5.0)
-    stretch = Stretch(stats, backends, look=True)
+    stretch = TimedWindow(stats, backends, look=True)
     stretch.begin()
     assert [b.spent is None for b in backends.values()] == [False, True]
     here.add(1, 2.0)
@@ -185,9 +187,9 @@ def test_a_stretch_counts_what_the_engines_thread_did() -> None:
 
 @given(st.integers(1, 40), st.integers(0, 45))
 def test_attention_of_a_prompt_is_that_of_its_tokens(tokens: int, window: int) -> None:
-    each = [Seeing(4, window, "tokens").per_step(i + 1) for i in range(tokens)]
-    assert Seeing(4, window, "tokens").per_prompt(tokens) == sum(each)
-    assert Seeing(4, window, "wanted").per_prompt(tokens) == each[-1]
+    each = [LayerAttention(4, window, "tokens").per_step(i + 1) for i in range(tokens)]
+    assert LayerAttention(4, window, "tokens").per_prompt(tokens) == sum(each)
+    assert LayerAttention(4, window, "wanted").per_prompt(tokens) == each[-1]
 
 
 def test_products_are_counted_once_for_each_row_that_needs_them(path: Path) -> None:
@@ -195,13 +197,13 @@ def test_products_are_counted_once_for_each_row_that_needs_them(path: Path) -> N
     model = demands(path, "f16")
     assert isinstance(model.arithmetic, Arithmetic)
     everything = sum(2 * r * c for name, (r, c) in shapes.items() if name != "token_embd.weight")
-    step = model.of(Case("decode", 9, 100, batch=2))
+    step = model.of(BenchCase("decode", 9, 100, batch=2))
     assert step.tokens == 2
     assert step.products == 2 * everything
     heads = MODEL.layers * MODEL.heads * MODEL.head_dim
     assert step.attention == 2 * 4 * heads * 105
     # Behind the last layer's keys and values only the last token of a prompt goes on.
-    prompt = model.of(Case("prefill", 10))
+    prompt = model.of(BenchCase("prefill", 10))
     last = f"blk.{MODEL.layers - 1}."
     only_last = [n for n in shapes if n == "output.weight" or (n.startswith(last) and "_k." not in n)]
     only_last = [n for n in only_last if "_v." not in n]
@@ -215,30 +217,30 @@ def test_products_are_counted_once_for_each_row_that_needs_them(path: Path) -> N
 
 GIGA = 1e9
 PEAK = Peak("fast", "Q4_0", "bf16", 2, 1000 * GIGA)
-MEMORY = Memory(2, 10**9, 10 * GIGA, 10 * GIGA)
+MEMORY = MemoryBandwidth(2, 10**9, 10 * GIGA, 10 * GIGA)
 
 
-def demand(tokens: int, products: float | None = None, attention: float | None = None) -> Demand:
-    return Demand(tokens, 0.9 * GIGA, 0.1 * GIGA, products, attention)
+def demand(tokens: int, products: float | None = None, attention: float | None = None) -> RooflineDemand:
+    return RooflineDemand(tokens, 0.9 * GIGA, 0.1 * GIGA, products, attention)
 
 
 def test_a_step_is_up_against_memory_and_a_prompt_against_products() -> None:
-    step = limit_of(Case("decode", 4), demand(1, GIGA, GIGA), MEMORY, PEAK)
+    step = limit_of(BenchCase("decode", 4), demand(1, GIGA, GIGA), MEMORY, PEAK)
     assert (step.tok_s, step.bound, step.bytes_per_step) == (10.0, "memory", GIGA)
     assert step.why == (
         "a step reads 954 MiB (858 MiB of weights, the rest keys and values) and memory gives 10.0 GB/s "
         "to 2 threads: at most 10 tokens/s"
     )
-    prompt = limit_of(Case("prefill", 100), demand(100, 400 * GIGA, 100 * GIGA), MEMORY, PEAK)
+    prompt = limit_of(BenchCase("prefill", 100), demand(100, 400 * GIGA, 100 * GIGA), MEMORY, PEAK)
     assert (prompt.tok_s, prompt.bound, prompt.bytes_per_step) == (200.0, "products", None)
     assert prompt.why == (
         "the prompt takes 400.00 GFLOP in products and 100.00 in attention, and fast in bf16 multiplies "
         "large matrices at 1000 GFLOP/s with 2 threads: at most 200 tokens/s"
     )
-    short = limit_of(Case("prefill", 2, batch=3), demand(6, 6 * GIGA, 0.0), MEMORY, PEAK)
+    short = limit_of(BenchCase("prefill", 2, batch=3), demand(6, 6 * GIGA, 0.0), MEMORY, PEAK)
     assert (short.tok_s, short.bound) == (60.0, "memory")
     assert short.why.startswith("a batch of 3 prompts reads 954 MiB")
-    many = limit_of(Case("decode", 4, batch=500), demand(500, 500 * GIGA, 0.0), MEMORY, PEAK)
+    many = limit_of(BenchCase("decode", 4, batch=500), demand(500, 500 * GIGA, 0.0), MEMORY, PEAK)
     assert (many.tok_s, many.bound, many.bytes_per_step) == (1000.0, "products", GIGA)
 
 
@@ -246,9 +248,9 @@ def test_a_step_is_up_against_memory_and_a_prompt_against_products() -> None:
 def test_without_a_peak_a_step_has_its_memory_and_a_prompt_nothing(
     products: float | None, peak: Peak | None
 ) -> None:
-    step = limit_of(Case("decode", 4), demand(1, products), MEMORY, peak)
+    step = limit_of(BenchCase("decode", 4), demand(1, products), MEMORY, peak)
     assert (step.tok_s, step.bound) == (10.0, "memory")
-    prompt = limit_of(Case("prefill", 4), demand(4, products), MEMORY, peak)
+    prompt = limit_of(BenchCase("prefill", 4), demand(4, products), MEMORY, peak)
     assert (prompt.tok_s, prompt.bound) == (None, None)
     assert "could not be measured" in prompt.why
 
@@ -281,7 +283,7 @@ def test_the_peak_is_measured_on_what_makes_the_products(
         assert most is not None
         assert (most.backend, most.weight.quant.name) == (backend, "F32")
 
-        def measure(loaded: Loaded) -> Peak:
+        def measure(loaded: LoadedModel) -> Peak:
             assert isinstance(loaded.model, PlannedModel)
             found = loaded.model.backends[backend]
             result = measure_peak(found, most.weight, 1)
@@ -291,8 +293,8 @@ def test_the_peak_is_measured_on_what_makes_the_products(
         peak = llm.call(measure)
         assert peak.name == f"{backend} on F32"
         assert 1e6 < peak.rate < 1e15
-        ours = Ours(llm)
-        assert ours.peak(Case("prefill", 8)) is ours.peak(Case("decode", 8))
+        ours = HetrunSide(llm)
+        assert ours.peak(BenchCase("prefill", 8)) is ours.peak(BenchCase("decode", 8))
         assert llm.generate([1, 2, 3])[0].tokens  # it still runs
 
 
@@ -326,7 +328,7 @@ def looked_at(model: PlannedModel, backend: str, depth: int) -> Spent:
 
 @pytest.mark.parametrize("backend", ["reference", "llamacpp"])
 def test_attention_grows_with_depth_and_products_do_not(backend: str, path: Path) -> None:
-    def work(loaded: Loaded) -> tuple[Spent, Spent]:
+    def work(loaded: LoadedModel) -> tuple[Spent, Spent]:
         assert isinstance(loaded.model, PlannedModel)
         return looked_at(loaded.model, backend, 4), looked_at(loaded.model, backend, DEEP)
 
@@ -339,7 +341,7 @@ def test_attention_grows_with_depth_and_products_do_not(backend: str, path: Path
 
 
 def test_a_run_that_is_looked_at_can_be_cancelled(path: Path) -> None:
-    def work(loaded: Loaded) -> Spent:
+    def work(loaded: LoadedModel) -> Spent:
         model, found, seq = loaded.model, Spent(), loaded.model.alloc()
         assert isinstance(model, PlannedModel)
         step = Step((Chunk(seq, np.ones(4, np.int64), np.array([3])),))
@@ -363,19 +365,19 @@ def test_a_run_that_is_looked_at_can_be_cancelled(path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "case"),
     [
-        ("reference", Case("prefill", 24)),
-        ("llamacpp", Case("decode", 6, 8)),
-        ("libllama", Case("decode", 6, 8)),
-        ("llamacpp", Case("prefill", 8, batch=2)),
-        pytest.param("llamacpp", Case("prefill", 24), marks=exhaustive),
-        pytest.param("reference", Case("decode", 6, 8), marks=exhaustive),
-        pytest.param("llamacpp", Case("decode", 6, 8, batch=2), marks=exhaustive),
-        pytest.param("amx", Case("prefill", 24), marks=NEEDS_AMX),
+        ("reference", BenchCase("prefill", 24)),
+        ("llamacpp", BenchCase("decode", 6, 8)),
+        ("libllama", BenchCase("decode", 6, 8)),
+        ("llamacpp", BenchCase("prefill", 8, batch=2)),
+        pytest.param("llamacpp", BenchCase("prefill", 24), marks=exhaustive),
+        pytest.param("reference", BenchCase("decode", 6, 8), marks=exhaustive),
+        pytest.param("llamacpp", BenchCase("decode", 6, 8, batch=2), marks=exhaustive),
+        pytest.param("amx", BenchCase("prefill", 24), marks=NEEDS_AMX),
     ],
 )
-def test_the_parts_are_the_whole_time(backend: str, case: Case, path: Path) -> None:
+def test_the_parts_are_the_whole_time(backend: str, case: BenchCase, path: Path) -> None:
     with LocalModel(path, backends=[backend], ctx=64, ubatch=16, threads=1) as llm:
-        ours = Ours(llm, look=True)
+        ours = HetrunSide(llm, look=True)
         ours.prepare(case)
         rates = [ours.sample(case, seed) for seed in (1, 2)]
         found = ours.anatomy(case)
@@ -397,7 +399,7 @@ def test_the_parts_are_the_whole_time(backend: str, case: Case, path: Path) -> N
 
 
 def anatomy(unit: Literal["prompt", "step"], **parts: float) -> Anatomy:
-    return Anatomy(unit, tuple(Part(name.replace("_", " "), s) for name, s in parts.items()))
+    return Anatomy(unit, tuple(TimePart(name.replace("_", " "), s) for name, s in parts.items()))
 
 
 def limit(bound: Literal["memory", "products"]) -> Limit:
@@ -429,7 +431,7 @@ def test_the_sentence_says_what_most_of_the_time_is_up_against() -> None:
 def explained(
     segments: tuple[SegmentTime, ...], batch: int = 1, load: tuple[float, float] = (0.0, 0.0)
 ) -> str:
-    row = Row(
+    row = BenchRow(
         model="tiny",
         test="pp100",
         batch=batch,

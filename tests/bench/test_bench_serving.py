@@ -23,14 +23,28 @@ from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.server import listen
 from hetrun.server.app import create_app
 from hetrun.tools.bench.cases import BenchOptions
-from hetrun.tools.bench.options import Asked, options_of
+from hetrun.tools.bench.options import TypedBenchOptions, options_of
 from hetrun.tools.bench.prompts import body, of_length
 from hetrun.tools.bench.serving import benchmark
-from hetrun.tools.bench.serving.benchmark import Sample, ServingReport, ServingRow, Side, measure, percentile
+from hetrun.tools.bench.serving.benchmark import (
+    ServingReport,
+    ServingRow,
+    ServingSample,
+    ServingSide,
+    measure,
+    percentile,
+)
 from hetrun.tools.bench.serving.cases import ArrivalCase, LoadCase, PrefixCase, ServingOptions
-from hetrun.tools.bench.serving.http_load import Answer, Endpoint, Gone, Reader, Refused, ask
+from hetrun.tools.bench.serving.http_load import (
+    ConnectionLost,
+    HttpAnswerReader,
+    RequestRefused,
+    ServerEndpoint,
+    TimedAnswer,
+    ask,
+)
 from hetrun.tools.bench.serving.report import to_csv, to_json, to_table
-from hetrun.tools.bench.serving.servers import FEATURES, LlamaServer, Room, find_llama_server, tree
+from hetrun.tools.bench.serving.servers import FEATURES, LlamaServer, ServerCapacity, find_llama_server, tree
 from tests.support.fakes import FakeEngine
 
 # --- answers out of bytes
@@ -53,9 +67,9 @@ def cut(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     return [piece for piece in (*pieces, data[begin:]) if piece]
 
 
-def read(pieces: Sequence[bytes]) -> tuple[Reader, list[bytes]]:
+def read(pieces: Sequence[bytes]) -> tuple[HttpAnswerReader, list[bytes]]:
     events: list[bytes] = []
-    reader = Reader(lambda event, at: events.append(event))
+    reader = HttpAnswerReader(lambda event, at: events.append(event))
     for n, piece in enumerate(pieces):
         assert not reader.ended
         reader.feed(piece, float(n))
@@ -94,7 +108,7 @@ def test_what_is_no_http_is_said() -> None:
 
 
 def test_only_texts_are_tokens() -> None:
-    answer = Answer(asked=1.0)
+    answer = TimedAnswer(asked=1.0)
     for at, event in enumerate(
         (
             b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}',
@@ -114,7 +128,7 @@ def test_only_texts_are_tokens() -> None:
 
 def test_an_error_in_the_middle_ends_the_measurement() -> None:
     with pytest.raises(HetrunError, match=r"an answer ended with an error: .*the engine died"):
-        Answer().take(b'data: {"error":{"message":"the engine died"}}', 1.0)
+        TimedAnswer().take(b'data: {"error":{"message":"the engine died"}}', 1.0)
 
 
 # --- prompts
@@ -156,7 +170,7 @@ def test_a_request_says_all_that_makes_both_sides_equal() -> None:
 # --- what was asked for
 
 
-TYPED = Asked(
+TYPED = TypedBenchOptions(
     prompt="512",
     generate="64",
     depth=None,
@@ -210,7 +224,7 @@ def test_what_makes_no_sense_is_refused(given: dict[str, Any], says: str) -> Non
 def test_the_room_holds_the_longest_conversation() -> None:
     assert LoadCase(4, 256, 128, 2).room.tokens > 256 + 128
     assert ArrivalCase(4, 256, 64, 4000).room.tokens > 4000
-    assert ArrivalCase(4, 256, 64, 100).room == Room(5, 256 + 8 + 64 + 2048 + 32)
+    assert ArrivalCase(4, 256, 64, 100).room == ServerCapacity(5, 256 + 8 + 64 + 2048 + 32)
 
 
 # --- the peer
@@ -263,7 +277,7 @@ class Scripted:
 class InProcess:
     """A server on a thread of its own."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServerEndpoint) -> None:
         self.endpoint = endpoint
 
     def cpu_seconds(self) -> Mapping[str, float]:
@@ -279,14 +293,14 @@ def served(engine: FakeEngine, path: Path) -> Iterator[InProcess]:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         found.append(lambda: loop.call_soon_threadsafe(stop.set))
-        with listen.listening(listen.Address(uds=path)) as bound:
+        with listen.listening(listen.ListenAddress(uds=path)) as bound:
             await listen.serve(create_app(LocalClient(engine)), bound, stop, ready.set)
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
     assert ready.wait(5)
     try:
-        yield InProcess(Endpoint(uds=path))
+        yield InProcess(ServerEndpoint(uds=path))
     finally:
         found[0]()
         thread.join()
@@ -352,7 +366,10 @@ def test_answers_that_are_too_short_are_no_result(
 
 
 def test_refusals_are_quoted(engine: FakeEngine, tmp_path: Path) -> None:
-    with served(engine, tmp_path / "s") as server, pytest.raises(Refused, match=r"answered 400: .*messages"):
+    with (
+        served(engine, tmp_path / "s") as server,
+        pytest.raises(RequestRefused, match=r"answered 400: .*messages"),
+    ):
         asyncio.run(ask(server.endpoint, b"{}"))
 
 
@@ -363,8 +380,8 @@ async def test_a_server_that_hangs_up_is_said(tmp_path: Path) -> None:
         writer.close()
 
     async with await asyncio.start_unix_server(hang_up, tmp_path / "s"):
-        with pytest.raises(Gone, match="in the middle of an answer"):
-            await ask(Endpoint(uds=tmp_path / "s"), b"{}")
+        with pytest.raises(ConnectionLost, match="in the middle of an answer"):
+            await ask(ServerEndpoint(uds=tmp_path / "s"), b"{}")
 
 
 # --- how it is told
@@ -378,24 +395,24 @@ def test_a_percentile_is_a_value_that_this_share_does_not_exceed(values: list[in
     assert sum(v < found for v in values) * 100 < percent * len(values)
 
 
-def load_sample(tok_s: float) -> Sample:
+def load_sample(tok_s: float) -> ServingSample:
     spans = {"first": (0.25, 0.5), "gaps": (0.01, 0.02, 0.03)}
     counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "clients_cpu", "front_cpu", "others_cpu"), 0.5)
-    return Sample(tok_s, spans, counts)
+    return ServingSample(tok_s, spans, counts)
 
 
 PEER = LlamaServer(Path("/x/llama-server"), "7 (abc)", ("AVX512",))
 
 
-def report(theirs: Side | None) -> ServingReport:
-    ours = Side("hetrun", (load_sample(30.0), load_sample(40.0)))
+def report(theirs: ServingSide | None) -> ServingReport:
+    ours = ServingSide("hetrun", (load_sample(30.0), load_sample(40.0)))
     smooth = {
         "quiet": (0.01, 0.02),
         "during": (0.02, 0.06),
         "newcomer alone": (1.0,),
         "newcomer beside": (1.5,),
     }
-    arrival = Side("hetrun", (Sample(3.0, smooth, {}),))
+    arrival = ServingSide("hetrun", (ServingSample(3.0, smooth, {}),))
     rows = (
         ServingRow("m", LoadCase(2, 256, 128, 2), ours, theirs, (0.1, 0.2)),
         ServingRow("m", ArrivalCase(4, 256, 64, 4000), arrival, None, (0.1, 0.2)),
@@ -403,7 +420,7 @@ def report(theirs: Side | None) -> ServingReport:
     return ServingReport(rows, PEER if theirs else None)
 
 
-THEIRS = Side("llama-server", (load_sample(20.0), load_sample(20.0)), threads=2)
+THEIRS = ServingSide("llama-server", (load_sample(20.0), load_sample(20.0)), threads=2)
 
 
 def test_the_ratio_is_that_of_neighbours() -> None:

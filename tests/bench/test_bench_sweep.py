@@ -21,17 +21,17 @@ from hetrun.config import Settings
 from hetrun.errors import BudgetError, UserError
 from hetrun.tools import bench
 from hetrun.tools.bench import chart as charts, interleave, svg
-from hetrun.tools.bench.cases import Case, Passage
-from hetrun.tools.bench.chart import Mark, Series
-from hetrun.tools.bench.disk_bandwidth import Ceiling, Disk
-from hetrun.tools.bench.io_counters import Held, disk_bytes, peak_memory
-from hetrun.tools.bench.process import Died
+from hetrun.tools.bench.cases import BenchCase, Passage
+from hetrun.tools.bench.chart import ChartMark, Series
+from hetrun.tools.bench.disk_bandwidth import Ceiling, ModelDisk
+from hetrun.tools.bench.io_counters import ModelMemory, disk_bytes, peak_memory
+from hetrun.tools.bench.process import BenchProcessDied
 from hetrun.tools.bench.sweep import budgets, sweep, worker
-from hetrun.tools.bench.sweep.budgets import Budget, SweepOptions
-from hetrun.tools.bench.sweep.cgroup_sandbox import VERSION_1, Group
+from hetrun.tools.bench.sweep.budgets import SweepBudget, SweepOptions
+from hetrun.tools.bench.sweep.cgroup_sandbox import VERSION_1, SandboxGroup
 from hetrun.tools.bench.sweep.report import series, to_csv, to_json, to_table
-from hetrun.tools.bench.sweep.results import Point, Sweep, Theirs, Turn
-from hetrun.tools.bench.sweep.worker import Opened, Sample, State
+from hetrun.tools.bench.sweep.results import BudgetPoint, PeerPoint, SampleTurn, Sweep
+from hetrun.tools.bench.sweep.worker import ModelOpened, SweepSample, WorkerState
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
@@ -47,26 +47,26 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- what bounds a budget
 
 
-def turn(tok_s: float, per_step: int = 0, ceiling: float | None = 2e9, steps: int = 4) -> Turn:
+def turn(tok_s: float, per_step: int = 0, ceiling: float | None = 2e9, steps: int = 4) -> SampleTurn:
     """A sample of one sequence."""
-    sample = Sample(tok_s, steps, steps / tok_s, steps * per_step, steps * per_step)
-    return Turn(sample, () if ceiling is None else (Ceiling(ceiling, 2, 1 << 20),))
+    sample = SweepSample(tok_s, steps, steps / tok_s, steps * per_step, steps * per_step)
+    return SampleTurn(sample, () if ceiling is None else (Ceiling(ceiling, 2, 1 << 20),))
 
 
-def state(locked: int, streamed: int = 0, waiting: float = 0.0) -> State:
-    return State(Held(locked, streamed, waiting, GIB // 2, 3 * GIB), 2, "llamacpp")
+def state(locked: int, streamed: int = 0, waiting: float = 0.0) -> WorkerState:
+    return WorkerState(ModelMemory(locked, streamed, waiting, GIB // 2, 3 * GIB), 2, "llamacpp")
 
 
-RESIDENT = Point(None, None, 1, 4096, (turn(8.0), turn(10.0)), state(4 * GIB))
-HALF = Point(
-    Budget(percent=50.0),
+RESIDENT = BudgetPoint(None, None, 1, 4096, (turn(8.0), turn(10.0)), state(4 * GIB))
+HALF = BudgetPoint(
+    SweepBudget(percent=50.0),
     *(2 * GIB, 1, 4096, (turn(0.8, 2 * 10**9), turn(0.9, 2 * 10**9, 2.5e9)), state(2 * GIB, 2 * 10**9, 0.7)),
     group_peak=2 * GIB - 5,
 )
 
 
-def sweep_of(*points: Point) -> Sweep:
-    return Sweep("model", 4 * GIB, Case("decode", 64, 32), points, (0.1, 0.2))
+def sweep_of(*points: BudgetPoint) -> Sweep:
+    return Sweep("model", 4 * GIB, BenchCase("decode", 64, 32), points, (0.1, 0.2))
 
 
 def test_a_step_takes_as_long_as_computing_or_as_reading() -> None:
@@ -96,7 +96,7 @@ def test_without_room_for_all_weights_the_fastest_budget_says_what_computing_tak
     assert found is not None
     assert found[0] == pytest.approx((1 / 0.85) * 0.3)
     assert "without its waiting" in found[1]
-    assert sweep_of(Point(None, None, failed="no")).compute is None
+    assert sweep_of(BudgetPoint(None, None, failed="no")).compute is None
 
 
 def test_without_a_ceiling_computing_alone_bounds() -> None:
@@ -130,10 +130,10 @@ class World:
         monkeypatch.setattr(sweep, "Peer", lambda path, threads, mapped, text: FakePeer(self, mapped))
         monkeypatch.setattr(sweep, "available_memory", lambda: self.memory)
         monkeypatch.setattr(worker, "start", lambda prefix=(): FakeProcess(self, prefix))
-        monkeypatch.setattr(Disk, "ceiling", lambda disk: self._ceiling())
+        monkeypatch.setattr(ModelDisk, "ceiling", lambda disk: self._ceiling())
 
     @contextmanager
-    def _confined(self, nbytes: int) -> Iterator[Group]:
+    def _confined(self, nbytes: int) -> Iterator[SandboxGroup]:
         self.limits.append(nbytes)
         yield FakeGroup(self, nbytes)
         self.log.append("group ends")
@@ -143,7 +143,7 @@ class World:
         return Ceiling(1e9 * (1 + self.log.count("disk") % 2), 2, 1 << 20)
 
 
-class FakeGroup(Group):
+class FakeGroup(SandboxGroup):
     """Whose processes were always killed by the kernel, if they were killed."""
 
     world: World
@@ -177,21 +177,21 @@ class FakeProcess:
     def ask(self, order: object, kind: type) -> object:
         world, name = self._world, type(order).__name__
         if name in world.dies:
-            raise Died("hetrun", -signal.SIGKILL)
+            raise BenchProcessDied("hetrun", -signal.SIGKILL)
         match order:
-            case worker.Open(_, options, _):
+            case worker.OpenModel(_, options, _):
                 world.opened.append(dict(options))
                 ram = options.get("ram")
                 if isinstance(ram, int) and ram < world.refused:
                     raise BudgetError(f"{ram} bytes are too few: at least {world.refused}")
-                return Opened(4096, 1.0)
-            case worker.Begin():
+                return ModelOpened(4096, 1.0)
+            case worker.PrepareCase():
                 return 1.0
-            case worker.Run(case, seed, passage):
+            case worker.RunCase(case, seed, passage):
                 world.passages.append((seed, passage))
                 world.log.append(f"ours {case.tokens}")
-                return Sample(2.0, case.tokens, case.tokens / 2.0, case.tokens * 10**9, 0)
-            case worker.Look():
+                return SweepSample(2.0, case.tokens, case.tokens / 2.0, case.tokens * 10**9, 0)
+            case worker.ReportState():
                 return state(GIB, 10**9, 0.5)
         raise AssertionError(order)
 
@@ -209,15 +209,15 @@ class FakePeer:
         assert mapped.prefix[0] == "in"
         world.log.append(f"peer in {mapped.prefix[1]} {mapped.kv_type} {mapped.load}")
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: BenchCase) -> None:
         self._world.log.append(f"peer prepares {case.name}")
 
-    def threads(self, case: Case) -> int:
+    def threads(self, case: BenchCase) -> int:
         return 2
 
-    def sample(self, case: Case, seed: int, tokens: int) -> float:
+    def sample(self, case: BenchCase, seed: int, tokens: int) -> float:
         if self._world.log.count("theirs 4") >= self._world.peers_end:
-            raise Died(self.name, -signal.SIGKILL)
+            raise BenchProcessDied(self.name, -signal.SIGKILL)
         self._world.log.append(f"theirs {tokens}")
         return self._rate
 
@@ -231,7 +231,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def run(path: Path, **given: Any) -> Sweep:  # noqa: ANN401 - those of SweepOptions
-    asked: dict[str, Any] = {"budgets": (Budget(GIB),), "generate": 40, "rounds": 2}
+    asked: dict[str, Any] = {"budgets": (SweepBudget(GIB),), "generate": 40, "rounds": 2}
     options = SweepOptions(**(asked | given))
     settings = Settings.resolve(environ={}, model=str(path), kv_type="q8_0", ram="5GiB")
     said: list[tuple[int, int]] = []
@@ -258,7 +258,7 @@ def test_both_take_turns_and_the_disk_is_measured_beside_ours(path: Path, world:
     (point,) = found.points
     assert (point.ratio, point.tok_s, point.group_peak) == (8.0, 2.0, 2 * GIB - 1)
     assert point.ceiling == 1.5e9  # the mean of both
-    assert point.peer == Theirs("llama.cpp", "0", 2, (0.25, 0.25), 0.0, GIB - 1)
+    assert point.peer == PeerPoint("llama.cpp", "0", 2, (0.25, 0.25), 0.0, GIB - 1)
     assert found.kv_type == "q8_0"
 
 
@@ -275,7 +275,7 @@ def test_a_peer_that_is_faster_with_its_weights_copied_has_them_so(path: Path, w
 
 
 def test_a_peer_without_room_for_its_weights_maps_them(path: Path, world: World) -> None:
-    run(path, vs="llama.cpp", budgets=(Budget(budgets.BESIDE),))
+    run(path, vs="llama.cpp", budgets=(SweepBudget(budgets.BESIDE),))
     assert [line.split()[-1] for line in world.log if line.startswith("peer in")] == ["mmap"]
 
 
@@ -297,7 +297,7 @@ def test_of_a_text_each_round_has_a_passage_of_its_own(path: Path, world: World,
 
 def test_all_weights_in_memory_come_first_where_there_is_room(path: Path, world: World) -> None:
     world.memory = 1 << 40
-    found = run(path, budgets=(Budget(GIB), Budget(percent=50.0)))
+    found = run(path, budgets=(SweepBudget(GIB), SweepBudget(percent=50.0)))
     assert [p.name for p in found.points] == ["all", "1.0 GiB", "50%"]
     shares = path.stat().st_size // 2 + budgets.BESIDE
     assert [o.get("ram") for o in world.opened] == [None, GIB, pytest.approx(shares, abs=1)]
@@ -306,7 +306,7 @@ def test_all_weights_in_memory_come_first_where_there_is_room(path: Path, world:
 
 def test_a_budget_that_is_refused_is_a_result(path: Path, world: World) -> None:
     world.refused = 2 * GIB
-    found = run(path, budgets=(Budget(GIB), Budget(2 * GIB)), vs="llama.cpp")
+    found = run(path, budgets=(SweepBudget(GIB), SweepBudget(2 * GIB)), vs="llama.cpp")
     assert [p.tok_s for p in found.points] == [None, 2.0]
     assert found.points[0].failed == f"{GIB} bytes are too few: at least {2 * GIB}"
     assert found.points[0].peer is not None
@@ -314,12 +314,12 @@ def test_a_budget_that_is_refused_is_a_result(path: Path, world: World) -> None:
     assert "1.0 GiB: 1073741824 bytes are too few" in to_table(found, 80)
 
 
-@pytest.mark.parametrize("order", ["Open", "Begin", "Run", "Look"])
+@pytest.mark.parametrize("order", ["OpenModel", "PrepareCase", "RunCase", "ReportState"])
 def test_who_is_killed_is_a_result(path: Path, world: World, order: str) -> None:
     world.dies = (order,)
     (point,) = run(path).points
     assert point.failed == "killed for memory"
-    assert len(point.turns) == (2 if order == "Look" else 0)
+    assert len(point.turns) == (2 if order == "ReportState" else 0)
 
 
 def test_a_killed_peer_is_a_result(path: Path, world: World) -> None:
@@ -346,7 +346,7 @@ def test_without_groups_a_peer_is_refused_and_ours_runs(path: Path, world: World
 
 # --- how it is told
 
-PEER = Theirs("llama.cpp", "0.3", 1, (0.3, 0.4), 4e9, 2 * GIB)
+PEER = PeerPoint("llama.cpp", "0.3", 1, (0.3, 0.4), 4e9, 2 * GIB)
 TOLD = sweep_of(RESIDENT, replace(HALF, peer=PEER, ratio=2.5))
 
 
@@ -390,7 +390,7 @@ def test_what_is_faster_than_it_can_be_is_marked() -> None:
 
 
 def test_what_came_from_the_page_cache_is_marked() -> None:
-    sample = Sample(0.8, 4, 5.0, 8 * 10**9, 4 * 10**9)
+    sample = SweepSample(0.8, 4, 5.0, 8 * 10**9, 4 * 10**9)
     half_cached = sweep_of(replace(HALF, turns=(replace(HALF.turns[0], sample=sample),)))
     text = to_table(half_cached, 80)
     assert "1.000 c" in text
@@ -400,15 +400,15 @@ def test_what_came_from_the_page_cache_is_marked() -> None:
 
 
 def test_the_better_of_both_ceilings_says_what_cannot_be() -> None:
-    sample = Sample(1.1, 4, 4 / 1.1, 8 * 10**9, 8 * 10**9)
-    both = replace(HALF, turns=(Turn(sample, (Ceiling(1e9, 2, 1 << 20), Ceiling(2.6e9, 2, 1 << 20))),))
+    sample = SweepSample(1.1, 4, 4 / 1.1, 8 * 10**9, 8 * 10**9)
+    both = replace(HALF, turns=(SampleTurn(sample, (Ceiling(1e9, 2, 1 << 20), Ceiling(2.6e9, 2, 1 << 20))),))
     assert both.of_bound(0.1) == pytest.approx(1.1 / 0.9)
     assert not both.above(0.1)
     assert both.above(1.0)  # computing takes longer than that
 
 
 def test_a_sweep_of_failures_is_told_too() -> None:
-    failed = sweep_of(Point(Budget(GIB), GIB, failed="killed for memory"))
+    failed = sweep_of(BudgetPoint(SweepBudget(GIB), GIB, failed="killed for memory"))
     assert "1.0 GiB: killed for memory" in to_table(failed, 80)
     assert json.loads(to_json(failed))["rows"][0]["tok_s"] is None
     assert "killed for memory" in to_csv(failed)
@@ -432,7 +432,7 @@ POINTS = st.lists(st.tuples(st.floats(0.01, 100), st.floats(0, 1000)), min_size=
 
 @given(st.lists(POINTS, min_size=1, max_size=3), st.integers(0, 200))
 def test_every_point_is_in_the_picture(points: list[list[tuple[float, float]]], width: int) -> None:
-    all_series = [Series(f"s{i}", [Mark(x, y) for x, y in of]) for i, of in enumerate(points)]
+    all_series = [Series(f"s{i}", [ChartMark(x, y) for x, y in of]) for i, of in enumerate(points)]
     text = charts.drawn(all_series, width, "tokens/s", "GiB")
     drawn = "\n".join(text.splitlines()[1:])
     assert max(map(len, text.splitlines())) <= charts.MOST_WIDTH + 40
@@ -474,7 +474,9 @@ def test_a_sweep_from_end_to_end(
     monkeypatch.setattr(sweep, "SAMPLE_S", 0.05)
     settings = Settings.resolve(environ={}, model=str(path), backends=["reference"], planner="static")
     picture = tmp_path / "sweep.svg"
-    options = SweepOptions((Budget(4 * GIB), Budget(1 << 20)), 8, 4, rounds=1, output="json", picture=picture)
+    options = SweepOptions(
+        (SweepBudget(4 * GIB), SweepBudget(1 << 20)), 8, 4, rounds=1, output="json", picture=picture
+    )
     bench.in_budgets(settings, options)
     found = json.loads(capsys.readouterr().out)
     everything, large, small = found["rows"]

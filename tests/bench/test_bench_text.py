@@ -21,22 +21,26 @@ from hetrun.errors import OptionError, UserError
 from hetrun.executor.stats import Stats
 from hetrun.tools import bench
 from hetrun.tools.bench import interleave, matmul_peak
-from hetrun.tools.bench.cases import BenchOptions, Case
-from hetrun.tools.bench.hetrun_side import Ours, Watch
-from hetrun.tools.bench.llamacpp_peer import Order, Run
-from hetrun.tools.bench.memory_bandwidth import Memory
-from hetrun.tools.bench.options import Asked, options_of
-from hetrun.tools.bench.peer import Mapped, Peer
-from hetrun.tools.bench.process import Process
+from hetrun.tools.bench.cases import BenchCase, BenchOptions
+from hetrun.tools.bench.hetrun_side import HetrunSide, Watch
+from hetrun.tools.bench.llamacpp_peer import Order, RunPeerCase
+from hetrun.tools.bench.memory_bandwidth import MemoryBandwidth
+from hetrun.tools.bench.options import TypedBenchOptions, options_of
+from hetrun.tools.bench.peer import MappedPeer, Peer
+from hetrun.tools.bench.process import BenchProcess
 from hetrun.tools.bench.sweep.budgets import SweepOptions
-from hetrun.tools.bench.texts import About, Text, open_text
+from hetrun.tools.bench.texts import About, BenchText, open_text
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
 MODEL = TinyLlama("text", layers=1, kv_heads=2)
 WORDS = "".join(f"{i} bottles of beer on the wall; take one down and pass it around. " for i in range(99))
 CASES = st.builds(
-    Case, st.sampled_from(["prefill", "decode"]), st.integers(1, 40), st.integers(0, 40), st.integers(1, 4)
+    BenchCase,
+    st.sampled_from(["prefill", "decode"]),
+    st.integers(1, 40),
+    st.integers(0, 40),
+    st.integers(1, 4),
 )
 
 
@@ -53,7 +57,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def text(path: Path, words: Path) -> Text:
+def text(path: Path, words: Path) -> BenchText:
     found = open_text(settings(path), words)
     assert found is not None
     return found
@@ -63,16 +67,16 @@ def settings(path: Path, **given: Any) -> Settings:  # noqa: ANN401 - those of S
     return Settings.resolve(environ={}, model=str(path), backends=["reference"], threads=1, **given)
 
 
-def numbered(n: int) -> Text:
+def numbered(n: int) -> BenchText:
     """A text in which each token says where it stands."""
-    return Text(About("numbers", "0" * 64, n), np.arange(n, dtype=np.int32))
+    return BenchText(About("numbers", "0" * 64, n), np.arange(n, dtype=np.int32))
 
 
 # --- which stretches
 
 
 @given(CASES, st.integers(-4, 20), st.integers(200, 5000))
-def test_an_answer_is_what_follows_the_prompt_in_the_text(case: Case, seed: int, n: int) -> None:
+def test_an_answer_is_what_follows_the_prompt_in_the_text(case: BenchCase, seed: int, n: int) -> None:
     found = numbered(n).passage(case, seed)
     assert found.prompts.shape == (case.batch, case.prompt)
     for prompt, answer in zip(found.prompts, found.answers, strict=True):
@@ -88,7 +92,10 @@ def test_an_answer_is_what_follows_the_prompt_in_the_text(case: Case, seed: int,
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_rounds_sequences_and_lengths_begin_at_places_of_their_own(batch: int) -> None:
-    text, kinds = numbered(100_000), [Case("prefill", 512), Case("prefill", 128), Case("decode", 64, 512)]
+    text, kinds = (
+        numbered(100_000),
+        [BenchCase("prefill", 512), BenchCase("prefill", 128), BenchCase("decode", 64, 512)],
+    )
     begins = [
         int(row[0])
         for case in kinds
@@ -101,7 +108,7 @@ def test_rounds_sequences_and_lengths_begin_at_places_of_their_own(batch: int) -
 
 
 def test_a_text_that_is_too_short_is_refused() -> None:
-    text, case = numbered(20), Case("decode", 8, 11)
+    text, case = numbered(20), BenchCase("decode", 8, 11)
     text.check(case)
     with pytest.raises(
         OptionError, match=r"tg9@11 needs a text of 21 tokens.* and numbers has 20; give a lon"
@@ -109,7 +116,7 @@ def test_a_text_that_is_too_short_is_refused() -> None:
         text.check(replace(case, tokens=9))
 
 
-def test_a_text_is_opened_with_the_models_tokenizer(path: Path, words: Path, text: Text) -> None:
+def test_a_text_is_opened_with_the_models_tokenizer(path: Path, words: Path, text: BenchText) -> None:
     with LocalModel(path, backends=["reference"]) as llm:
         assert llm.tokenize(WORDS)[-len(text.ids) :] == text.ids.tolist()
     digest = hashlib.sha256(words.read_bytes()).hexdigest()
@@ -154,9 +161,9 @@ def test_an_answer_is_forced_and_goes_on_by_itself(path: Path, spec: str) -> Non
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_our_side_reads_and_writes_the_text(
-    path: Path, text: Text, monkeypatch: pytest.MonkeyPatch, batch: int
+    path: Path, text: BenchText, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    case, asked, said = Case("decode", 6, 8, batch), [], []
+    case, asked, said = BenchCase("decode", 6, 8, batch), [], []
     real = LocalModel.submit
 
     def submit(llm: LocalModel, request: GenerateRequest, on_event: Callable[[Event], None]) -> int:
@@ -173,7 +180,7 @@ def test_our_side_reads_and_writes_the_text(
 
     monkeypatch.setattr(LocalModel, "submit", submit)
     with LocalModel(path, backends=["reference"], ubatch=16) as llm:
-        ours = Ours(llm, text=text)
+        ours = HetrunSide(llm, text=text)
         ours.prepare(case)
         asked.clear()
         said.clear()
@@ -188,37 +195,37 @@ def test_our_side_reads_and_writes_the_text(
 # --- the peer
 
 
-def test_the_peer_gets_the_same_tokens(path: Path, text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Run] = []
-    real = Process.send
+def test_the_peer_gets_the_same_tokens(path: Path, text: BenchText, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[RunPeerCase] = []
+    real = BenchProcess.send
 
-    def send(process: Process, order: object) -> None:
-        if isinstance(order, Run):
+    def send(process: BenchProcess, order: object) -> None:
+        if isinstance(order, RunPeerCase):
             sent.append(order)
         real(process, order)
 
-    monkeypatch.setattr(Process, "send", send)
-    case = Case("decode", 4, 8)
+    monkeypatch.setattr(BenchProcess, "send", send)
+    case = BenchCase("decode", 4, 8)
     with Peer(path, 1, text=text) as peer:
         peer.prepare(case)
         assert peer.sample(case, 1, 0) == 0.0  # nothing but the prompt
         assert 0 < peer.sample(case, 1) < 1e6
-        peer.prepare(Case("prefill", 24, 0, 2))
-        assert 0 < peer.sample(Case("prefill", 24, 0, 2), 1) < 1e6
+        peer.prepare(BenchCase("prefill", 24, 0, 2))
+        assert 0 < peer.sample(BenchCase("prefill", 24, 0, 2), 1) < 1e6
     runs = [run for run in sent if run.case == case]
     assert runs[-1].text is not None
     assert (runs[-1].text.prompts == text.passage(case, 1).prompts).all()
     assert (runs[-1].text.answers == text.passage(case, 1).answers).all()
 
 
-@pytest.mark.parametrize(("mapped", "seeds"), [(Mapped((), "f16"), True), (None, False)])
+@pytest.mark.parametrize(("mapped", "seeds"), [(MappedPeer((), "f16"), True), (None, False)])
 def test_trials_in_little_memory_have_a_part_of_the_text_each(
-    path: Path, text: Text, monkeypatch: pytest.MonkeyPatch, mapped: Mapped | None, seeds: bool
+    path: Path, text: BenchText, monkeypatch: pytest.MonkeyPatch, mapped: MappedPeer | None, seeds: bool
 ) -> None:
-    tried: list[Run] = []
+    tried: list[RunPeerCase] = []
 
     def ask(peer: Peer, order: Order, kind: type) -> object:
-        if isinstance(order, Run):
+        if isinstance(order, RunPeerCase):
             tried.append(order)
             return 1.0
         return real(peer, order, kind)
@@ -226,13 +233,13 @@ def test_trials_in_little_memory_have_a_part_of_the_text_each(
     real = Peer._ask
     with Peer(path, None, mapped, text) as peer:
         monkeypatch.setattr(Peer, "_ask", ask)
-        peer.prepare(Case("decode", 4, 8))
+        peer.prepare(BenchCase("decode", 4, 8))
     assert {run.seed for run in tried} == ({0} | {-run.threads for run in tried} if seeds else {0})
 
 
 # --- how it is asked for, and all of it together
 
-ASKED = Asked(None, "64", None, None, 5, None, False, None, None, None, None, "table")
+ASKED = TypedBenchOptions(None, "64", None, None, 5, None, False, None, None, None, None, "table")
 
 
 def test_the_option_is_for_runs_in_process_and_for_sweeps() -> None:
@@ -246,11 +253,15 @@ def test_the_option_is_for_runs_in_process_and_for_sweeps() -> None:
 
 
 def test_bench_of_a_text_against_llama_cpp(
-    path: Path, words: Path, text: Text, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    words: Path,
+    text: BenchText,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(interleave, "PAUSE_S", 0.0)
     monkeypatch.setattr(
-        bench, "memory", lambda n, nbytes, again=True: Memory(n, int(nbytes), 2e9 * n, 1e9 * n)
+        bench, "memory", lambda n, nbytes, again=True: MemoryBandwidth(n, int(nbytes), 2e9 * n, 1e9 * n)
     )
     monkeypatch.setattr(matmul_peak, "WIDTH", 256)
     monkeypatch.setattr(matmul_peak, "TOKENS", 16)

@@ -18,13 +18,13 @@ from hetrun.errors import OptionError
 from hetrun.system import subprocesses
 from hetrun.tools import bench
 from hetrun.tools.bench import interleave, peer as peer_module
-from hetrun.tools.bench.cases import BenchOptions, Case
+from hetrun.tools.bench.cases import BenchCase, BenchOptions
 from hetrun.tools.bench.cpu_load import others
-from hetrun.tools.bench.llamacpp_peer import Run
-from hetrun.tools.bench.memory_bandwidth import Memory
-from hetrun.tools.bench.options import Asked, options_of
+from hetrun.tools.bench.llamacpp_peer import RunPeerCase
+from hetrun.tools.bench.memory_bandwidth import MemoryBandwidth
+from hetrun.tools.bench.options import TypedBenchOptions, options_of
 from hetrun.tools.bench.peer import Peer, default_threads, thread_counts, trial
-from hetrun.tools.bench.report import PeerResult, Row, to_csv, to_table
+from hetrun.tools.bench.report import BenchRow, PeerResult, to_csv, to_table
 from hetrun.tools.bench.roofline import Limit
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
@@ -93,10 +93,10 @@ def test_they_end_with_us_however_we_end(number: signal.Signals) -> None:
 # --- what is asked for
 
 
-def asked(**given: Any) -> Asked:  # noqa: ANN401 - those of Asked
+def asked(**given: Any) -> TypedBenchOptions:  # noqa: ANN401 - those of Asked
     typed: dict[str, Any] = {"prompt": "512", "generate": "64", "rounds": 5, "output": "table"}
     typed |= dict.fromkeys(("depth", "batch", "vs", "clients", "requests", "shared_prefix", "arrival"))
-    return Asked(**(typed | {"explain": False} | given))
+    return TypedBenchOptions(**(typed | {"explain": False} | given))
 
 
 def test_the_options_say_how_many() -> None:
@@ -134,38 +134,38 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_fixed_number_of_threads_is_not_searched_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Run] = []
+    sent: list[RunPeerCase] = []
     ask = Peer._ask
 
     def note(self: Peer, order: Any, kind: Any) -> Any:  # noqa: ANN401 - as Peer's own
-        if isinstance(order, Run):
+        if isinstance(order, RunPeerCase):
             sent.append(order)
         return ask(self, order, kind)
 
     monkeypatch.setattr(Peer, "_ask", note)
-    case = Case("decode", 40, 8)
+    case = BenchCase("decode", 40, 8)
     with Peer(path, 2) as peer:
         peer.prepare(case)
         assert peer.threads(case) == 2
-        assert [(r.threads, r.case) for r in sent] == [(2, Case("decode", 16, 8))]
+        assert [(r.threads, r.case) for r in sent] == [(2, BenchCase("decode", 16, 8))]
         assert peer.sample(case, 1) > 0
     sent.clear()
     with Peer(path) as peer:
         peer.prepare(case)
         # Its search takes less than what is measured then, and stands behind the same prompt.
-        assert {r.case for r in sent} == {Case("decode", 16, 8)}
+        assert {r.case for r in sent} == {BenchCase("decode", 16, 8)}
         assert {r.threads for r in sent} == set(thread_counts(len(os.sched_getaffinity(0))))
         assert peer.sample(case, 1) > 0
-        prompt = Case("prefill", 24, batch=2)
+        prompt = BenchCase("prefill", 24, batch=2)
         peer.prepare(prompt)
         assert peer.sample(prompt, 1) > 0
 
 
 def test_a_trial_is_as_much_as_tells() -> None:
-    assert trial(Case("decode", 64, 4096, 16)) == Case("decode", 16, 4096, 16)
-    assert trial(Case("decode", 4, 32)) == Case("decode", 4, 32)
-    assert trial(Case("prefill", 4096, batch=16)) == Case("prefill", 512)
-    for case in (Case("decode", 64, 4096, 16), Case("prefill", 4096, batch=16)):
+    assert trial(BenchCase("decode", 64, 4096, 16)) == BenchCase("decode", 16, 4096, 16)
+    assert trial(BenchCase("decode", 4, 32)) == BenchCase("decode", 4, 32)
+    assert trial(BenchCase("prefill", 4096, batch=16)) == BenchCase("prefill", 512)
+    for case in (BenchCase("decode", 64, 4096, 16), BenchCase("prefill", 4096, batch=16)):
         assert trial(case).context <= case.context
 
 
@@ -190,9 +190,9 @@ def test_beside_others_both_sides_run_as_their_users_have_them(
         yield
         log.append("end")
 
-    def memory(n: int, nbytes: float, again: bool) -> Memory:
+    def memory(n: int, nbytes: float, again: bool) -> MemoryBandwidth:
         log.append("memory")
-        return Memory(n, int(nbytes), 1e9, 1e9)
+        return MemoryBandwidth(n, int(nbytes), 1e9, 1e9)
 
     monkeypatch.setattr(interleave, "PAUSE_S", 0.0)
     monkeypatch.setattr(bench, "others", noted)
@@ -215,9 +215,9 @@ def test_beside_others_both_sides_run_as_their_users_have_them(
 
 
 def test_rows_say_what_ran_beside_and_when_a_limit_was_exceeded() -> None:
-    limit = Limit(50.0, "because", memory=Memory(2, 98_000_000, 60e9, 40e9), bound="memory")
+    limit = Limit(50.0, "because", memory=MemoryBandwidth(2, 98_000_000, 60e9, 40e9), bound="memory")
     theirs = PeerResult("llama.cpp", "1", 2, (40.0,), limit=limit, chosen="asked")
-    one = Row("tiny", "tg4", 1, 2, (60.0,), limit, "fast", theirs, 1.5, beside=1, precision="exact")
+    one = BenchRow("tiny", "tg4", 1, 2, (60.0,), limit, "fast", theirs, 1.5, beside=1, precision="exact")
     text = to_table([one], explain=False)
     assert "threads (asked)" in text
     assert "the number of threads that was asked for" in text

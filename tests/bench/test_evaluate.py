@@ -17,13 +17,13 @@ from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
-from hetrun.executor.stats import Key, Stats
+from hetrun.executor.stats import Stats, TimeKey
 from hetrun.tools import evaluate
 from hetrun.tools.evaluate import (
-    Comparison,
     EvalOptions,
+    EvaluationReport,
+    LogitComparison,
     Perplexity,
-    Report,
     compare,
     log_softmax,
     logits,
@@ -102,7 +102,7 @@ def test_only_a_few_rows_are_compared_at_once() -> None:
 
 
 def test_adding_in_pieces_changes_nothing() -> None:
-    whole, parts = Comparison(), Comparison()
+    whole, parts = LogitComparison(), LogitComparison()
     whole.add(drawn(1), drawn(2))
     for a, b in rows_of_all([drawn(1)], [drawn(2)]):
         parts.add(a, b)
@@ -133,7 +133,7 @@ def test_logits_that_are_not_read_to_the_end_leave_nothing_behind(path: Path) ->
 @pytest.mark.parametrize("against", ["reference", "llama.cpp"])
 def test_evaluate_gives_a_report(path: Path, against: str) -> None:
     found = evaluate.evaluate(path, TEXT, against, tokens=96, backends=["reference"], kv_type="f32")
-    assert isinstance(found, Report)
+    assert isinstance(found, EvaluationReport)
     assert (found.tokens, found.against) == (96, against)
     with LocalModel(path, backends=["reference"], kv_type="f32") as llm:
         tokens = llm.tokenize(TEXT)[:96]
@@ -178,8 +178,8 @@ def test_both_are_held_against_one_yardstick(path: Path, ubatch: int) -> None:
 def test_what_ran_is_told_longest_first() -> None:
     stats = Stats()
     for backend, seconds in (("one", 1.0), ("two", 3.0), ("one", 1.0)):
-        stats.record(Key("model", backend, "1", 1)).add(1, seconds)
-    stats.record(Key("model", "never", "1", 1))
+        stats.record(TimeKey("model", backend, "1", 1)).add(1, seconds)
+    stats.record(TimeKey("model", "never", "1", 1))
     assert evaluate.ran(stats) == "two + one"
 
 

@@ -15,7 +15,7 @@ import pytest
 from hetrun import LLM, cli
 from hetrun.errors import BackendUnavailable, ModelFileError
 from hetrun.graph import Extent
-from hetrun.loader.hub.checksums import Expected, expected
+from hetrun.loader.hub.checksums import ExpectedChecksum, expected
 from hetrun.loader.open_model import open_model
 from hetrun.system import subprocesses
 from hetrun.tools import check_model
@@ -226,7 +226,7 @@ def test_caches_name_files_by_their_checksum(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     for name, store in ((digest, "Hugging Face's cache"), (f"sha256-{digest}", "Ollama")):
         (tmp_path / name[:9]).symlink_to(tmp_path / "blobs" / name)
-        assert expected(str(tmp_path / name[:9])) == Expected(digest, store)
+        assert expected(str(tmp_path / name[:9])) == ExpectedChecksum(digest, store)
     assert expected(str(tmp_path / digest)) is None  # in a folder of another name
     assert expected(str(tmp_path / "blobs" / digest[:40])) is None  # a sha1
 

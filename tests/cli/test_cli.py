@@ -22,7 +22,7 @@ from hetrun.backend import registry
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.cli import app as commands
 from hetrun.cli.exit_codes import STOPPED
-from hetrun.cli.progress import Row
+from hetrun.cli.progress import ProgressRow
 from hetrun.cli.reports import devices as reports
 from hetrun.client.events import Streaming, Timings, accepted
 from hetrun.engine import query_handlers
@@ -31,7 +31,7 @@ from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.vision import read_vision
 from hetrun.system.core_sets import core_sets
 from hetrun.system.cpu_topology import read_topology, this_machine
-from hetrun.system.thread_affinity import Chosen
+from hetrun.system.thread_affinity import ThreadCores
 from tests.cli.conftest import TINY, Run
 from tests.support import towers
 from tests.support.limits import Within
@@ -544,7 +544,7 @@ def test_devices_and_plan_say_where_threads_run(
     out = run("devices").out
     assert "48 cores, 96 hardware threads, 2 sockets, 8 NUMA nodes, 16 last-level caches of 3 cores" in out
     assert "  24 threads: all cores of one socket, on CPU 0-23" in out
-    seats = Chosen(tree)
+    seats = ThreadCores(tree)
     monkeypatch.setattr(query_handlers, "this_machine", lambda: tree)
     monkeypatch.setattr(query_handlers, "chosen", lambda: seats)
     options = ("plan", "-m", tiny, "--threads", "16")
@@ -580,7 +580,7 @@ def test_measuring_shows_which_backend_is_measured(run: Run, monkeypatch: pytest
     shown: list[str] = []
 
     @contextmanager
-    def rows(what: str) -> Iterator[Callable[[Row], None]]:
+    def rows(what: str) -> Iterator[Callable[[ProgressRow], None]]:
         yield lambda row: shown.append(f"{what} {row.done} of {row.total} {row.remarks}")
 
     monkeypatch.setattr(reports, "rows", rows)

@@ -17,7 +17,7 @@ import pytest
 from hetrun.cli import conversation
 from hetrun.cli.chat import KEPT
 from hetrun.config import dirs
-from hetrun.tui.store.store import Store
+from hetrun.tui.store.store import ConversationStore
 from tests.cli.conftest import Result, Run
 
 PATIENCE_S = 60
@@ -35,7 +35,7 @@ def talk(answer: Run) -> Run:
 
 def kept() -> list[tuple[str, list[tuple[str, str]]]]:
     """The conversations in the store, the newest first: their titles, and who said what."""
-    store = Store(dirs().data / KEPT)
+    store = ConversationStore(dirs().data / KEPT)
     found = [(c.title, [(str(t.role), t.text) for t in store.tree(c).path]) for c in store.conversations()]
     store.close()
     return found

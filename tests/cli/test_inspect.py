@@ -19,8 +19,8 @@ from hetrun.loader.open_model import open_model
 from hetrun.memory import breakdown
 from hetrun.memory.ledger import kernel_figures
 from hetrun.tools import model_summary
-from hetrun.tools.convert import Wish, convert_model
-from hetrun.tools.convert.gguf_writer import MetaValue, Tensor, write_model
+from hetrun.tools.convert import ConversionOptions, convert_model
+from hetrun.tools.convert.gguf_writer import MetaValue, OutputTensor, write_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.hostile.trees import Table, parse_gguf, write_gguf as write_tree
 from tests.models import tiny
@@ -60,7 +60,7 @@ def facts_of(run: Run, *arguments: object) -> dict[str, Any]:
 def test_sizes_add_up(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     convert_model(
-        Wish(
+        ConversionOptions(
             folder(Row("inspect-all", "qwen3_moe", {**SPARSE, "norm_topk_prob": True})),
             by_option("q4_0"),
             path,
@@ -143,7 +143,7 @@ def test_memory_of_an_architecture_that_hetrun_does_not_have(run: Run, tmp_path:
     write_model(
         path,
         {"general.architecture": "strange", **metadata},
-        [Tensor("odd", (64,), by_name("F32"))],
+        [OutputTensor("odd", (64,), by_name("F32"))],
         [(0, vector)],
     )
     facts = facts_of(run, path)

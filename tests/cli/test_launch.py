@@ -20,8 +20,8 @@ import pytest
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.interface import ChatClient
 from hetrun.client.local_servers import alike, private_socket, running_servers
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_catalog import CatalogModel
+from hetrun.client.model_pool import ModelPool
 from hetrun.config import Settings, dirs
 from hetrun.loader.hub import catalog, stores
 from hetrun.server import listen
@@ -68,14 +68,14 @@ def serving(*names: str, key: str | None = None) -> Iterator[str]:
     found: list[str] = []
     ready, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 
-    def start(model: Found, ram: int | None) -> ChatClient:
+    def start(model: CatalogModel, ram: int | None) -> ChatClient:
         return LocalClient(FakeEngine())
 
     async def serve() -> None:
-        shelf = Shelf([Found(name, Path(f"/models/{name}.gguf"), 1) for name in names], start)
+        shelf = ModelPool([CatalogModel(name, Path(f"/models/{name}.gguf"), 1) for name in names], start)
         if shelf.only:
             await shelf.only.info()
-        with listen.listening(listen.Address(port=0)) as bound, private_socket() as private:
+        with listen.listening(listen.ListenAddress(port=0)) as bound, private_socket() as private:
             url, options = listen.url(bound), alike(Settings.resolve())
             asked = private_app(
                 shelf, asyncio.Event(), address=url, needs_key=key is not None, options=options
@@ -281,7 +281,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models on this machine."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
-    models = [stores.Stored(name, tmp_path / f"{name}.gguf", 4, "", "hetrun") for name in ("a", "b")]
+    models = [stores.StoredModel(name, tmp_path / f"{name}.gguf", 4, "", "hetrun") for name in ("a", "b")]
     monkeypatch.setattr(catalog, "available", lambda warn=None: models)
 
 

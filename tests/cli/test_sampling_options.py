@@ -12,7 +12,16 @@ import click
 import pytest
 
 from hetrun import cli
-from hetrun.cli.sampling_options import ROWS, SAMPLING, SCORES, SHAPE, Command, options, params_of, taken
+from hetrun.cli.sampling_options import (
+    ROWS,
+    SAMPLING,
+    SCORES,
+    SHAPE,
+    SamplingCommand,
+    options,
+    params_of,
+    taken,
+)
 from hetrun.client.sampling_params import CHECKS, MOST_STRUCTURE, SamplingParams
 from hetrun.config import Settings
 from hetrun.errors import OptionError
@@ -23,7 +32,7 @@ def typed(*arguments: str) -> dict[str, object]:
     """What a command with all options of the table gets."""
     got: dict[str, object] = {}
 
-    @click.command(cls=Command)
+    @click.command(cls=SamplingCommand)
     @options(*ROWS.values())
     def command(**given: object) -> None:
         got.update(taken(given))

@@ -32,8 +32,8 @@ from hetrun import LLM
 from hetrun.config import default_model
 from hetrun.loader.hub.catalog import name_in_list
 from hetrun.system import subprocesses
-from hetrun.tools.bench.serving.http_load import Endpoint
-from hetrun.tools.bench.serving.servers import Server
+from hetrun.tools.bench.serving.http_load import ServerEndpoint
+from hetrun.tools.bench.serving.servers import ServerProcess
 from tests.clients import checks
 from tests.support.hostile_pictures import png
 from tests.support.towers import write_pair
@@ -88,13 +88,13 @@ class Row:
     bad: tuple[tuple[str, str], ...]
 
 
-def serve(*options: str, endpoint: Endpoint, model: Path | None = None) -> Server:
+def serve(*options: str, endpoint: ServerEndpoint, model: Path | None = None) -> ServerProcess:
     """A model, or the default one, behind an address."""
     command = subprocesses.python(
         "from hetrun.cli import main; main()",
         *("serve", "-m", str(model or default_model({})), "--ctx", str(CONTEXT), *options),
     )
-    return Server(command, endpoint)
+    return ServerProcess(command, endpoint)
 
 
 def seen(model: Path) -> dict[str, object]:
@@ -209,10 +209,10 @@ def rows(names: Sequence[str], keep: Path | None) -> list[Row]:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hetrun-clients-")))
         port, uds, third = free_port(), work / "hetrun.sock", free_port()
         sees = write_pair("gemma3", work).text
-        by_port, by_file = Endpoint(port=port, key=key), Endpoint(uds=uds)
+        by_port, by_file = ServerEndpoint(port=port, key=key), ServerEndpoint(uds=uds)
         stack.callback(serve("--port", str(port), "--api-key", key, "--strict", endpoint=by_port).close)
         stack.callback(serve("--uds", str(uds), "--strict", endpoint=by_file).close)
-        by_eye = Endpoint(port=third, key=key)
+        by_eye = ServerEndpoint(port=third, key=key)
         stack.callback(serve("--port", str(third), "--api-key", key, endpoint=by_eye, model=sees).close)
         env = {
             "CHECK_SEEING_URL": f"http://127.0.0.1:{third}/v1",

@@ -63,7 +63,7 @@ def _call(name: str, **arguments: str) -> str:
 async def serve(file: Path) -> None:
     """Serve until the input ends."""
     agent = Agent(file)
-    with listen.listening(listen.Address(port=0)) as bound:
+    with listen.listening(listen.ListenAddress(port=0)) as bound:
         async with listen.served(create_app(LocalClient(agent)), bound):
             print(listen.url(bound), flush=True)
             await asyncio.to_thread(sys.stdin.read)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hetrun.backend.conformance.cases import CASES, MATRICES, Case
+from hetrun.backend.conformance.cases import CASES, MATRICES, OpCase
 from hetrun.backend.conformance.report import conformance
 from hetrun.graph.ops import OPS
 from hetrun.graph.quant import QUANTS
@@ -24,12 +24,12 @@ def test_the_page_has_every_op_every_type_and_every_backend() -> None:
     assert words <= {"ok", "-", "oracle", *MATRICES}
 
 
-def smallest() -> Sequence[Case]:
+def smallest() -> Sequence[OpCase]:
     """Of cases that differ by their weights' shapes or their company only, the one with the fewest tokens.
 
     test_ops.py has the others, and fails where one of them is not as the reference says.
     """
-    found: dict[tuple[str, str, str], Case] = {}
+    found: dict[tuple[str, str, str], OpCase] = {}
     for case in sorted(CASES, key=lambda case: sum(before + now for before, now, _ in case.company.parts)):
         found.setdefault((case.kind, case.quant, case.note), case)
     return list(found.values())
@@ -37,7 +37,7 @@ def smallest() -> Sequence[Case]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [smallest(), pytest.param(CASES, marks=exhaustive)], ids=["some", "all"])
-def test_the_page_says_what_is_found_here(cases: Sequence[Case]) -> None:
+def test_the_page_says_what_is_found_here(cases: Sequence[OpCase]) -> None:
     found = marks(conformance(here(), cases=cases))
     for table, said in zip(found, written(), strict=True):
         documented = {backend for _, backend in said}

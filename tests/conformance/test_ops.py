@@ -10,7 +10,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from hetrun.backend import Backend, Unavailable, registry
-from hetrun.backend.conformance.cases import CASES, MATRICES, Case
+from hetrun.backend.conformance.cases import CASES, MATRICES, OpCase
 from hetrun.backend.conformance.runner import (
     REFERENCE,
     Outcome,
@@ -48,7 +48,7 @@ def tried() -> list[ParameterSet]:
     return [pytest.param(n, marks=(pytest.mark.slow,) if n == EMULATED else ()) for n in others()]
 
 
-def is_quick(case: Case) -> bool:
+def is_quick(case: OpCase) -> bool:
     """Whether the quick tests have it: of the products, those of types that people use every day."""
     return case.kind not in ("linear", "moe") or case.quant in COMMON
 
@@ -59,7 +59,7 @@ def create(name: str) -> Backend:
     return emulated() if name == EMULATED else registry.backends()[name.split()[0]].create()
 
 
-def is_for(case: Case, name: str) -> bool:
+def is_for(case: OpCase, name: str) -> bool:
     """CUDA's kernels take eight weights at a time. On the emulator of the products everyday types only: all
     have tests of their own."""
     if not name.startswith("cuda"):
@@ -83,12 +83,12 @@ def device(name: str) -> Backend:
 
 
 @cache
-def expected(case: Case) -> Outcome:
+def expected(case: OpCase) -> Outcome:
     """What the reference makes of it."""
     return outcome(case, build(case), device(REFERENCE))
 
 
-def found(case: Case, name: str, folder: Path) -> Outcome:
+def found(case: OpCase, name: str, folder: Path) -> Outcome:
     """What a backend makes of the same numbers, its weights in files."""
     op, backend = build(case, folder), device(name)
     backend.set_threads(threads_for(case))
@@ -96,7 +96,7 @@ def found(case: Case, name: str, folder: Path) -> Outcome:
     return outcome(case, op, backend)
 
 
-Row = tuple[Case, str]  # on a backend
+Row = tuple[OpCase, str]  # on a backend
 
 
 def facts(row: Row) -> Sequence[Hashable]:
@@ -105,7 +105,7 @@ def facts(row: Row) -> Sequence[Hashable]:
     return name, case.kind, case.quant, (case.kind, case.note), str(case.company)
 
 
-def is_built(case: Case, name: str) -> bool:
+def is_built(case: OpCase, name: str) -> bool:
     """Whether `make test` may have it: it wants no program of the emulator that no other test does."""
     built = BUILT_FOR_EXPERTS if case.kind == "moe" else (*BUILT, "")
     return name != EMULATED or case.kind == "attention" or case.quant in built
@@ -142,7 +142,7 @@ def marked() -> list[ParameterSet]:
 
 
 @pytest.mark.parametrize(("case", "backend"), marked())
-def test_a_backend_computes_what_the_reference_does(case: Case, backend: str, tmp_path: Path) -> None:
+def test_a_backend_computes_what_the_reference_does(case: OpCase, backend: str, tmp_path: Path) -> None:
     trial = compared(case, expected(case), found(case, backend, tmp_path), allowed(case, device(backend)))
     assert trial.state == "ok", trial.said
 

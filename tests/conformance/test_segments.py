@@ -11,7 +11,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from hetrun.backend import Segment
-from hetrun.backend.conformance.cases import EXACT, FLOORS, HALF, QUANT_LIMITS, Case, Company, single
+from hetrun.backend.conformance.cases import EXACT, FLOORS, HALF, QUANT_LIMITS, Company, OpCase, single
 from hetrun.backend.conformance.random_weights import packed
 from hetrun.backend.conformance.runner import REFERENCE, nmse, prepared
 from hetrun.graph import Constant, Op, Rows, Value, Weight
@@ -131,7 +131,7 @@ def block(build: Build, quant: str = "F32", bias: str = "F32") -> Segment:
 def run(name: str, segment: Segment, company: Company, threads: int = 1) -> list[np.ndarray]:
     """What the segment makes of the same numbers on any backend."""
     rng = np.random.default_rng(11)
-    work, kv = prepared(Case("select", (256,), 256, company, EXACT), rng)
+    work, kv = prepared(OpCase("select", (256,), 256, company, EXACT), rng)
     work.values[X.name] = rng.standard_normal((len(work.tokens), X.width), dtype=np.float32)
     backend = device(name)
     backend.set_threads(threads)

@@ -26,10 +26,10 @@ from hetrun.loader.hf_mapping import AddOne, Change, Interleave
 from hetrun.loader.open_model import open_model
 from hetrun.system import entry_points
 from hetrun.tools import convert as module
-from hetrun.tools.convert import Wish, convert_model, quantise
-from hetrun.tools.convert.gguf_writer import MetaValue, Tensor, padded, write_model
+from hetrun.tools.convert import ConversionOptions, convert_model, quantise
+from hetrun.tools.convert.gguf_writer import MetaValue, OutputTensor, padded, write_model
 from hetrun.tools.convert.quant_mixtures import by_option
-from hetrun.tools.convert.stream import Job, convert
+from hetrun.tools.convert.stream import TensorJob, convert
 from tests.models import tiny
 from tests.models.hf import Row, folder
 
@@ -53,7 +53,9 @@ def floats(weight: Weight) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 
 
 def run(weight: Weight, quant: QuantType, change: Change | None = None, threads: int = 2) -> Bytes:
-    return np.concatenate([piece for _, piece in convert([Job(weight, quant, change)], threads, quantise)])
+    return np.concatenate(
+        [piece for _, piece in convert([TensorJob(weight, quant, change)], threads, quantise)]
+    )
 
 
 # --- the stream
@@ -106,7 +108,7 @@ def test_weights_that_are_not_numbers_are_refused_by_name(tmp_path: Path) -> Non
 
 def test_threads_end_with_the_conversion(rows: Weight) -> None:
     before = threading.active_count()
-    pieces = convert([Job(rows, F32), Job(rows, F32)], 4, quantise)
+    pieces = convert([TensorJob(rows, F32), TensorJob(rows, F32)], 4, quantise)
     next(pieces)
     pieces.close()
     assert threading.active_count() == before
@@ -129,7 +131,7 @@ def test_a_file_as_others_read_it(tmp_path: Path) -> None:
         "a.numbers": np.array([1, -2], "<i4"),
         "a.flags": np.array([True, False]),
     }
-    tensors = [Tensor("m", (2, 3, 32), Q8_0), Tensor("v", (5,), F32)]
+    tensors = [OutputTensor("m", (2, 3, 32), Q8_0), OutputTensor("v", (5,), F32)]
     blocks = Q8_0.quantise(np.random.default_rng(0).standard_normal((6, 32), np.float32))
     vector = np.arange(5, dtype=np.float32)
     pieces = [(0, blocks[:4].reshape(-1)), (0, blocks[4:].reshape(-1)), (1, vector.view(np.uint8))]
@@ -154,7 +156,7 @@ def test_tensors_are_aligned() -> None:
 
 
 def convert_to(path: Path, force: bool = False, quant: str = "q8_0") -> None:
-    convert_model(Wish(folder(LLAMA), by_option(quant), path, 2, force))
+    convert_model(ConversionOptions(folder(LLAMA), by_option(quant), path, 2, force))
 
 
 def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
         yield 0, np.zeros(8, np.uint8)
 
     with pytest.raises(OptionError, match="exists already"):
-        write_model(path, {}, [Tensor("v", (2,), F32)], pieces())
+        write_model(path, {}, [OutputTensor("v", (2,), F32)], pieces())
     assert path.read_text() == "someone else's"
     assert os.listdir(tmp_path) == ["x.gguf"]
 
@@ -187,7 +189,7 @@ def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_model(tmp_path / "x.gguf", {}, [Tensor("v", (2,), F32)], pieces())
+        write_model(tmp_path / "x.gguf", {}, [OutputTensor("v", (2,), F32)], pieces())
     assert not os.listdir(tmp_path)
 
 
@@ -203,7 +205,7 @@ def test_ctrl_c_as_soon_as_the_file_is_there_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            write_model(tmp_path / "x.gguf", {}, [Tensor("v", (2,), F32)], [])
+            write_model(tmp_path / "x.gguf", {}, [OutputTensor("v", (2,), F32)], [])
     assert not os.listdir(tmp_path)
 
 
@@ -211,12 +213,12 @@ def test_a_file_of_another_that_writes_the_same_is_left_alone(tmp_path: Path) ->
     other = tmp_path / f".x.gguf.{os.getpid()}.part"
     other.touch()
     with pytest.raises(OptionError):
-        write_model(tmp_path / "x.gguf", {}, [Tensor("v", (2,), F32)], [])
+        write_model(tmp_path / "x.gguf", {}, [OutputTensor("v", (2,), F32)], [])
     assert os.listdir(tmp_path) == [other.name]
 
 
 def test_a_disk_without_room_is_found_before_the_work(tmp_path: Path) -> None:
-    huge = Tensor("v", (1 << 20, 1 << 30), F32)
+    huge = OutputTensor("v", (1 << 20, 1 << 30), F32)
     with pytest.raises(OptionError, match=r"x\.gguf: needs 4,503,\d+,\d+,\d+,\d+ bytes, but only"):
         write_model(tmp_path / "x.gguf", {}, [huge], [])
     assert not os.listdir(tmp_path)
@@ -266,7 +268,7 @@ def test_metadata_in_llama_cpps_words(tmp_path: Path) -> None:
 
 def test_experts_have_a_dimension_of_their_own(tmp_path: Path) -> None:
     row = Row("convert", "mixtral", {"num_local_experts": 4})
-    path = convert_model(Wish(folder(row), by_option("f16"), tmp_path / "x.gguf")).path
+    path = convert_model(ConversionOptions(folder(row), by_option("f16"), tmp_path / "x.gguf")).path
     tensors = read_gguf(path).tensors
     assert tensors["blk.0.ffn_up_exps.weight"].shape == (4, 192, 128)
     assert tensors["blk.0.ffn_gate_inp.weight"].quant is F32
@@ -275,7 +277,7 @@ def test_experts_have_a_dimension_of_their_own(tmp_path: Path) -> None:
 def test_a_gguf_file_of_floats_is_converted_again(tmp_path: Path) -> None:
     first, again, direct = (tmp_path / f"{name}.gguf" for name in ("first", "again", "direct"))
     convert_to(first, quant="bf16")
-    report = convert_model(Wish(first, by_option("q4_k_m"), again))
+    report = convert_model(ConversionOptions(first, by_option("q4_k_m"), again))
     convert_to(direct, quant="q4_k_m")
     a, b = read_gguf(again), read_gguf(direct)
     assert report.notes == ("from a GGUF file: its metadata is copied, its weights are converted again",)
@@ -294,7 +296,7 @@ def test_what_is_no_model_is_not_converted(tmp_path: Path) -> None:
             (tmp_path / file.name).symlink_to(file)
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 7}))
     with pytest.raises(ModelFileError, match="7 heads"):
-        convert_model(Wish(tmp_path, by_option("q8_0"), tmp_path / "out.gguf"))
+        convert_model(ConversionOptions(tmp_path, by_option("q8_0"), tmp_path / "out.gguf"))
     assert not (tmp_path / "out.gguf").exists()
 
 
@@ -302,20 +304,20 @@ def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
     first = tmp_path / "first.gguf"
     convert_to(first)
     with pytest.raises(OptionError, match=r"is quantised already \(.* is Q8_0\).*convert the original model"):
-        convert_model(Wish(first, by_option("q4_k_m"), tmp_path / "x.gguf"))
+        convert_model(ConversionOptions(first, by_option("q4_k_m"), tmp_path / "x.gguf"))
     assert os.listdir(tmp_path) == ["first.gguf"]
 
 
 def test_what_is_quantised_already_loses_nothing_as_floats_and_more_if_asked_for(tmp_path: Path) -> None:
     first, whole, less = (tmp_path / f"{name}.gguf" for name in ("first", "whole", "less"))
     convert_to(first)
-    convert_model(Wish(first, by_option("f32"), whole))
+    convert_model(ConversionOptions(first, by_option("f32"), whole))
     before, after = ({t.name: t for t in GGUFReader(path).tensors} for path in (first, whole))
     assert any(tensor.tensor_type.name == "Q8_0" for tensor in before.values())
     for name, tensor in before.items():
         found = dequantize(after[name].data, after[name].tensor_type)
         assert np.array_equal(found, dequantize(tensor.data, tensor.tensor_type)), name
-    report = convert_model(Wish(first, by_option("q4_0"), less, requantize=True))
+    report = convert_model(ConversionOptions(first, by_option("q4_0"), less, requantize=True))
     assert report.types["Q4_0"] > 0
     assert less.stat().st_size < first.stat().st_size
 
@@ -323,7 +325,7 @@ def test_what_is_quantised_already_loses_nothing_as_floats_and_more_if_asked_for
 def test_opt_has_no_place_in_gguf(tmp_path: Path) -> None:
     row = Row("convert", "opt", {"ffn_dim": 192, "word_embed_proj_dim": 128})
     with pytest.raises(ModelFileError, match="cannot be converted: GGUF has no architecture"):
-        convert_model(Wish(folder(row), by_option("f16"), tmp_path / "x.gguf"))
+        convert_model(ConversionOptions(folder(row), by_option("f16"), tmp_path / "x.gguf"))
     assert not os.listdir(tmp_path)
 
 
@@ -332,9 +334,11 @@ def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     source = open_model(folder(LLAMA))
     recipe = by_option("q4_k")
     default = f"{LLAMA}-Q4_K_M.gguf"
-    assert module.target(Wish(folder(LLAMA), recipe), source) == Path(default)
-    assert module.target(Wish(folder(LLAMA), recipe, tmp_path), source) == tmp_path / default
-    assert module.target(Wish(folder(LLAMA), recipe, Path("a/b.gguf")), source) == Path("a/b.gguf")
+    assert module.target(ConversionOptions(folder(LLAMA), recipe), source) == Path(default)
+    assert module.target(ConversionOptions(folder(LLAMA), recipe, tmp_path), source) == tmp_path / default
+    assert module.target(ConversionOptions(folder(LLAMA), recipe, Path("a/b.gguf")), source) == Path(
+        "a/b.gguf"
+    )
 
 
 def test_without_ggml_the_types_of_numpy_still_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +361,7 @@ def test_without_ggml_the_types_of_numpy_still_work(tmp_path: Path, monkeypatch:
 MEASURE = """
 import sys
 from pathlib import Path
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 
 def peak():
@@ -365,9 +369,9 @@ def peak():
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 small, large, target = map(Path, sys.argv[1:])
-convert_model(Wish(small, by_option("q4_k_m"), target, 4, True))
+convert_model(ConversionOptions(small, by_option("q4_k_m"), target, 4, True))
 before = peak()
-convert_model(Wish(large, by_option("q4_k_m"), target, 4, True))
+convert_model(ConversionOptions(large, by_option("q4_k_m"), target, 4, True))
 print(peak() - before)
 """
 

@@ -29,7 +29,7 @@ from hetrun.loader.formats.hf_folder import Folder, read_folder
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.tools.convert import pretokenizers, tokenizer
 from hetrun.tools.convert.gguf_writer import write_model
-from hetrun.tools.convert.pretokenizers import ROWS, SAMPLE, Row, built, cuts, recognise
+from hetrun.tools.convert.pretokenizers import ROWS, SAMPLE, PretokenizerRow, built, cuts, recognise
 from hetrun.tools.convert.tokenizer import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from tests.models.hf import Row as Model, folder as model_folder
 
@@ -112,7 +112,7 @@ def test_every_row_of_the_table_cuts_the_sample_in_its_own_way() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_each_row_is_recognised_and_read_alike(row: Row, write: Write, tmp_path: Path) -> None:
+def test_each_row_is_recognised_and_read_alike(row: PretokenizerRow, write: Write, tmp_path: Path) -> None:
     theirs = byte_level(built(row), row.ignore_merges)
     converted = tokenizer.convert(write(theirs), N_VOCAB, "llama")
     assert converted.keys["tokenizer.ggml.pre"] == row.name
@@ -127,7 +127,7 @@ def test_each_row_is_recognised_and_read_alike(row: Row, write: Write, tmp_path:
 def test_other_spellings_of_the_same_rules_are_recognised() -> None:
     byte_step = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_step])
-    assert recognise(digits, False) == pretokenizers.Found("smollm", True)
+    assert recognise(digits, False) == pretokenizers.PretokenizerMatch("smollm", True)
     spelled = (
         r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

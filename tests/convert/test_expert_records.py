@@ -13,15 +13,15 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from hetrun.backend import WeightUse
-from hetrun.backends.llamacpp.file_runs import Run, find_run
+from hetrun.backends.llamacpp.file_runs import MatrixRun, find_run
 from hetrun.graph.ops import Moe
 from hetrun.loader import expert_names
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.open_model import open_model
-from hetrun.tools.convert import Wish as Convert, convert_model, expert_records
+from hetrun.tools.convert import ConversionOptions as Convert, convert_model, expert_records
 from hetrun.tools.convert.quant_mixtures import by_option
-from hetrun.tools.convert.reorder import RECORDS, Report, Wish, repack_model
+from hetrun.tools.convert.reorder import RECORDS, RepackOptions, RepackReport, repack_model
 from tests.convert.test_reorder import assert_same_but_for_places, content, converted, foreign, stands
 from tests.models import cases_hf, tiny
 from tests.models.hf import Row, folder
@@ -36,14 +36,14 @@ def merged(row: Row) -> Path:
     return converted(row, path, "q8_0")
 
 
-def records(source: Path, target: Path) -> Report:
-    report = repack_model(Wish(source, target))
+def records(source: Path, target: Path) -> RepackReport:
+    report = repack_model(RepackOptions(source, target))
     assert report.notes == (RECORDS,)
     return report
 
 
-def back(source: Path, target: Path, force: bool = False) -> Report:
-    return repack_model(Wish(source, target, force, merged=True))
+def back(source: Path, target: Path, force: bool = False) -> RepackReport:
+    return repack_model(RepackOptions(source, target, force, merged=True))
 
 
 @pytest.mark.parametrize("row", EACH, ids=str)
@@ -80,8 +80,8 @@ def test_an_expert_is_one_read(row: Row, tmp_path: Path) -> None:
     ops = [op for op in build_graph(open_model(report.path)).ops if isinstance(op.attrs, Moe)]
     for op in ops:
         runs = [find_run(WeightUse(w, "experts", 6)) for w in op.weights[1:]]
-        assert all(isinstance(run, Run) and run.matrices == 6 for run in runs)
-        assert len({run.distance for run in runs if isinstance(run, Run)}) == 1
+        assert all(isinstance(run, MatrixRun) and run.matrices == 6 for run in runs)
+        assert len({run.distance for run in runs if isinstance(run, MatrixRun)}) == 1
 
 
 @pytest.mark.parametrize("row", EACH, ids=str)
@@ -98,7 +98,7 @@ def test_what_is_laid_out_already_is_left_alone(tmp_path: Path) -> None:
     one, two = tmp_path / "records.gguf", tmp_path / "merged.gguf"
     records(merged(QWEN3), one)
     back(one, two)
-    assert not repack_model(Wish(one, tmp_path / "x.gguf")).written
+    assert not repack_model(RepackOptions(one, tmp_path / "x.gguf")).written
     assert not back(two, tmp_path / "x.gguf").written
     assert records(two, tmp_path / "again.gguf").written
     assert one.read_bytes() == (tmp_path / "again.gguf").read_bytes()
@@ -108,7 +108,7 @@ def test_experts_that_lie_by_themselves_are_put_in_order(tmp_path: Path) -> None
     """As in the first files of Mixtral: all gates, then all others; and a file of no known model."""
     names = [f"blk.{i}.ffn_{p}.{e}.weight" for i in (1, 0) for p in ("down", "gate", "up") for e in (1, 0)]
     before = foreign(tmp_path / "a.gguf", ["blk.0.x", *names])
-    report = repack_model(Wish(before, tmp_path / "b.gguf"))
+    report = repack_model(RepackOptions(before, tmp_path / "b.gguf"))
     assert stands(report.path) == [
         "blk.0.x",
         *(f"blk.{i}.ffn_{p}.{e}.weight" for i in (0, 1) for e in (0, 1) for p in ("gate", "up", "down")),
@@ -124,7 +124,7 @@ def test_an_unknown_architecture_keeps_its_experts_together(tmp_path: Path) -> N
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert repack_model(Wish(tmp_path / "a.gguf", tmp_path / "b.gguf")).records == 0
+    assert repack_model(RepackOptions(tmp_path / "a.gguf", tmp_path / "b.gguf")).records == 0
     assert_same_but_for_places(tmp_path / "a.gguf", tmp_path / "b.gguf")
 
 

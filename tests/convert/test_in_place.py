@@ -21,7 +21,7 @@ from hetrun.loader.half_repacked import Names
 from hetrun.loader.open_model import open_model
 from hetrun.system import holes
 from hetrun.tools.convert import in_place
-from hetrun.tools.convert.reorder import RECORDS, Report, Wish, repack_model
+from hetrun.tools.convert.reorder import RECORDS, RepackOptions, RepackReport, repack_model
 from tests.convert.test_expert_records import QWEN3, merged
 from tests.loader.test_gguf_split import split_llama
 from tests.support.tiers import exhaustive
@@ -37,7 +37,7 @@ def before(kind: str) -> bytes:
     if kind == "records":
         return merged(QWEN3).read_bytes()
     path = merged(QWEN3).with_name("in-place.gguf")
-    repack_model(Wish(merged(QWEN3), path, force=True, merged=kind == "again"))
+    repack_model(RepackOptions(merged(QWEN3), path, force=True, merged=kind == "again"))
     return path.read_bytes()
 
 
@@ -46,7 +46,7 @@ def after(kind: str) -> bytes:
     """What repacking to another file makes of it."""
     source, path = (merged(QWEN3).with_name(f"in-place-{name}.gguf") for name in ("a", "b"))
     source.write_bytes(before(kind))
-    repack_model(Wish(source, path, force=True, merged=kind != "records"))
+    repack_model(RepackOptions(source, path, force=True, merged=kind != "records"))
     return path.read_bytes()
 
 
@@ -64,8 +64,8 @@ def model(folder: Path, kind: str) -> Path:
     return path
 
 
-def repack(path: Path, kind: str = "records") -> Report:
-    return repack_model(Wish(path, force=kind == "again", merged=kind != "records", in_place=True))
+def repack(path: Path, kind: str = "records") -> RepackReport:
+    return repack_model(RepackOptions(path, force=kind == "again", merged=kind != "records", in_place=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -209,7 +209,7 @@ def test_both_files_together_take_little_more_than_one(tmp_path: Path) -> None:
         nonlocal most
         most = max(most, room(tmp_path))
 
-    repack_model(Wish(path, in_place=True), look)
+    repack_model(RepackOptions(path, in_place=True), look)
     # The window, paddings of the new file, and blocks that are half used.
     assert most < at_first + (len(after("records")) - len(before("records"))) + 3 * 150_000
 
@@ -273,7 +273,7 @@ def test_links_parts_and_other_places(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     refused(split_llama(tmp_path / "b")[0], "is one of several parts, which become one file")
     with pytest.raises(OptionError, match="leave out -o"):
-        repack_model(Wish(path, tmp_path / "x.gguf", in_place=True))
+        repack_model(RepackOptions(path, tmp_path / "x.gguf", in_place=True))
 
 
 def test_a_file_that_is_in_use(tmp_path: Path) -> None:

@@ -11,8 +11,15 @@ import torch
 from hetrun.errors import OptionError
 from hetrun.graph.quant import by_name
 from hetrun.loader.formats.gguf import read_gguf
-from hetrun.tools.convert import Wish, convert_model
-from hetrun.tools.convert.quant_mixtures import RECIPES, Form, by_option, can_change, choose, use_more_bits
+from hetrun.tools.convert import ConversionOptions, convert_model
+from hetrun.tools.convert.quant_mixtures import (
+    RECIPES,
+    ModelForm,
+    by_option,
+    can_change,
+    choose,
+    use_more_bits,
+)
 from tests.models.hf import Row, folder
 from tests.support.peer import llama_cpp
 from tests.support.tiers import exhaustive
@@ -44,7 +51,9 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> dict[Row, Path]:
     where = tmp_path_factory.mktemp("floats")
     names = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
     return {
-        row: convert_model(Wish(folder(row), by_option(names[row.dtype]), where / f"{row}.gguf")).path
+        row: convert_model(
+            ConversionOptions(folder(row), by_option(names[row.dtype]), where / f"{row}.gguf")
+        ).path
         for row in ROWS
     }
 
@@ -60,7 +69,7 @@ def test_same_types_and_bytes_as_llama_cpp(
 ) -> None:
     theirs, ours = tmp_path / "theirs.gguf", tmp_path / "ours.gguf"
     quantise_with_llama_cpp(floats[row], theirs, RECIPES[recipe].number)
-    report = convert_model(Wish(folder(row), RECIPES[recipe], ours, threads=2))
+    report = convert_model(ConversionOptions(folder(row), RECIPES[recipe], ours, threads=2))
     a, b = read_gguf(theirs), read_gguf(ours)
     assert {n: (t.quant, t.shape) for n, t in b.tensors.items()} == {
         n: (t.quant, t.shape) for n, t in a.tensors.items()
@@ -76,10 +85,10 @@ def test_same_types_and_bytes_as_llama_cpp(
 
 def test_what_llama_cpp_takes_for_a_70b_has_more_bits_in_its_values() -> None:
     names = {f"blk.{i}.attn_v.weight": ((128, 256), by_name("F16")) for i in range(80)}
-    form = Form("llama", n_layers=80, n_heads=64, n_kv_heads=8, n_experts=0)
+    form = ModelForm("llama", n_layers=80, n_heads=64, n_kv_heads=8, n_experts=0)
     chosen = choose(by_option("q3_k_s"), form, names)
     assert {q.name for q in chosen.values()} == {"Q5_K"}
-    other = choose(by_option("q3_k_s"), Form("llama", 40, 64, 8, 0), names)
+    other = choose(by_option("q3_k_s"), ModelForm("llama", 40, 64, 8, 0), names)
     assert {q.name for q in other.values()} == {"Q3_K"}
 
 

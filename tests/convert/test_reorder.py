@@ -26,10 +26,10 @@ from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.formats.gguf_file import TensorInfo
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_reader import FileReader
-from hetrun.tools.convert import Wish as Convert, convert_model, reorder as module
-from hetrun.tools.convert.gguf_writer import Output
+from hetrun.tools.convert import ConversionOptions as Convert, convert_model, reorder as module
+from hetrun.tools.convert.gguf_writer import GgufOutput
 from hetrun.tools.convert.quant_mixtures import by_option
-from hetrun.tools.convert.reorder import Report, Wish, repack_model
+from hetrun.tools.convert.reorder import RepackOptions, RepackReport, repack_model
 from tests.loader.test_gguf import write_model as of_every_type
 from tests.loader.test_gguf_split import split_llama, write_split
 from tests.models import tiny
@@ -41,8 +41,8 @@ from tests.support.rig import model_file
 F32 = np.float32
 
 
-def repack(source: Path, target: Path, force: bool = False) -> Report:
-    return repack_model(Wish(source, target, force))
+def repack(source: Path, target: Path, force: bool = False) -> RepackReport:
+    return repack_model(RepackOptions(source, target, force))
 
 
 def converted(row: Row, path: Path, recipe: str) -> Path:
@@ -181,7 +181,7 @@ def test_products_that_run_as_one_stand_together(tmp_path: Path, recipe: str) ->
     row, path = Row("repack-wide", "llama", {"hidden_size": 256}), tmp_path / "x.gguf"
     repack(converted(row, tmp_path / "before.gguf", recipe), path)
     graph = build_graph(open_model(path))
-    layers = [item for item in fusion.fuse(graph.ops) if isinstance(item, fusion.Product)][:-1]
+    layers = [item for item in fusion.fuse(graph.ops) if isinstance(item, fusion.StackedProduct)][:-1]
     parts = [part for item in layers for part in item.weight.parts]
     offsets = [part.offset for part in parts if isinstance(part, Extent)]
     assert len(offsets) == len(parts) == 14
@@ -334,12 +334,12 @@ def test_a_folder_is_for_convert(tmp_path: Path, name: str) -> None:
 def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = read_gguf(model_file(GQA))
-    assert module.target(Wish(Path("a")), file) == Path("gqa-aligned.gguf")
-    assert module.target(Wish(Path("a"), tmp_path), file) == tmp_path / "gqa-aligned.gguf"
-    assert module.target(Wish(Path("a"), Path("b/c.gguf")), file) == Path("b/c.gguf")
+    assert module.target(RepackOptions(Path("a")), file) == Path("gqa-aligned.gguf")
+    assert module.target(RepackOptions(Path("a"), tmp_path), file) == tmp_path / "gqa-aligned.gguf"
+    assert module.target(RepackOptions(Path("a"), Path("b/c.gguf")), file) == Path("b/c.gguf")
     (tmp_path / "split").mkdir()
     parts = read_gguf(write_split(tmp_path / "split")[1])
-    assert module.target(Wish(Path("a")), parts) == Path("m-aligned.gguf")
+    assert module.target(RepackOptions(Path("a")), parts) == Path("m-aligned.gguf")
 
 
 # --- what goes wrong
@@ -385,16 +385,16 @@ def test_a_model_that_does_not_fit_together_is_refused(tmp_path: Path) -> None:
 def test_a_failure_while_writing_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: BaseException, nth: int
 ) -> None:
-    written, write = 0, Output.write
+    written, write = 0, GgufOutput.write
 
-    def failing(self: Output, data: bytes) -> None:
+    def failing(self: GgufOutput, data: bytes) -> None:
         nonlocal written
         written += 1
         if written == nth:
             raise fatal
         write(self, data)
 
-    monkeypatch.setattr(Output, "write", failing)
+    monkeypatch.setattr(GgufOutput, "write", failing)
     before = open_files()
     with pytest.raises((KeyboardInterrupt, OptionError)) as raised:
         repack(model_file(GQA), tmp_path / "x.gguf")
@@ -474,16 +474,16 @@ MEASURE = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from hetrun.tools.convert.reorder import Wish, repack_model
+from hetrun.tools.convert.reorder import RepackOptions, repack_model
 
 def peak():
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 small, large, target = map(Path, sys.argv[1:])
-repack_model(Wish(small, target, True))
+repack_model(RepackOptions(small, target, True))
 before = peak()
-repack_model(Wish(large, target, True))
+repack_model(RepackOptions(large, target, True))
 print(peak() - before)
 """
 

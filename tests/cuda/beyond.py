@@ -12,7 +12,7 @@ from statistics import median
 
 from hetrun.errors import BudgetError
 from hetrun.planner.options import this_machine
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from hetrun.tools.bench.memory_bandwidth import memory
 from tests.cuda.measured import (
     CUDA,
@@ -28,7 +28,7 @@ from tests.cuda.rows import Line, Table
 
 MODELS = (Wanted("8b", "Q4_K_M"), Wanted("32b", "Q4_K_M"))
 PARTS = (0.25, 0.5, 0.75)  # of the model's file
-DECODE = Case("decode", 32, 512)
+DECODE = BenchCase("decode", 32, 512)
 ROUNDS = 3
 OF_BEST, OF_LIMIT, ERROR = 0.85, 0.7, 15.0
 HOST, BOTH = ("llamacpp",), (CUDA, "llamacpp")
@@ -38,7 +38,7 @@ def beyond(
     models: Path,
     table: Table,
     wanted: Sequence[Wanted] = MODELS,
-    case: Case = DECODE,
+    case: BenchCase = DECODE,
     rounds: int = ROUNDS,
     parts: Sequence[float] = PARTS,
 ) -> None:
@@ -66,7 +66,7 @@ Rates = tuple[float, float, float]  # DRAM, link, the GPU's memory
 
 
 def _point(
-    table: Table, what: str, path: Path, vram: int, case: Case, rounds: int, rates: Rates
+    table: Table, what: str, path: Path, vram: int, case: BenchCase, rounds: int, rates: Rates
 ) -> float | None:
     """One budget; how far our prediction was off, in percent."""
     ours = measured(path, case, rounds, backends=BOTH, vram=vram)
@@ -87,7 +87,9 @@ def _point(
     return 100 * abs(ours.predicted * median(tok_s) - 1) if ours.predicted else None
 
 
-def _others(path: Path, folder: Path, vram: int, case: Case, rounds: int) -> Iterator[tuple[str, Measured]]:
+def _others(
+    path: Path, folder: Path, vram: int, case: BenchCase, rounds: int
+) -> Iterator[tuple[str, Measured]]:
     """What people would do without a planner: all on the CPU, all over the link, as many layers as fit."""
     yield "all on the CPU", measured(path, case, rounds, backends=HOST)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from tests.cuda.measured import CUDA, measured
 from tests.cuda.models import Wanted, made
 from tests.cuda.rows import Line, Table
 
 MODELS = (Wanted("8b", "Q4_K_M"),)
-CASES = (Case("prefill", 512), Case("prefill", 2048))
+CASES = (BenchCase("prefill", 512), BenchCase("prefill", 2048))
 ROUNDS = 3
 HOST, BOTH = ("llamacpp",), (CUDA, "llamacpp")
 BESIDES = 1 << 30  # bytes of RAM for the process, its libraries, keys and values
@@ -30,7 +30,7 @@ def disk(
     models: Path,
     table: Table,
     wanted: Sequence[Wanted] = MODELS,
-    cases: Sequence[Case] = CASES,
+    cases: Sequence[BenchCase] = CASES,
     rounds: int = ROUNDS,
     budgets: Budgets = budgets,
 ) -> None:

@@ -10,14 +10,14 @@ from functools import partial
 import numpy as np
 
 from hetrun.backends.cuda import attention_launch, matmul_launch
-from hetrun.backends.cuda.attention_launch import ROW, TILE, Joined, Table as SlabTable
-from hetrun.backends.cuda.driver import Argument, Product
+from hetrun.backends.cuda.attention_launch import ROW, TILE, AttentionResults, KvTableStruct as SlabTable
+from hetrun.backends.cuda.driver import Argument, DeviceProduct
 from hetrun.backends.cuda.int8 import launch as int8
-from hetrun.backends.cuda.kernel_cache import Library, at, long, number, real
+from hetrun.backends.cuda.kernel_cache import KernelLibrary, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import ROWS as SLAB
 from hetrun.backends.cuda.lowering import MOST_BLOCKS, THREADS
-from hetrun.backends.cuda.matmul_launch import Output
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.matmul_launch import MatmulOutput
+from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.backends.cuda.programs import Programs, Source
 from hetrun.backends.cuda.stages import Work
 from hetrun.graph.quant import by_name
@@ -41,16 +41,16 @@ Facts = tuple[Argument, ...]
 class Bench:
     """A device with random bytes in its memory."""
 
-    memory: Memory
+    memory: CudaMemory
     table: Table
-    library: Library = field(init=False)
+    library: KernelLibrary = field(init=False)
     weights: int = field(init=False)  # where they lie
     x: int = field(init=False)
     y: int = field(init=False)
 
     def __post_init__(self) -> None:
         driver = self.memory.driver
-        self.library = Library(driver, Programs(driver.device.capability))
+        self.library = KernelLibrary(driver, Programs(driver.device.capability))
         self.weights = self.memory.take(OF_WEIGHTS, "weights")
         self.x, self.y = (self.memory.take(BIG, what) for what in ("x", "y"))
         host = driver.pinned(64 << 20)
@@ -111,7 +111,7 @@ def _few(bench: Bench, quant: str) -> None:
         work = [
             bench.library.launch(
                 *(source(quant), name, grid, matmul_launch.THREADS),
-                *(Output(w, 0, 0, bench.y, INNER, INNER), Output(), Output()),
+                *(MatmulOutput(w, 0, 0, bench.y, INNER, INNER), MatmulOutput(), MatmulOutput()),
                 *(at(bench.x), number(WIDTH), number(WIDTH), number(tokens)),
             )
             for w in bench.copies(nbytes)
@@ -149,7 +149,7 @@ def _unpack(bench: Bench) -> None:
 def _many(bench: Bench) -> None:
     for tokens in MANY:
         work = [
-            Product(bench.x, w, bench.y, tokens, INNER, WIDTH, INNER)
+            DeviceProduct(bench.x, w, bench.y, tokens, INNER, WIDTH, INNER)
             for w in bench.copies(2 * INNER * WIDTH, 8)
         ]
         bench.flops_line(f"cuBLAS {tokens} tokens", bench.seconds(work), 2.0 * tokens * INNER * WIDTH)
@@ -171,7 +171,7 @@ def _in_bytes(bench: Bench, quant: str) -> None:
             bench.library.launch(
                 *(int8.source(quant), f"products_{size}"),
                 *((int8.blocks(size, tokens, INNER),), int8.threads(size)),
-                *(Output(w, 0, 0, bench.y, INNER, INNER), Output(), Output(), rounded),
+                *(MatmulOutput(w, 0, 0, bench.y, INNER, INNER), MatmulOutput(), MatmulOutput(), rounded),
                 shared=int8.shared(size),
             )
             for w in bench.copies(nbytes, 8)
@@ -203,7 +203,7 @@ def _attention(bench: Bench) -> None:
             looks = bench.library.launch(
                 *(code, "attend_few", (rows * splits, N_KV, 1), attention_launch.THREADS),
                 *(at(bench.x), at(tables), kv, at(parts), *facts, number(splits)),
-                Joined(bench.y + BIG // 2, 0, 0, ended),
+                AttentionResults(bench.y + BIG // 2, 0, 0, ended),
                 shared=shared,
             )
             seconds = bench.seconds([looks] * 8, 2)

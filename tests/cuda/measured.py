@@ -16,15 +16,15 @@ import numpy as np
 from hetrun.api.local_model import LocalModel
 from hetrun.backend import registry
 from hetrun.backends.cuda.backend import CudaBackend
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.client.events import DeviceSlots
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
 from hetrun.planner.plan import BUCKETS, PlanSet
-from hetrun.tools.bench.cases import Case
-from hetrun.tools.bench.hetrun_side import Ours
+from hetrun.tools.bench.cases import BenchCase
+from hetrun.tools.bench.hetrun_side import HetrunSide
 from hetrun.tools.bench.interleave import measure
 from tests.cuda.best import best_seconds
 
@@ -53,15 +53,15 @@ class Measured:
         return tuple(1 / each for each in self.tok_s)
 
 
-def measured(path: Path, case: Case, rounds: int, **options: object) -> Measured:
+def measured(path: Path, case: BenchCase, rounds: int, **options: object) -> Measured:
     """Run a case so often on a model that is opened for it."""
     with LocalModel(path, eager=True, spec="off", ctx=case.context + 64, **options) as llm:  # type: ignore[arg-type]
-        duel = measure(case, rounds, Ours(llm), None, lambda what, over: None)
+        duel = measure(case, rounds, HetrunSide(llm), None, lambda what, over: None)
         found: Measured = llm.call(partial(_looked, case=case, tok_s=duel.ours))
         return found
 
 
-def _looked(loaded: Loaded, case: Case, tok_s: tuple[float, ...]) -> Measured:
+def _looked(loaded: LoadedModel, case: BenchCase, tok_s: tuple[float, ...]) -> Measured:
     model = loaded.model
     assert isinstance(model, PlannedModel)
     backend = model.backends.get(CUDA)
@@ -88,7 +88,7 @@ def _places(plans: PlanSet, tokens: int) -> dict[str, int]:
     return {name: sum(weights.values()) for name, weights in found.items()}
 
 
-def _rates(model: PlannedModel, case: Case) -> dict[str, float]:
+def _rates(model: PlannedModel, case: BenchCase) -> dict[str, float]:
     """How fast the device reads the weights of each form of unit, as the planner knows it."""
     if not model.pilot:
         return {}
@@ -145,7 +145,7 @@ def _cores() -> int:
 
 
 @contextmanager
-def gpu_memory(nbytes: int) -> Iterator[Memory]:
+def gpu_memory(nbytes: int) -> Iterator[CudaMemory]:
     """The GPU by itself, with so much memory and what it needs besides."""
     backend = registry.backends()[CUDA].create()
     assert isinstance(backend, CudaBackend)
@@ -157,7 +157,7 @@ def gpu_memory(nbytes: int) -> Iterator[Memory]:
         backend.close()
 
 
-def copied(memory: Memory, source: int, target: int, nbytes: int, times: int = 8) -> float:
+def copied(memory: CudaMemory, source: int, target: int, nbytes: int, times: int = 8) -> float:
     """Bytes per second of a copy: the median of some."""
     driver, rates = memory.driver, list[float]()
     done = driver.event()

@@ -11,7 +11,7 @@ from statistics import median
 from hetrun.graph.ops import MIXTURE, Moe
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from tests.cuda.measured import CUDA, measured
 from tests.cuda.models import Wanted, made
 from tests.cuda.peer import ALL_LAYERS, RUN_S, Peer, PeerError, help_of
@@ -19,7 +19,10 @@ from tests.cuda.rows import Line, Table
 
 MODEL = Wanted("30b-a3b", "Q4_K_M", real_routing=True)
 PART = 1 / 3  # of the file
-BARS: Mapping[Case, float | None] = {Case("decode", 128, 512): 1.2, Case("prefill", 2048): None}
+BARS: Mapping[BenchCase, float | None] = {
+    BenchCase("decode", 128, 512): 1.2,
+    BenchCase("prefill", 2048): None,
+}
 ROUNDS = 3
 BESIDES = 1 << 30  # bytes of llama.cpp besides weights: CUDA itself, keys and values, what passes work in
 WARMUP = 256  # tokens, after which a cache has what is chosen
@@ -34,7 +37,7 @@ class Sizes:
     experts: Sequence[int]
 
 
-def mixture(models: Path, table: Table, case: Case, bar: float | None, wanted: Wanted = MODEL) -> None:
+def mixture(models: Path, table: Table, case: BenchCase, bar: float | None, wanted: Wanted = MODEL) -> None:
     """One case."""
     name = _name(case)
     if not table.has_time(name, RUN_S):
@@ -54,16 +57,16 @@ def mixture(models: Path, table: Table, case: Case, bar: float | None, wanted: W
         table.add(Line(f"{name}: against llama.cpp's fastest", "times", share, bar))
 
 
-def chosen_mixtures(only: str) -> Mapping[Case, float | None]:
+def chosen_mixtures(only: str) -> Mapping[BenchCase, float | None]:
     """Those whose names have a text in them."""
     return {case: bar for case, bar in BARS.items() if only in _name(case)}
 
 
-def _name(case: Case) -> str:
+def _name(case: BenchCase) -> str:
     return f"mixture {MODEL}, --vram {PART:.0%}, {case.name}"
 
 
-def _peers(table: Table, name: str, path: Path, case: Case, vram: int) -> list[tuple[float, ...]]:
+def _peers(table: Table, name: str, path: Path, case: BenchCase, vram: int) -> list[tuple[float, ...]]:
     """Each setting by itself."""
     from hetrun.backends.cuda.cupy_driver import properties
 

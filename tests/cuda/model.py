@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from tests.cuda.measured import CUDA, measured
 from tests.cuda.models import Wanted, made
 from tests.cuda.peer import PROMPT, RUN_S, Peer, PeerError
@@ -17,17 +17,17 @@ from tests.cuda.rows import Line, Table
 MODEL = Wanted("8b", "Q4_K_M")
 ANSWER = 32
 # What ours must reach of llama.cpp's speed. The shortest come first: they say most in little time.
-BARS: Mapping[Case, float | None] = {
-    Case("decode", ANSWER): 1.0,
-    Case("prefill", 512): 0.9,
-    Case("prefill", 4096): 0.9,
-    Case("decode", ANSWER, PROMPT, 8): 1.0,
-    Case("decode", ANSWER, PROMPT, 32): 1.0,
-    Case("decode", ANSWER, PROMPT, 64): 1.0,
-    Case("decode", ANSWER, 8192): None,
-    Case("prefill", 64): None,
-    Case("decode", ANSWER, 32768): 0.9,
-    Case("prefill", 16384): 0.8,
+BARS: Mapping[BenchCase, float | None] = {
+    BenchCase("decode", ANSWER): 1.0,
+    BenchCase("prefill", 512): 0.9,
+    BenchCase("prefill", 4096): 0.9,
+    BenchCase("decode", ANSWER, PROMPT, 8): 1.0,
+    BenchCase("decode", ANSWER, PROMPT, 32): 1.0,
+    BenchCase("decode", ANSWER, PROMPT, 64): 1.0,
+    BenchCase("decode", ANSWER, 8192): None,
+    BenchCase("prefill", 64): None,
+    BenchCase("decode", ANSWER, 32768): 0.9,
+    BenchCase("prefill", 16384): 0.8,
 }
 ROUNDS = 3
 SPARE = 8 << 30  # bytes of the GPU beside the weights, for keys, values and passes
@@ -38,7 +38,7 @@ def model(
     models: Path,
     table: Table,
     wanted: Wanted = MODEL,
-    bars: Mapping[Case, float | None] = BARS,
+    bars: Mapping[BenchCase, float | None] = BARS,
     rounds: int = ROUNDS,
     precisions: Sequence[str] = ("fast",),
     spare: int = SPARE,
@@ -64,16 +64,16 @@ def model(
     path.unlink()
 
 
-def chosen_cases(only: str) -> Mapping[Case, float | None]:
+def chosen_cases(only: str) -> Mapping[BenchCase, float | None]:
     """Those whose names have a text in them."""
     return {case: bar for case, bar in BARS.items() if only in _name(case)}
 
 
-def _name(case: Case) -> str:
+def _name(case: BenchCase) -> str:
     return f"{case.name}, {case.batch} sequences" if case.batch > 1 else case.name
 
 
-def _peer(table: Table, name: str, peer: Peer, case: Case) -> tuple[float, ...]:
+def _peer(table: Table, name: str, peer: Peer, case: BenchCase) -> tuple[float, ...]:
     try:
         found = peer.tokens_per_s(case)
     except PeerError as e:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from tests.cuda.needs import PACK
 from tests.cuda.rows import Line, Table
 
@@ -127,18 +127,18 @@ class Peer:
     seconds: float = RUN_S  # that one run may take
     where: Mapping[str, object] = field(default_factory=lambda: {"-ngl": ALL_LAYERS})
 
-    def tokens_per_s(self, case: Case) -> tuple[float, ...]:
+    def tokens_per_s(self, case: BenchCase) -> tuple[float, ...]:
         """As its own programs measure; of all sequences together."""
         return self._batched(case) if case.batch > 1 else self._single(case)
 
-    def _single(self, case: Case) -> tuple[float, ...]:
+    def _single(self, case: BenchCase) -> tuple[float, ...]:
         prompt, answer = (case.tokens, 0) if case.kind == "prefill" else (0, case.tokens)
         given = {"-p": prompt, "-n": answer, "-d": case.depth, "-r": self.rounds, "-fa": 1}
         given |= {"-ub": min(2048, max(512, prompt)), "-b": 2048}
         (found,) = json.loads(self._said("llama-bench", {**given, **self.where, "-o": "json"}))
         return tuple(map(float, found["samples_ts"]))
 
-    def _batched(self, case: Case) -> tuple[float, ...]:
+    def _batched(self, case: BenchCase) -> tuple[float, ...]:
         context = case.batch * (PROMPT + case.tokens + 1)
         # One more than is wanted: it may end before its last line is written.
         times = ",".join([str(case.batch)] * (self.rounds + 1))

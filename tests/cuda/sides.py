@@ -20,7 +20,7 @@ from hetrun.backend import Available, registry
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.llamacpp.backend import LlamacppBackend
 from hetrun.executor.steps import Step
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from tests.cuda.emulated import real
 from tests.cuda.idle import idle_backend
 from tests.cuda.rows import Line, Table
@@ -86,7 +86,7 @@ def model(layers: int) -> TinyLlama:
 def sides(cuda: CudaBackend, placed: Callable[[int], dict[str, str]], layers: int) -> Rig:
     """It on both sides."""
     backends = {"llamacpp": LlamacppBackend(), "cuda": cuda}
-    return rig(model(layers), backends, placed(layers), forecast=Forecast(), kv_type="F16", context=ALL + 64)
+    return rig(model(layers), backends, placed(layers), forecast=WorkTimes(), kv_type="F16", context=ALL + 64)
 
 
 def changes(r: Rig) -> int:

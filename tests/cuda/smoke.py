@@ -15,8 +15,8 @@ from time import perf_counter
 
 import numpy as np
 
-from hetrun.backends.cuda.driver import Driver, Product, Stream
-from hetrun.backends.cuda.kernel_cache import Library, at, long
+from hetrun.backends.cuda.driver import DeviceProduct, Driver, Stream
+from hetrun.backends.cuda.kernel_cache import KernelLibrary, at, long
 from hetrun.backends.cuda.programs import Programs, Source
 from hetrun.backends.cuda.stages import Portion, Work, give
 from hetrun.errors import HetrunError
@@ -173,7 +173,7 @@ def graphs(table: Table, driver: Driver, stream: Stream, place: int) -> None:
     for target in (x, w):
         driver.copy(target, int(host.ctypes.data), host.size, stream)
     work: list[Work] = [
-        Product(x, w, c, n, m, k, m),
+        DeviceProduct(x, w, c, n, m, k, m),
         library.launch(SMALL, "add", (64,), 256, at(c), at(c), at(d), long(n * m)),
     ]
     first, later = (
@@ -194,9 +194,9 @@ def graphs(table: Table, driver: Driver, stream: Stream, place: int) -> None:
     table.add(Line(f"{NODES} kernels that are launched one by one", "µs", (1e6 * direct,)))
 
 
-def library_of(driver: Driver) -> Library:
+def library_of(driver: Driver) -> KernelLibrary:
     """The kernels of a device."""
-    return Library(driver, Programs(driver.device.capability, KERNELS))
+    return KernelLibrary(driver, Programs(driver.device.capability, KERNELS))
 
 
 def _result(

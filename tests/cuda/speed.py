@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from hetrun.tools.bench.roofline import demands
 from tests.cuda.measured import CUDA, Measured, link_and_memory, measured
 from tests.cuda.models import Wanted, made
@@ -14,7 +14,7 @@ MEMORY_BYTES_S = 4.3e12  # of an H200, as its memory was read and written in a c
 DECODE_BARS = {"BF16": 0.6, "Q4_K_M": 0.4}  # of the time that reading the weights would take
 PREFILL_BAR = 300e12  # useful multiplications and additions a second
 MODELS = (Wanted("8b", "Q4_K_M"), Wanted("8b", "BF16"), Wanted("32b", "Q4_K_M"))
-DECODE, PREFILL = Case("decode", 64, 512), Case("prefill", 4096)
+DECODE, PREFILL = BenchCase("decode", 64, 512), BenchCase("prefill", 4096)
 ROUNDS = 5
 
 
@@ -22,7 +22,7 @@ def speed(
     models: Path,
     table: Table,
     wanted: tuple[Wanted, ...] = MODELS,
-    cases: tuple[Case, Case] = (DECODE, PREFILL),
+    cases: tuple[BenchCase, BenchCase] = (DECODE, PREFILL),
     rounds: int = ROUNDS,
 ) -> None:
     """One line for each model and case; then how fast each form of unit reads its weights."""
@@ -49,7 +49,7 @@ def speed(
         path.unlink()
 
 
-def _useful(path: Path, case: Case) -> float:
+def _useful(path: Path, case: BenchCase) -> float:
     """Multiplications and additions of a prompt."""
     demand = demands(path, "f16").of(case)
     return (demand.products or 0.0) + (demand.attention or 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrun.backends.cuda.arena import ALIGNMENT, Arena, GrowingArena
+from hetrun.backends.cuda.arena import ALIGNMENT, DeviceArena, GrowingArena
 from hetrun.errors import BudgetError
 
 BASE, SIZE = 1 << 20, 64 * ALIGNMENT
@@ -16,7 +16,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(1, 20 * ALIGNMENT)), max_s
 
 
 def taken(
-    arena: Arena | GrowingArena, held: dict[int, int], steps: Steps
+    arena: DeviceArena | GrowingArena, held: dict[int, int], steps: Steps
 ) -> Iterator[tuple[int | None, int]]:
     """Gives parts of what is held back, or takes new ones: their addresses, or None where none fits."""
     for give, nbytes in steps:
@@ -33,7 +33,7 @@ def taken(
 
 @given(STEPS)
 def test_parts_lie_inside_and_apart(steps: Steps) -> None:
-    arena, held = Arena(BASE, SIZE + 7), dict[int, int]()
+    arena, held = DeviceArena(BASE, SIZE + 7), dict[int, int]()
     for address, nbytes in taken(arena, held, steps):
         if address is None:
             assert nbytes > _largest_gap(held)
@@ -59,7 +59,7 @@ def _largest_gap(held: dict[int, int]) -> int:
 
 
 def test_who_asks_for_too_much_is_told_what_is_left() -> None:
-    arena = Arena(BASE, SIZE)
+    arena = DeviceArena(BASE, SIZE)
     arena.take(SIZE // 2, "some")
     with pytest.raises(
         BudgetError, match=r"no room in GPU memory for a cat: .* left; grant more with --vram"

@@ -15,9 +15,9 @@ from hetrun.backends.cuda.attention_launch import (
     ROW,
     THREADS,
     TILE,
-    Joined,
-    Table,
-    Turning,
+    AttentionResults,
+    KvTableStruct,
+    QueryRotation,
 )
 from hetrun.backends.cuda.matmul_launch import int8_row
 from hetrun.backends.cuda.programs import Source
@@ -50,8 +50,8 @@ class Cache:
         shape = (2, self.rows, self.heads * self.head)
         self.numbers = rng.standard_normal(shape, dtype=np.float32)
 
-    def argument(self) -> Table:
-        return Table(self.table.ctypes.data, self.k_at, self.v_at, self.width)
+    def argument(self) -> KvTableStruct:
+        return KvTableStruct(self.table.ctypes.data, self.k_at, self.v_at, self.width)
 
     def write(self, rows: np.ndarray) -> None:
         """By the kernel."""
@@ -145,7 +145,7 @@ def test_what_is_turned_on_its_way_is_what_was_turned_before(
     one.write(slots)
     y = np.full(q.shape, np.nan, np.float32)
     whose_turn = None if wanted is None else token_of
-    queries = Turning(q.ctypes.data, y.ctypes.data, turns.ctypes.data,
+    queries = QueryRotation(q.ctypes.data, y.ctypes.data, turns.ctypes.data,
                       None if whose_turn is None else whose_turn.ctypes.data, len(q), n_heads)  # fmt: skip
     jobs = 2 * heads * n + n_heads * len(q)
     run(other.source, "turn_and_write", (-(-jobs // 4),), 128, queries, k, turns, v, slots, other.argument(),
@@ -202,7 +202,9 @@ def few(
     partial, y = np.full(nbytes // 4, np.nan, np.float32), np.full(q.shape, np.nan, np.float32)
     groups = attention_launch.groups_of(n_heads, cache.heads, cache.head)
     ended = np.zeros((n, cache.heads, groups), np.int32)
-    joined = Joined(*(None if array is None else array.ctypes.data for array in (y, sinks, in_bytes, ended)))
+    joined = AttentionResults(
+        *(None if array is None else array.ctypes.data for array in (y, sinks, in_bytes, ended))
+    )
     grid = n * splits, cache.heads, groups
     shared = attention_launch.few_shared(n_heads // cache.heads, cache.head, splits)
     factors = float(scale), float(softcap)

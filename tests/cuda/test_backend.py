@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from hetrun import LLM, SamplingParams
-from hetrun.backend import Available, Backend, Descriptor, Greatest, PassShape, Segment, registry
+from hetrun.backend import Available, Backend, Descriptor, PassShape, Segment, TopLogits, registry
 from hetrun.backends.cuda import fusion, kv_mirror, runner
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.int8 import launch as int8
-from hetrun.backends.cuda.lowering import Emitter, Place
+from hetrun.backends.cuda.lowering import CudaEmitter, CudaPlace
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError, BudgetError, Cancelled
 from hetrun.executor.planned_model import PlannedModel
@@ -281,12 +281,12 @@ def test_the_work_of_a_shape_is_written_down_once_if_its_values_fit_where_others
 ) -> None:
     written: list[int] = []
 
-    class Counted(Emitter):
-        def __init__(self, place: Place, segment: Segment, shape: PassShape, *where: int) -> None:
+    class Counted(CudaEmitter):
+        def __init__(self, place: CudaPlace, segment: Segment, shape: PassShape, *where: int) -> None:
             written.append(shape.tokens)
             super().__init__(place, segment, shape, *where)
 
-    monkeypatch.setattr(runner, "Emitter", Counted)
+    monkeypatch.setattr(runner, "CudaEmitter", Counted)
     mine, right = both()
     a, b = mine.kv.alloc(), right.kv.alloc()
     for n in (16, 7, 12, 1, 16):
@@ -559,7 +559,7 @@ def test_the_greatest_logits_come_alone(k: int) -> None:
         some = pairs[: 1 + i % 2]
         found = mine.executor.choose(Step(tuple(Chunk(a, ids, wanted) for a, _ in some)), k)
         whole = right.executor.run(Step(tuple(Chunk(b, ids, wanted) for _, b in some)))
-        assert isinstance(found, Greatest)
+        assert isinstance(found, TopLogits)
         assert found.ids.shape == (len(some), k)
         order = np.argsort(-whole, axis=1)[:, :k]
         close(found.logits, np.take_along_axis(whole, order, 1))
@@ -586,7 +586,7 @@ def test_where_memory_is_full_rows_come_whole(monkeypatch: pytest.MonkeyPatch) -
     for i in range(2):
         ids = np.array(tokens(5, i))
         found = mine.executor.choose(Step((Chunk(a, ids, np.array([4])),)), 40)
-        assert not isinstance(found, Greatest)
+        assert not isinstance(found, TopLogits)
         close(found, right.executor.run(Step((Chunk(b, ids, np.array([4])),))))
     mine.close()
     right.close()
@@ -624,7 +624,7 @@ def test_where_the_host_makes_the_logits_rows_are_whole() -> None:
     mine, _ = both({"": "cuda", "output": "reference"})
     step = Step((Chunk(mine.kv.alloc(), np.array(tokens(5)), np.array([4])),))
     found = mine.executor.choose(step, 40)
-    assert not isinstance(found, Greatest)
+    assert not isinstance(found, TopLogits)
     assert found.shape == (1, mine.graph.logits.width)
     mine.close()
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetrun.backends.cuda.driver import Event, Kernel, Launch, Product, Stream
+from hetrun.backends.cuda.driver import DeviceProduct, Event, Kernel, Launch, Stream
 from hetrun.graph.quant import by_name
 from tests.cuda.emulated.driver import CONTEXT, EmulatedDriver
 from tests.cuda.emulated.kernels import EmulationError, needs_compiler
@@ -334,7 +334,7 @@ def test_products_are_of_bf16_and_summed_in_float32(add: bool) -> None:
     x, w, c = (rng.standard_normal(s, np.float32) for s in ((rows, inner), (out, inner), (rows, ldc)))
     (x_at, x_raw), (w_at, w_raw) = given(desk, bf16.quantise(x)), given(desk, bf16.quantise(w))
     c_at, c_raw = given(desk, c)
-    product = Product(x_at, w_at, c_at, rows, out, inner, ldc, add)
+    product = DeviceProduct(x_at, w_at, c_at, rows, out, inner, ldc, add)
     with pytest.raises(AssertionError, match="nowhere to work"):
         desk.driver.multiply(product, desk.one)
     desk.driver.work_in(desk.driver.allocate(desk.driver.workspace), desk.one)

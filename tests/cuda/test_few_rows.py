@@ -10,9 +10,9 @@ import pytest
 
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.measured import few_rows
-from hetrun.backends.cuda.measured.few_rows import FewRows
+from hetrun.backends.cuda.measured.few_rows import FewRowsLimits
 from hetrun.backends.cuda.pass_args import FEW
-from hetrun.backends.cuda.weights import Held
+from hetrun.backends.cuda.weights import DeviceWeight
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BudgetError
 from hetrun.graph.quant import by_name
@@ -48,12 +48,12 @@ def found(
     backend.start()
     gpu = backend.gpu
     size = by_name(quant).row_bytes(COLS) * ROWS
-    weight = Held(gpu.memory.take(size, "a weight"), (ROWS, COLS), by_name(quant), size)
+    weight = DeviceWeight(gpu.memory.take(size, "a weight"), (ROWS, COLS), by_name(quant), size)
     driver.seconds(lambda: driver.fill(weight.address, 0, size, gpu.memory.computing), gpu.memory.computing)
     if prepare:
         prepare(backend)
     used = gpu.memory.arena.used
-    n = FewRows(gpu.memory, gpu.library).of(weight, gpu.scratch, gpu.scratch_bytes)
+    n = FewRowsLimits(gpu.memory, gpu.library).of(weight, gpu.scratch, gpu.scratch_bytes)
     assert gpu.memory.arena.used == used
     backend.close()
     return n

@@ -14,7 +14,7 @@ from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
 from hetrun.graph.signature import units
 from hetrun.loader.open_model import open_model
-from hetrun.planner.costmodel import Work
+from hetrun.planner.costmodel import OpWork
 from hetrun.planner.options import Options, Wishes
 from hetrun.planner.weight_sizes import Sizes, rows_of
 from tests.cuda.emulated.driver import EmulatedDriver
@@ -43,8 +43,8 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedModel]:
     made._executor.hear = lambda ran: None  # which says how slow the emulator is
     for form in {unit.form for unit in made.pilot.planner.units}:
         for n in (1, 4, 16, 64, 256):
-            made.pilot.forecast.learn(Work(form, "cuda", 1), n, 32.0, FAST)
-            made.pilot.forecast.learn(Work(form, "reference", 1), n, 32.0, SLOW)
+            made.pilot.forecast.learn(OpWork(form, "cuda", 1), n, 32.0, FAST)
+            made.pilot.forecast.learn(OpWork(form, "reference", 1), n, 32.0, SLOW)
     yield made
     made.close()
     undo()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetrun.backend import Backend
-from hetrun.backend.conformance.cases import CASES, Case
+from hetrun.backend.conformance.cases import CASES, OpCase
 from hetrun.backend.conformance.runner import allowed, build, compared, outcome, reference
 from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.matmul_launch import INT8_TYPES, ROUNDED, THREADS, blocks, group_of, int8_row
@@ -244,7 +244,7 @@ FAST = [
 ]  # fmt: skip
 
 
-def often(case: Case) -> bool:
+def often(case: OpCase) -> bool:
     """Whether `make test` has it: of mixtures, which take a second each, two."""
     return case.quant == "Q4_K" and (case.kind != "moe" or case.note == "8x2n")
 
@@ -252,7 +252,7 @@ def often(case: Case) -> bool:
 @pytest.mark.parametrize(
     "case", [pytest.param(c, id=str(c), marks=() if often(c) else exhaustive) for c in FAST]
 )
-def test_a_device_that_may_be_fast_computes_what_the_reference_does(case: Case, tmp_path: Path) -> None:
+def test_a_device_that_may_be_fast_computes_what_the_reference_does(case: OpCase, tmp_path: Path) -> None:
     backend = device(exact=False)
     here, there = (outcome(case, build(case, tmp_path), b) for b in (reference(), backend))
     trial = compared(case, here, there, allowed(case, backend))

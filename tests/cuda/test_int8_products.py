@@ -11,7 +11,7 @@ import pytest
 from hetrun.backend.conformance.random_weights import packed
 from hetrun.backends.cuda.int8 import launch as int8
 from hetrun.backends.cuda.int8.launch import Input
-from hetrun.backends.cuda.matmul_launch import Output
+from hetrun.backends.cuda.matmul_launch import MatmulOutput
 from hetrun.graph.quant import by_name
 from tests.cuda import test_int8
 from tests.cuda.emulated.kernels import needs_compiler, run
@@ -57,8 +57,8 @@ def stored(quant: str, rows: int, cols: int, seed: int = 0) -> tuple[np.ndarray,
     return aligned(raw), by_name(quant).dequantise(raw, cols).astype(np.float64)
 
 
-def products(quant: str, x: Rounded, *outputs: Output, size: int = 64) -> None:
-    three = (*outputs, Output(), Output())[:3]
+def products(quant: str, x: Rounded, *outputs: MatmulOutput, size: int = 64) -> None:
+    three = (*outputs, MatmulOutput(), MatmulOutput())[:3]
     grid = (int8.blocks(size, len(x.rows), *(int(o.rows) for o in outputs)),)
     source, threads, shared = int8.source(quant), int8.threads(size), int8.shared(size)
     run(source, f"products_{size}", grid, threads, *three, x.given, shared=shared)

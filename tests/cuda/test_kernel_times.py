@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from hetrun.backends.cuda.kernel_cache import Library
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.kernel_cache import KernelLibrary
+from hetrun.backends.cuda.memory import CudaMemory
 from tests.cuda import kernel_times, smoke
 from tests.cuda.emulated.driver import EmulatedDriver, EmulatedPrograms
 from tests.cuda.emulated.kernels import needs_compiler
@@ -19,8 +19,8 @@ pytestmark = [needs_compiler, pytest.mark.slow, exhaustive]  # seconds of an emu
 
 
 @contextmanager
-def gpu_memory(nbytes: int) -> Iterator[Memory]:
-    yield Memory(EmulatedDriver(96 << 20), 80 << 20)
+def gpu_memory(nbytes: int) -> Iterator[CudaMemory]:
+    yield CudaMemory(EmulatedDriver(96 << 20), 80 << 20)
 
 
 def test_every_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_every_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_copies_and_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"COPIED": 2 << 20, "REPLAYS": 3, "NODES": 4}.items():
         monkeypatch.setattr(smoke, name, value)
-    monkeypatch.setattr(smoke, "library_of", lambda driver: Library(driver, EmulatedPrograms()))
+    monkeypatch.setattr(smoke, "library_of", lambda driver: KernelLibrary(driver, EmulatedPrograms()))
     table = Table("smoke", None)
     with gpu_memory(0) as memory:
         places = [memory.take(2 << 20, "a copy") for _ in range(2)]

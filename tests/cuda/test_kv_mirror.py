@@ -14,9 +14,9 @@ import pytest
 
 from hetrun.backend import Pass, SequencePart
 from hetrun.backends.cuda.arena import ALIGNMENT
-from hetrun.backends.cuda.kernel_cache import Library
+from hetrun.backends.cuda.kernel_cache import KernelLibrary
 from hetrun.backends.cuda.kv_mirror import ROWS, Slabs
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.errors import BudgetError
 from hetrun.memory.kv.cache import KvCache
 from tests.cuda.emulated.driver import EmulatedDriver, EmulatedPrograms
@@ -35,8 +35,8 @@ class Device:
 
     def __init__(self, kv: KvCache, blocks: int) -> None:
         self.kv, self.driver = kv, EmulatedDriver()
-        self.memory = Memory(self.driver, 40 << 20)
-        library = Library(self.driver, EmulatedPrograms())
+        self.memory = CudaMemory(self.driver, 40 << 20)
+        library = KernelLibrary(self.driver, EmulatedPrograms())
         parts = [
             [(layer, 0, 1) for layer in kv.tables if kv.group(layer) == i] for i in range(len(kv.groups))
         ]

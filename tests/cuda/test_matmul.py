@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hetrun.backend.conformance.random_weights import packed
-from hetrun.backends.cuda.matmul_launch import THREADS, Output, blocks, group_of
+from hetrun.backends.cuda.matmul_launch import THREADS, MatmulOutput, blocks, group_of
 from hetrun.backends.cuda.programs import Source
 from hetrun.backends.cuda.weights import READ
 from hetrun.backends.reference.moe import gated
@@ -53,16 +53,16 @@ def inputs(tokens: int, cols: int = COLS, seed: int = 1) -> np.ndarray:
 
 def output(
     w: np.ndarray, y: np.ndarray, bias: np.ndarray | None = None, add: np.ndarray | None = None
-) -> Output:
+) -> MatmulOutput:
     def address(array: np.ndarray | None) -> int | None:
         return None if array is None else array.ctypes.data
 
-    return Output(address(w), address(bias), address(add), address(y), y.shape[1], y.shape[1])
+    return MatmulOutput(address(w), address(bias), address(add), address(y), y.shape[1], y.shape[1])
 
 
-def few(quant: str, x: np.ndarray, *outputs: Output, seed: int = 1) -> None:
+def few(quant: str, x: np.ndarray, *outputs: MatmulOutput, seed: int = 1) -> None:
     tokens = len(x)
-    three = (*outputs, Output(), Output())[:3]
+    three = (*outputs, MatmulOutput(), MatmulOutput())[:3]
     grid = (blocks(tokens, *(o.rows for o in outputs)),)
     name = f"few_{group_of(tokens)}"
     run(source(quant), name, grid, THREADS, *three, x, x.shape[1], x.shape[1], tokens, seed=seed)

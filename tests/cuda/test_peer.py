@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from tests.cuda import peer
 from tests.cuda.mixture import Sizes, ways
 from tests.cuda.peer import Peer, PeerError, build, configured, help_of, rates
@@ -46,24 +46,24 @@ def test_a_case_is_asked_of_the_program_that_measures_it(folder: Path) -> None:
     program(folder, "llama-bench", f"echo '{lines}'")
     program(folder, "llama-batched-bench", f"cat <<'END'\n{SAID}\nEND")
     asked = Peer(Path("model.gguf"), 2)
-    assert asked.tokens_per_s(Case("prefill", 4096)) == (98.5, 97.0)
+    assert asked.tokens_per_s(BenchCase("prefill", 4096)) == (98.5, 97.0)
     called = (folder / "llama-bench.called").read_text()
     assert "-m model.gguf -p 4096 -n 0 -d 0 -r 2 -fa 1 -ub 2048" in called
-    assert asked.tokens_per_s(Case("decode", 32, 8192)) == (98.5, 97.0)
+    assert asked.tokens_per_s(BenchCase("decode", 32, 8192)) == (98.5, 97.0)
     assert "-p 0 -n 32 -d 8192" in (folder / "llama-bench.called").read_text()
-    assert asked.tokens_per_s(Case("decode", 4, 128, 2)) == (9.005956, 4.39225)
+    assert asked.tokens_per_s(BenchCase("decode", 4, 128, 2)) == (9.005956, 4.39225)
     assert "-npp 128 -ntg 4 -npl 2,2,2 -c 266" in (folder / "llama-batched-bench.called").read_text()
 
 
 def test_a_program_that_fails_or_hangs_is_a_sentence(folder: Path) -> None:
     with pytest.raises(PeerError, match="llama-bench is not built: run the stage peer first"):
-        Peer(Path("m"), 1).tokens_per_s(Case("prefill", 16))
+        Peer(Path("m"), 1).tokens_per_s(BenchCase("prefill", 16))
     program(folder, "llama-bench", "echo no such file >&2; exit 1")
     with pytest.raises(PeerError, match="llama-bench failed: no such file"):
-        Peer(Path("m"), 1).tokens_per_s(Case("prefill", 16))
+        Peer(Path("m"), 1).tokens_per_s(BenchCase("prefill", 16))
     program(folder, "llama-bench", "exec sleep 60")
     with pytest.raises(PeerError, match="was not done after 0 s"):
-        Peer(Path("m"), 1, 0.05).tokens_per_s(Case("prefill", 16))
+        Peer(Path("m"), 1, 0.05).tokens_per_s(BenchCase("prefill", 16))
 
 
 def test_it_is_built_for_the_gpu_that_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_mixture_is_measured_in_as_much_memory_with_what_the_release_knows(fol
     assert new["--moe-cache"] == {"-ngl": "99", "-ncmoe": 4, "--moe-cache": 4 << 10, "--n-gen-warmup": 256}
     assert list(ways(options, sizes, 2 << 30, 24 << 30)) == ["--n-cpu-moe 4", "--fit"]
     program(folder, "llama-bench", """echo '[{"samples_ts": [5.0]}]'""")
-    assert Peer(Path("m.gguf"), 1, where=new["--moe-cache"]).tokens_per_s(Case("decode", 8)) == (5.0,)
+    assert Peer(Path("m.gguf"), 1, where=new["--moe-cache"]).tokens_per_s(BenchCase("decode", 8)) == (5.0,)
     called = (folder / "llama-bench.called").read_text()
     assert "-ngl 99 -ncmoe 4 --moe-cache 4096 --n-gen-warmup 256 -o json" in called
     assert help_of("llama-bench") == '[{"samples_ts": [5.0]}]\n'

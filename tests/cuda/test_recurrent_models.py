@@ -14,7 +14,7 @@ from hetrun.backends.cuda.backend import CudaBackend
 from hetrun.backends.cuda.states.mirror import StateMirror
 from hetrun.backends.reference import descriptor
 from hetrun.executor.steps import Chunk, Step
-from hetrun.memory.kv.states import Mark
+from hetrun.memory.kv.states import StateMark
 from hetrun.planner.plan import BUCKETS, PlanSet, make_plans
 from tests.cuda.emulated.device import NAME, emulated
 from tests.cuda.emulated.kernels import needs_compiler
@@ -47,7 +47,7 @@ def tokens_of(n: int, seed: int) -> list[int]:
 def ran(r: Rig, seqs: Sequence[int], n: int, seed: int, mark: int) -> np.ndarray:
     """A step of some sequences, each with the same tokens."""
     text, wanted = np.array(tokens_of(n, seed)), np.arange(n)[-3:]  # more would make passes short
-    chunks = [Chunk(seq, text, wanted, (Mark(r.kv.length(seq) + mark),)) for seq in seqs]
+    chunks = [Chunk(seq, text, wanted, (StateMark(r.kv.length(seq) + mark),)) for seq in seqs]
     return r.executor.run(Step(tuple(chunks))).copy()
 
 

@@ -12,10 +12,10 @@ import pytest
 from hetrun.backend import Backend
 from hetrun.backends.cuda import runner
 from hetrun.backends.cuda.crossing.recorded import crossing
-from hetrun.backends.cuda.crossing.shelf import Plane, Shelf
-from hetrun.backends.cuda.driver import Copy
-from hetrun.backends.cuda.memory import FEW_BYTES, Memory
-from hetrun.backends.cuda.pass_args import Given
+from hetrun.backends.cuda.crossing.shelf import Plane, SlabShelf
+from hetrun.backends.cuda.driver import MemoryCopy
+from hetrun.backends.cuda.memory import FEW_BYTES, CudaMemory
+from hetrun.backends.cuda.pass_args import PassPointers
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError, BudgetError
 from hetrun.memory.kv.arrivals import Arrivals
@@ -79,10 +79,10 @@ def test_a_change_of_sides_takes_a_replay_a_wait_and_few_calls_of_python(
 
 
 def test_what_a_pass_tells_is_packed_once_for_all_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed: list[Given] = []
-    pack = Given._pack
+    packed: list[PassPointers] = []
+    pack = PassPointers._pack
 
-    def noted(given: Given, work: object) -> np.ndarray:
+    def noted(given: PassPointers, work: object) -> np.ndarray:
         packed.append(given)
         return pack(given, work)  # type: ignore[arg-type]
 
@@ -91,7 +91,7 @@ def test_what_a_pass_tells_is_packed_once_for_all_segments(monkeypatch: pytest.M
         steps = sides.tokens(r)
         for _ in range(3):
             r.executor.run(next(steps))
-        monkeypatch.setattr(Given, "_pack", noted)
+        monkeypatch.setattr(PassPointers, "_pack", noted)
         r.executor.run(next(steps))
         assert len(packed) == len(set(packed)) == 2, (
             "the last layer looks at wanted rows, seven at all of them"
@@ -118,8 +118,10 @@ def test_parts_that_lie_next_to_each_other_cross_together_as_long_as_they_are_fe
     driver, begin, small, large = EmulatedDriver(), 1 << 20, 300, FEW_BYTES - 600
     sizes = [small, small, large, small]
     starts = [begin, begin + 512, begin + 1024, begin + (8 << 20)]
-    made = crossing(driver, list(zip(starts, sizes, strict=True)), lambda at, host, n: Copy(at, host, n))
-    copies = [each for each in made.work if isinstance(each, Copy)]
+    made = crossing(
+        driver, list(zip(starts, sizes, strict=True)), lambda at, host, n: MemoryCopy(at, host, n)
+    )
+    copies = [each for each in made.work if isinstance(each, MemoryCopy)]
     assert [(copy.target, copy.nbytes) for copy in copies] == [
         (begin, 512 + small),
         (begin + 1024, large),
@@ -129,7 +131,7 @@ def test_parts_that_lie_next_to_each_other_cross_together_as_long_as_they_are_fe
     assert [len(part) for part in made.parts] == sizes
     assert [copy.source for copy in copies] == [where[0], where[2], where[3]]
     assert where[1] == where[0] + 512, "as on the device"
-    assert not crossing(driver, [], lambda at, host, n: Copy(at, host, n)).work
+    assert not crossing(driver, [], lambda at, host, n: MemoryCopy(at, host, n)).work
 
 
 # --- rows that have come home
@@ -145,7 +147,7 @@ class Kept:
         (keys, values), stamps = self.kv.tables[0], self.kv.groups[0].stamps
         planes = [Plane(keys, 0, 0), Plane(values, 0, keys.row_bytes)]
         self.tables, self.stamps = (keys, values), stamps
-        self.shelf = Shelf(frozenset((0,)), 0, planes, stamps, enough)
+        self.shelf = SlabShelf(frozenset((0,)), 0, planes, stamps, enough)
         self.size = keys.row_bytes + values.row_bytes
 
     def add(self, rows: np.ndarray, byte: int) -> None:
@@ -286,18 +288,18 @@ def test_a_pass_that_fails_when_it_is_half_given_leaves_nothing_behind(
     a, b = mine.kv.alloc(), right.kv.alloc()
     for i in range(3):
         close(mine.logits(a, tokens(1, i)), right.logits(b, tokens(1, i)))
-    collect = Memory.collect
+    collect = CudaMemory.collect
 
     def failing(*given: object) -> None:
         raise BudgetError("no more")
 
-    monkeypatch.setattr(Memory, "collect", failing)
+    monkeypatch.setattr(CudaMemory, "collect", failing)
     with pytest.raises(BudgetError, match="no more"):
         mine.logits(a, tokens(1, 9))
     assert not any(driver._streams.values()), (
         "what reads the memory of a pass is over when the next one fills it"
     )
-    monkeypatch.setattr(Memory, "collect", collect)
+    monkeypatch.setattr(CudaMemory, "collect", collect)
     close(mine.logits(a, tokens(1, 3)), right.logits(b, tokens(1, 3)))
     mine.close()
     right.close()

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrun.backend import Available, Backend, Descriptor, Unavailable, registry
 from hetrun.backends.cuda.streamed import file_feed
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from tests.cuda import (
     __main__ as script,
     beyond,
@@ -127,7 +127,7 @@ def test_the_best_placement_is_the_best_of_all(units: list[Ways], room: int) -> 
 @pytest.mark.slow
 def test_everything_in_the_gpus_memory(gpu: None, tmp_path: Path) -> None:
     table = Table("speed", None)
-    speed.speed(tmp_path, table, (TINY,), (Case("decode", 2, 4), Case("prefill", 40)), 1)
+    speed.speed(tmp_path, table, (TINY,), (BenchCase("decode", 2, 4), BenchCase("prefill", 40)), 1)
     found = {(line.what, line.unit): line for line in table.lines}
     assert found["tiny-Q4_0 tg2@4", "tokens/s"].value > 0
     assert 0 < found["tiny-Q4_0 tg2@4", "of 4.3 TB/s"].value < 1
@@ -141,7 +141,7 @@ def test_everything_in_the_gpus_memory(gpu: None, tmp_path: Path) -> None:
 def test_a_model_beside_llama_cpp(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the peer ours is measured all the same, and its absence is red."""
     monkeypatch.setattr("tests.cuda.peer.built_folder", lambda: tmp_path / "nothing")
-    cases = {Case("decode", 2, 4, 2): 1.0, Case("prefill", 40): 0.9}
+    cases = {BenchCase("decode", 2, 4, 2): 1.0, BenchCase("prefill", 40): 0.9}
     table = Table("model", None)
     one_model.model(tmp_path, table, TINY, cases, 1, spare=200 << 20)
     found = {line.what: line for line in table.lines}
@@ -172,7 +172,7 @@ def test_more_than_the_gpus_memory(gpu: None, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_S", 2.0)
     table = Table("beyond", None)
     # A file of 2 MB is far too small for a GPU's driver and scratch: parts of it that are larger than it is.
-    beyond.beyond(tmp_path, table, (TINY,), Case("decode", 2, 4), 1, parts=(12.7,))
+    beyond.beyond(tmp_path, table, (TINY,), BenchCase("decode", 2, 4), 1, parts=(12.7,))
     found = [line.what for line in table.lines]
     what = "tiny-Q4_0 --vram 1270%"
     assert f"{what}: ours" in found
@@ -186,7 +186,7 @@ def test_more_than_the_gpus_memory(gpu: None, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.slow
 def test_more_than_all_memory(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_feed, "PIECE", 64 << 10)
-    table, case = Table("disk", None), Case("prefill", 40)
+    table, case = Table("disk", None), BenchCase("prefill", 40)
     with made_small():
         ram = least_ram(models.made(tmp_path, TINY), ctx=case.context + 64, backends=disk.HOST) + MIB
         disk.disk(tmp_path, table, (TINY,), (case,), 1, lambda nbytes: (ram, 25 * MIB))

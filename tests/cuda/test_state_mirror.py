@@ -13,13 +13,13 @@ import pytest
 from hetrun.backend import Pass, SequencePart
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.backends.cuda.states import mirror
 from hetrun.backends.cuda.states.mirror import StateMirror
 from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import StateShape
 from hetrun.memory.kv.cache import KvCache
-from hetrun.memory.kv.states import NONE, Mark, StateView
+from hetrun.memory.kv.states import NONE, StateMark, StateView
 from tests.cuda.emulated.driver import EmulatedDriver
 from tests.unit.test_states import MOST, cache, of, read, view, write
 
@@ -34,7 +34,7 @@ class Device:
 
     def __init__(self, kv: KvCache, places: int) -> None:
         self.kv, self.driver = kv, EmulatedDriver()
-        self.memory = Memory(self.driver, 20 << 20)
+        self.memory = CudaMemory(self.driver, 20 << 20)
         self.mirror = StateMirror(self.memory, kv, KEPT)
         self.memory.give_up = self.mirror.drop_oldest
         self.memory.take(self.memory.arena.left - places * SIZE, "others")
@@ -181,7 +181,7 @@ def test_what_a_pass_reads_is_what_the_host_has(places: int, seed: int) -> None:
             case "more" if seq is not None and kv.length(seq) < 150:
                 a, n = kv.length(seq), random.choice((1, 1, 2, MOST))
                 kv.extend(seq, n)
-                kv.mark(seq, [Mark(a + random.randint(1, n), random.random() < 0.5)])
+                kv.mark(seq, [StateMark(a + random.randint(1, n), random.random() < 0.5)])
                 cuts = sorted({a, a + random.randint(0, n), a + n})
                 for begin, end in pairwise(cuts):
                     now = view(kv, seq, begin, end)

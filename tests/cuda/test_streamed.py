@@ -14,11 +14,11 @@ from hetrun.backend import Available, Backend, Descriptor, Done, Pass, WeightUse
 from hetrun.backends.cuda import backend as device
 from hetrun.backends.cuda.backend import CudaBackend, StreamedBackend
 from hetrun.backends.cuda.driver import Stream
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.backends.cuda.runner import CudaRunner
 from hetrun.backends.cuda.streamed import file_feed, weight_ring
 from hetrun.backends.cuda.streamed.file_feed import FileFeed
-from hetrun.backends.cuda.streamed.weight_ring import Block, Ring
+from hetrun.backends.cuda.streamed.weight_ring import RingBlock, WeightRing
 from hetrun.backends.cuda.weights import InFile, OnHost, expert_bytes
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
@@ -33,7 +33,7 @@ from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_reader import SharedReader
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.options import Options, Wishes
 from hetrun.planner.plan import BUCKETS
 from hetrun.planner.trials import Trial
@@ -214,8 +214,8 @@ def on_host(driver: EmulatedDriver, nbytes: int) -> OnHost:
 def test_blocks_in_any_order_are_whole_when_work_begins(seed: int) -> None:
     """Work that copies a block out of the ring always finds all of it, and only it."""
     driver, rng = EmulatedDriver(seed=seed), np.random.default_rng(seed)
-    memory = Memory(driver, 8 << 20)
-    ring = Ring(memory, 64 << 10)
+    memory = CudaMemory(driver, 8 << 20)
+    ring = WeightRing(memory, 64 << 10)
     weights = [on_host(driver, 4 * int(rng.integers(100, 5000))) for _ in range(12)]
     blocks = [ring.block([w]) for w in weights]
     seen = []
@@ -244,8 +244,8 @@ def test_blocks_from_files_are_whole_in_any_order(
     """Also those that come in an order that could not be known, from a disk that is late now and then."""
     monkeypatch.setattr(file_feed, "PIECE", 4096)
     driver, rng = EmulatedDriver(seed=seed), np.random.default_rng(seed)
-    memory = Memory(driver, 8 << 20)
-    ring = Ring(memory, 64 << 10)
+    memory = CudaMemory(driver, 8 << 20)
+    ring = WeightRing(memory, 64 << 10)
     uses = [in_file(tmp_path / f"{i}", int(rng.integers(3, 40)), rng) for i in range(10)]
     reader = SharedReader()
     ring.feed = FileFeed(memory, reader.read, lambda: None)
@@ -285,8 +285,8 @@ def test_what_follows_is_brought_ahead() -> None:
     """Also in the first round, as work is compiled in its order: only what comes first is late, and
     what comes after the last one, which is not known then. Asking again later brings nothing."""
     driver = EmulatedDriver()
-    memory = Memory(driver, 8 << 20)
-    ring = Ring(memory, 40 << 10)
+    memory = CudaMemory(driver, 8 << 20)
+    ring = WeightRing(memory, 40 << 10)
     blocks = [ring.block([on_host(driver, 16 << 10)]) for _ in range(4)]
     late = []
     for i in range(12):
@@ -310,8 +310,8 @@ def test_large_weights_cross_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between them what others send gets its turn."""
     monkeypatch.setattr(weight_ring, "PIECE", 4096)
     driver = EmulatedDriver()
-    memory = Memory(driver, 8 << 20)
-    ring = Ring(memory, 40 << 10)
+    memory = CudaMemory(driver, 8 << 20)
+    ring = WeightRing(memory, 40 << 10)
     weight, sizes, copy = on_host(driver, 9000), list[int](), driver.copy
     weight.memory[:] = np.arange(9000) % 251
 
@@ -339,27 +339,27 @@ def test_all_that_follows_and_has_room_is_there_after_any_order(
     """Passes of several shapes, one after the other, some of which are forgotten; and in the end the same one
     again and again, for which each block is looked at once or twice, however many are on their way."""
     driver, rng = EmulatedDriver(seed=seed), np.random.default_rng(seed)
-    memory = Memory(driver, 8 << 20)
-    ring = Ring(memory, 128 << 10)
+    memory = CudaMemory(driver, 8 << 20)
+    ring = WeightRing(memory, 128 << 10)
     shapes = [
         [ring.block([on_host(driver, 1024 * int(rng.integers(1, 20)))]) for _ in range(n)] for n in (3, 12, 9)
     ]
     looks = 0
-    met = Block.met
+    met = RingBlock.met
 
-    def counted(block: Block, others: Iterable[Block]) -> list[Block]:
+    def counted(block: RingBlock, others: Iterable[RingBlock]) -> list[RingBlock]:
         nonlocal looks
         looks += 1
         return met(block, others)
 
-    monkeypatch.setattr(Block, "met", counted)
+    monkeypatch.setattr(RingBlock, "met", counted)
     for turn in range(16):
         for block in shapes[int(rng.integers(len(shapes))) if turn < 12 else -1]:
             looks = 0
             ring.need(block)
             ring.done(block)
             ring.ahead()
-            coming: list[Block] = []
+            coming: list[RingBlock] = []
             follows = block.next
             while follows and not follows.is_forgotten and not any(follows.meets(b) for b in coming):
                 assert follows.there
@@ -383,7 +383,7 @@ def test_what_is_measured_crosses_in_every_run() -> None:
     stays, crosses = both_ways(driver)
     backends: dict[str, Backend] = {"cuda": stays, "cuda-streamed": crosses}
     kv = KvCache(kv_shapes(graph), by_name("F16"), 256, 4, 64)
-    prober = Prober(graph, backends, WeightStore(backends), kv, Forecast(), 256)
+    prober = Prober(graph, backends, WeightStore(backends), kv, WorkTimes(), 256)
     ops = tuple(op for op in graph.ops if in_scope(op.scope, "blk.0.ffn.gate"))
     submit, runs = CudaRunner.submit, list[int]()
 
@@ -405,8 +405,8 @@ def test_what_is_measured_crosses_in_every_run() -> None:
 def test_what_is_forgotten_is_not_brought() -> None:
     """Also where a block that made room since was followed by it."""
     driver = EmulatedDriver()
-    memory = Memory(driver, 8 << 20)
-    ring = Ring(memory, 40 << 10)
+    memory = CudaMemory(driver, 8 << 20)
+    ring = WeightRing(memory, 40 << 10)
     blocks = [ring.block([on_host(driver, 16 << 10)]) for _ in range(4)]
     for block in blocks:
         ring.need(block)
@@ -427,8 +427,8 @@ def test_what_is_forgotten_is_not_brought() -> None:
 
 def test_what_is_needed_at_once_must_fit() -> None:
     driver = EmulatedDriver()
-    memory = Memory(driver, 8 << 20)
-    ring = Ring(memory, 64 << 10)
+    memory = CudaMemory(driver, 8 << 20)
+    ring = WeightRing(memory, 64 << 10)
     with pytest.raises(BackendError, match="needed at once, and 64 KiB of GPU memory are kept"):
         ring.block([on_host(driver, 40 << 10), on_host(driver, 40 << 10)])
     memory.close()

@@ -17,18 +17,18 @@ import pytest
 from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
 from hetrun.client.events import GenerateRequest
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import ModelFileError
 from hetrun.executor.loading import load_plan
-from hetrun.executor.loading.load_plan import Deciding, Prepared
+from hetrun.executor.loading.load_plan import LoadPlan, LoadPlanner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.prefetch import cached_experts, expert_cache
 from hetrun.prefetch.cached_experts import FromExperts
 from hetrun.prefetch.expert_cache import ExpertCache
 from hetrun.prefetch.expert_records import Records
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
-from hetrun.tools.convert.reorder import Wish as RepackWish, repack_model
+from hetrun.tools.convert.reorder import RepackOptions as RepackWish, repack_model
 from tests.engine.asking import Answer
 from tests.models import cases_hf, hf
 from tests.support.streamed import Disk, every_read, reads_from
@@ -44,10 +44,10 @@ ROWS = ["mixtral-plain", "qwen3_moe-normalised", "qwen3_5_moe_text-plain", "gpt_
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     row = next(row for row in cases_hf.ROWS if str(row) == request.param)
     path = tmp_path_factory.mktemp("cached") / "m.gguf"
-    return Path(convert_model(Wish(hf.folder(row), by_option("q8_0"), path, threads=1)).path)
+    return Path(convert_model(ConversionOptions(hf.folder(row), by_option("q8_0"), path, threads=1)).path)
 
 
-def decide(deciding: Deciding) -> Prepared | None:
+def decide(deciding: LoadPlanner) -> LoadPlan | None:
     """What is decided where experts do not fit: so small a model would fit anywhere."""
     return deciding._cached("llamacpp")
 
@@ -64,12 +64,12 @@ def opened(path: Path, share: float, disk: Disk | None = None, **options: Any) -
     with ExitStack() as patched:
         patched.enter_context(mock.patch.object(cached_experts, "divided", divided))
         patched.enter_context(mock.patch.object(cached_experts, "ExpertCache", cache))
-        patched.enter_context(mock.patch.object(Deciding, "decide", decide))
+        patched.enter_context(mock.patch.object(LoadPlanner, "decide", decide))
         yield patched.enter_context(LocalModel(path, **OPTIONS | options))
 
 
 def experts_of(llm: LocalModel) -> FromExperts:
-    def found(loaded: Loaded) -> FromExperts:
+    def found(loaded: LoadedModel) -> FromExperts:
         assert isinstance(loaded.model, PlannedModel)
         assert loaded.model._experts is not None
         return loaded.model._experts
@@ -127,7 +127,7 @@ def test_texts_that_part_share_what_is_read(model: Path) -> None:
 def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
     row = next(row for row in cases_hf.ROWS if str(row) == "mixtral-plain")
     path = tmp_path_factory.mktemp("cached") / "m.gguf"
-    return Path(convert_model(Wish(hf.folder(row), by_option("q8_0"), path, threads=1)).path)
+    return Path(convert_model(ConversionOptions(hf.folder(row), by_option("q8_0"), path, threads=1)).path)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from hetrun.backends.llamacpp.ggml_api import INSTALL as LLAMA
 from hetrun.cli.reports.doctor import conclusion
 from hetrun.system.units import counted
 from hetrun.tools import doctor as tool
-from hetrun.tools.doctor import Finding, State, _mend, examine
+from hetrun.tools.doctor import DoctorFinding, State, _mend, examine
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ def test_all_is_well(tmp_path: Path) -> None:
     ],
 )
 def test_the_last_line_agrees_with_those_above(states: tuple[State, State], last: str) -> None:
-    found = [Finding("machine", name, state, "text") for name, state in zip("ab", states, strict=True)]
+    found = [DoctorFinding("machine", name, state, "text") for name, state in zip("ab", states, strict=True)]
     assert conclusion(found) == last
 
 

@@ -15,7 +15,7 @@ from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.ops import TABLE
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import GenerateRequest
-from hetrun.client.queries import Foreseen, Layers, PlanNow, State, WhatIf
+from hetrun.client.queries import Foreseen, Layers, PlanNow, StateQuery, WhatIf
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, default_model
 from hetrun.errors import BudgetError, OptionError
@@ -64,7 +64,7 @@ async def test_a_map_of_the_layers(client: WorkerClient) -> None:
 async def test_memory_in_use_adds_up(client: WorkerClient) -> None:
     request = GenerateRequest(SamplingParams(max_tokens=40, ignore_eos=True), text="Once upon a time")
     assert [event async for event in client.stream(request)][-1].usage.completion_tokens == 40
-    state = await client.ask(State())
+    state = await client.ask(StateQuery())
     ours = sum(n for what, n in state.in_use.items() if what not in ("reserve", "helper processes"))
     assert abs(ours - state.used) < 0.1 * state.used
     assert state.in_use["weights"] > 80 << 20

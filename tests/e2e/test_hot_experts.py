@@ -23,17 +23,17 @@ from hetrun.backend import (
 from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.moe import route
 from hetrun.backends.reference.ops import TABLE
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BudgetError
 from hetrun.executor.autotune import autotuner, comparison_scheduler, measuring
-from hetrun.executor.autotune.autotuner import Pilot
+from hetrun.executor.autotune.autotuner import Autotuner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Op
 from hetrun.graph.ops import Moe
 from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.expert_stats import known_choices
-from hetrun.planner.two_device.balance import Link
+from hetrun.planner.two_device.balance import HostLink
 from hetrun.planner.two_device.hot_experts import sets_of
 from tests.engine.simulated import MEASURING
 from tests.models import cases_hf, tiny
@@ -83,7 +83,7 @@ class Near(Metered):
 
     def __init__(self, timeline: Simulated) -> None:
         table = timed(timeline, DEVICE, DEVICE_S)
-        link = Link(1e10, 1e-6)
+        link = HostLink(1e10, 1e-6)
         super().__init__(1 << 30, link, timeline, resident=lambda weight: True, name="near", table=table)
         self.most = 0
 
@@ -141,13 +141,13 @@ def near(timeline: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Near]
         each()
 
 
-def pilot_of(loaded: Loaded) -> Pilot:
+def pilot_of(loaded: LoadedModel) -> Autotuner:
     assert isinstance(loaded.model, PlannedModel)
     assert loaded.model.pilot is not None
     return loaded.model.pilot
 
 
-def missed(loaded: Loaded) -> float:
+def missed(loaded: LoadedModel) -> float:
     """Of what tokens choose, how much more the experts on the device could be, if they were others; 1 if
     there are none, or if what tokens choose is not known."""
     sets = sets_of(loaded.model.plans.plans.values(), "near")
@@ -166,7 +166,7 @@ def talk_of(llm: LocalModel, timeline: Simulated, token: int) -> dict[str, tuple
     """Passes of one token again and again, with idle moments, until the experts that it chooses lie on the
     device."""
 
-    def steps(loaded: Loaded) -> dict[str, tuple[int, ...]]:
+    def steps(loaded: LoadedModel) -> dict[str, tuple[int, ...]]:
         model, end = loaded.model, timeline.now() + LONGEST_S
         seq, chunk = model.alloc(), np.full(LENGTH, token)
         rounds = 0

@@ -16,8 +16,8 @@ from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp.kernels.paging import pager
 from hetrun.backends.llamacpp.kernels.sigbus_guard import guard
 from hetrun.errors import ModelFileError
-from hetrun.executor.loading.load_plan import Deciding, Prepared
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.executor.loading.load_plan import LoadPlan, LoadPlanner
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from hetrun.tools.evaluate import compare
 from tests.models import cases_hf, hf
@@ -32,10 +32,10 @@ TEXT = [int(t) for t in np.random.default_rng(1).integers(3, 90, 40)]
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     row = next(row for row in cases_hf.ROWS if str(row) == request.param)
     path = tmp_path_factory.mktemp("mapped") / "m.gguf"
-    return Path(convert_model(Wish(hf.folder(row), by_option("q8_0"), path, threads=1)).path)
+    return Path(convert_model(ConversionOptions(hf.folder(row), by_option("q8_0"), path, threads=1)).path)
 
 
-def mapped(deciding: Deciding) -> Prepared | None:
+def mapped(deciding: LoadPlanner) -> LoadPlan | None:
     """What is decided where experts do not fit: so small a model would fit anywhere."""
     backend = deciding._backends["llamacpp"]
     whole = backend.resident_bytes
@@ -55,7 +55,7 @@ def test_mapped_experts_say_what_those_in_memory_say(model: Path) -> None:
         exact = llm.logits(TEXT)
     with LocalModel(model, **OPTIONS) as llm:
         held = compare([exact], [llm.logits(TEXT)]).mean_kl
-    with mock.patch.object(Deciding, "decide", mapped), LocalModel(model, **OPTIONS) as llm:
+    with mock.patch.object(LoadPlanner, "decide", mapped), LocalModel(model, **OPTIONS) as llm:
         assert compare([exact], [llm.logits(TEXT)]).mean_kl < 1.05 * held
         found = llm.generate([TEXT[:8]], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0]
         assert len(found.tokens) == 12
@@ -65,7 +65,7 @@ def test_mapped_experts_say_what_those_in_memory_say(model: Path) -> None:
 
 def test_a_file_that_is_cut_is_an_error_and_the_process_lives(model: Path) -> None:
     data = model.read_bytes()
-    with mock.patch.object(Deciding, "decide", mapped), LocalModel(model, **OPTIONS) as llm:
+    with mock.patch.object(LoadPlanner, "decide", mapped), LocalModel(model, **OPTIONS) as llm:
         try:
             with model.open("r+b") as file:
                 file.truncate(len(data) // 2)

@@ -15,8 +15,8 @@ import pytest
 from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
 from hetrun.client.events import Event
-from hetrun.engine.speculation.combined import Combined
-from hetrun.engine.speculation.mtp import Predicted, Rates
+from hetrun.engine.speculation.combined import CombinedGuesser
+from hetrun.engine.speculation.mtp import AcceptanceRates, MtpSequence
 from tests.models import tiny
 from tests.support import streamed
 from tests.tools import make_model
@@ -56,7 +56,7 @@ class Knowing:
     asked: int = 0
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
-    def propose(self, mine: Predicted, n: int) -> list[int]:
+    def propose(self, mine: MtpSequence, n: int) -> list[int]:
         real(mine, n)
         self.asked += 1
         tokens = mine._tokens
@@ -65,16 +65,16 @@ class Knowing:
         return [token if self.chance.random() < 0.75 else token ^ 1 for token in coming]
 
 
-real = Predicted.propose
+real = MtpSequence.propose
 
 
 @pytest.fixture
 def knowing(plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Knowing]:
     found = Knowing([[*prompt, *answer] for prompt, answer in zip(PROMPTS, plain, strict=True)])
-    monkeypatch.setattr(Predicted, "propose", lambda mine, n: found.propose(mine, n))
+    monkeypatch.setattr(MtpSequence, "propose", lambda mine, n: found.propose(mine, n))
     # A guess of so small a model takes as long as a step: here it is to be made nevertheless.
-    monkeypatch.setattr(Rates, "chances", lambda mine, n: [0.95**i for i in range(1, n + 1)])
-    monkeypatch.setattr(Combined, "seconds", 0.0)
+    monkeypatch.setattr(AcceptanceRates, "chances", lambda mine, n: [0.95**i for i in range(1, n + 1)])
+    monkeypatch.setattr(CombinedGuesser, "seconds", 0.0)
     yield found
     assert found.asked > 5
 

@@ -23,7 +23,7 @@ from hetrun.client.pictures import data_url
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError, PictureError, UserError
 from hetrun.server.app import create_app
-from hetrun.server.listen import Address
+from hetrun.server.listen import ListenAddress
 from tests.server.test_listen import served
 from tests.support.once import once
 from tests.support.towers import write_pair
@@ -160,7 +160,7 @@ async def test_a_client_of_a_running_server(llm: LLM, api: str) -> None:
     text, tokens = answer(llm, FILES[1])
     messages = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]},)
     request = GenerateRequest(SamplingParams(**GREEDY), messages=messages, pictures=(FILES[1],))
-    async with served(cast("Any", llm._model), Address("127.0.0.1", 0)) as http:
+    async with served(cast("Any", llm._model), ListenAddress("127.0.0.1", 0)) as http:
         client = RemoteClient(str(http.base_url), api=api)
         assert (await client.info()).pictures
         events = [event async for event in client.stream(request)]

@@ -143,7 +143,7 @@ def test_the_faster_way_is_taken_and_taken_back(path: Path) -> None:
         crossed = model.crossed["cuda-streamed"]
         asked(model, seq, np.array([3]))
         for _ in range(3):
-            prompts.saw(len(PROMPT), 1e3)
+            prompts.observe(len(PROMPT), 1e3)
         model.expect(len(PROMPT))
         assert model.plans is prompts.by_host
         assert model.plans.ubatch == AT_ONCE

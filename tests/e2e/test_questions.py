@@ -13,7 +13,7 @@ import pytest
 from hetrun.api.local_model import LocalModel
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import GenerateRequest
-from hetrun.client.queries import Detokenize, PlanNow, Render, SetRam, State, Tokenize, TokenizerInfo
+from hetrun.client.queries import Detokenize, PlanNow, Render, SetRam, StateQuery, Tokenize, TokenizerInfo
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, default_model
 from hetrun.engine.query_handlers import MOST_PART, PART, parts
@@ -58,7 +58,7 @@ async def test_what_a_worker_knows_of_its_model() -> None:
         bill = await client.ask(SetRam(1 << 30))
         assert bill["limit"] == 1 << 30
         assert (await client.ask(PlanNow()))["memory"]["limit"] == 1 << 30  # type: ignore[index]
-        assert (await client.ask(State())).budget == 1 << 30
+        assert (await client.ask(StateQuery())).budget == 1 << 30
 
 
 async def test_requests_are_seen_while_they_run_and_counted_when_they_end() -> None:
@@ -68,7 +68,7 @@ async def test_requests_are_seen_while_they_run_and_counted_when_they_end() -> N
         events = client.stream(request)
         for _ in range(3):
             await anext(events)
-        state = await client.ask(State())
+        state = await client.ask(StateQuery())
         (slot,) = state.slots
         assert slot.state == "answer"
         assert slot.prompt_tokens == slot.prompt_computed == len(await client.ask(Tokenize(RENDERED)))
@@ -81,7 +81,7 @@ async def test_requests_are_seen_while_they_run_and_counted_when_they_end() -> N
         assert b"".join(await client.ask(Detokenize(tuple(tokens)))) == text.encode()
         rest = [event async for event in events]
         assert rest[-1].finish_reason == "length"
-        state = await client.ask(State())
+        state = await client.ask(StateQuery())
         assert state.slots == ()
         assert state.counts.requests == {"length": 1}
         assert (state.counts.prompt_tokens, state.counts.answer_tokens) == (slot.prompt_tokens, 200)

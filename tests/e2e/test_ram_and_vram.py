@@ -15,7 +15,7 @@ import pytest
 from hetrun.backend import Available, Descriptor, registry
 from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.errors import BudgetError
-from hetrun.executor.loading.load_plan import Prepared, prepare
+from hetrun.executor.loading.load_plan import LoadPlan, prepare
 from hetrun.executor.loading.memory_estimates import SOON
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
@@ -67,7 +67,7 @@ def options(ram: int | None = None, vram: int | None = None, names: tuple[str, .
 
 
 @contextmanager
-def decided(path: Path, wanted: Options) -> Iterator[Prepared]:
+def decided(path: Path, wanted: Options) -> Iterator[LoadPlan]:
     found = prepare(open_model(path), wanted, SOON)  # as what runs
     try:
         yield found

@@ -10,7 +10,7 @@ import pytest
 from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
 from hetrun.client.completion import Completion
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.memory.kv.cache import KvCache
 from tests.models import cases_hf, hf, tiny
@@ -103,13 +103,13 @@ def test_memory_that_runs_out_changes_no_token(alone: LocalModel) -> None:
         assert llm.call(lambda loaded: kv_of(loaded).used_bytes <= (kv_of(loaded).limit_bytes or 0))
 
 
-def kv_of(loaded: Loaded) -> KvCache:
+def kv_of(loaded: LoadedModel) -> KvCache:
     model = loaded.model
     assert isinstance(model, PlannedModel)
     return model.kv
 
 
-def squeeze(loaded: Loaded, states: int) -> None:
+def squeeze(loaded: LoadedModel, states: int) -> None:
     """Leave room for that many states beside the rows of one full sequence."""
     kv = kv_of(loaded)
     assert kv.states

@@ -16,14 +16,14 @@ from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
 from hetrun.backend import Floats
 from hetrun.backends.llamacpp.kernels.matmul import products
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BudgetError
-from hetrun.executor.loading.load_plan import Deciding
+from hetrun.executor.loading.load_plan import LoadPlanner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Graph
 from hetrun.prefetch import ring_buffer
 from hetrun.prefetch.streamer import StreamStats
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models import cases_hf, hf
 from tests.models.tiny import TinyLlama, write_gguf
@@ -126,7 +126,7 @@ def test_embeddings_are_the_same_bits_and_read_nothing_of_the_head(room: int, ti
 def of_pass(llm: LocalModel) -> int:
     """Bytes that the last pass took from disk."""
 
-    def stats(loaded: Loaded) -> StreamStats:
+    def stats(loaded: LoadedModel) -> StreamStats:
         disk = cast("PlannedModel", loaded.model)._disk
         assert disk is not None
         return disk._streamer.stats
@@ -138,11 +138,13 @@ def of_pass(llm: LocalModel) -> int:
 def test_architectures(name: str, tmp_path: Path) -> None:
     """In the order in which their graphs take weights."""
     row = next(row for row in cases_hf.ROWS if str(row) == name)
-    path = convert_model(Wish(hf.folder(row), by_option("q8_0"), tmp_path / "m.gguf", threads=1)).path
+    path = convert_model(
+        ConversionOptions(hf.folder(row), by_option("q8_0"), tmp_path / "m.gguf", threads=1)
+    ).path
     with LocalModel(path, backends=["llamacpp"], planner="static", deterministic=True, ctx=128) as llm:
         expected = answers(llm, 12)
     # So small a model would fit anywhere.
-    with mock.patch.object(Deciding, "decide", Deciding._not_in_memory):
+    with mock.patch.object(LoadPlanner, "decide", LoadPlanner._not_in_memory):
         options: dict[str, Any] = {
             "backends": ["llamacpp"],
             "planner": "static",

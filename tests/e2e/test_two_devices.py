@@ -20,16 +20,16 @@ from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, registr
 from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.ops import TABLE
 from hetrun.client.events import GenerateRequest
-from hetrun.engine.batching import Mixing
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.batching import BatchComposer
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.executor.autotune import autotuner, comparison_scheduler, measuring, prober
-from hetrun.executor.autotune.autotuner import Pilot
+from hetrun.executor.autotune.autotuner import Autotuner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
 from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.plan import PlanSet
-from hetrun.planner.two_device.balance import Link
-from hetrun.planner.two_device.candidates import Candidate, Ways
+from hetrun.planner.two_device.balance import HostLink
+from hetrun.planner.two_device.candidates import PlacementCandidate, Ways
 from hetrun.planner.two_device.planner import is_concurrent
 from tests.engine.asking import Answer
 from tests.engine.simulated import MEASURING
@@ -72,7 +72,7 @@ def timed(timeline: Simulated, lane: str, each_s: float) -> dict[str, OpFunction
 class Machine:
     """A host and a device behind a link: registered, so that an engine finds them."""
 
-    link: Link
+    link: HostLink
     memory: int
 
     def devices(self, timeline: Simulated) -> dict[str, Backend]:
@@ -95,7 +95,7 @@ def machine() -> Machine:
     layer_s = BATCH * HOST_S * nbytes / 4
     # The paper's machine needs 1.8 times as long to bring a layer over as to compute it on its CPU. With less
     # there is more to win.
-    return Machine(Link(nbytes / (1.3 * layer_s), 2e-5), 2 * nbytes + (1 << 17))
+    return Machine(HostLink(nbytes / (1.3 * layer_s), 2e-5), 2 * nbytes + (1 << 17))
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def on_one_device(machine: Machine, where: str) -> Timeline:
     return whole_passes(timeline)
 
 
-NOTHING = Candidate((), 0.0)
+NOTHING = PlacementCandidate((), 0.0)
 
 
 @pytest.mark.parametrize("kind", ["balanced", "shared"])
@@ -157,9 +157,9 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
     for other in {"balanced": ["_shared"], "shared": ["_balanced", "_spread"]}[kind]:
         monkeypatch.setattr(Ways, other, lambda *args, **kwargs: NOTHING)
     # What is learnt while answers run is no reason to plan anew here.
-    monkeypatch.setattr(Pilot, "tend", lambda self, idle=False, between=None: None)
+    monkeypatch.setattr(Autotuner, "tend", lambda self, idle=False, between=None: None)
     # Answers go on in the passes of prompts: then all of them run together for long enough.
-    monkeypatch.setattr(Mixing, "_smooth", lambda self, answers, together: True)
+    monkeypatch.setattr(BatchComposer, "_smooth", lambda self, answers, together: True)
     # With several numbers of threads to choose from, slow passes are learnt once it is clear that no other
     # program was in the way. That is found out between steps, which this test leaves out: so none of them
     # would be.
@@ -204,7 +204,7 @@ def asked_together(llm: LocalModel) -> list[list[int]]:
     runs for the first time.
     """
 
-    def ask(_: Loaded) -> list[Answer]:
+    def ask(_: LoadedModel) -> list[Answer]:
         asked = []
         for prompt in prompts():
             asked.append(Answer())
@@ -217,13 +217,13 @@ def asked_together(llm: LocalModel) -> list[list[int]]:
     return [[token for token in answer.tokens if token is not None] for answer in answers]
 
 
-def looked_at(loaded: Loaded) -> PlanSet:
+def looked_at(loaded: LoadedModel) -> PlanSet:
     """The plans in force with what passes took since."""
     pilot = pilot_of(loaded)
     return pilot.planner.annotate(loaded.model.plans, pilot._replanner.now())
 
 
-def pilot_of(loaded: Loaded) -> Pilot:
+def pilot_of(loaded: LoadedModel) -> Autotuner:
     assert isinstance(loaded.model, PlannedModel)
     assert loaded.model.pilot is not None
     return loaded.model.pilot

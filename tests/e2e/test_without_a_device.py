@@ -28,7 +28,7 @@ from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.backends.reference.ops import TABLE
 from hetrun.errors import BackendError
-from hetrun.executor.loading.load_plan import Prepared, prepare
+from hetrun.executor.loading.load_plan import LoadPlan, prepare
 from hetrun.executor.loading.memory_estimates import SOON
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
@@ -199,7 +199,7 @@ def test_where_nothing_else_can_run_it_the_request_fails(path: Path) -> None:
             run(model, model.alloc(), 40)
 
 
-def homes(path: Path, wanted: Options) -> tuple[int, Prepared]:
+def homes(path: Path, wanted: Options) -> tuple[int, LoadPlan]:
     """How many units lie on the device."""
     found = prepare(open_model(path), wanted, SOON)
     for backend in found.backends.values():
@@ -218,7 +218,7 @@ def test_as_much_lies_on_a_device_as_passes_have_shown_to_pay(path: Path) -> Non
     rate = found.streamed.disk.rate
     fast, slow = PassTimes(1e-4, 1e-5, 1.0, 0.0, rate), PassTimes(0.5, 1e-3, 1.0, 0.0, rate)
 
-    def ran(found: Prepared, times: PassTimes) -> int:
+    def ran(found: LoadPlan, times: PassTimes) -> int:
         """Passes took so long; what lies there the next time."""
         assert found.streamed
         for tenth in range(11):

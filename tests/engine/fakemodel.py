@@ -16,7 +16,7 @@ from hetrun.backend import Floats
 from hetrun.client.events import Message, Streaming
 from hetrun.client.queries import LayerPlace
 from hetrun.engine.input_processor import Renderer
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
 from hetrun.executor.stats import Stats
@@ -239,7 +239,7 @@ def loaded(
     temperature: float | None = 0.0,
     render: Renderer = joined,
     most_waiting: int | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """What an engine with this model runs."""
     bytes_ = Tokenizer(Bytes()) if tokenizer else None
-    return Loaded(model, bytes_, render, temperature, most_waiting=most_waiting)
+    return LoadedModel(model, bytes_, render, temperature, most_waiting=most_waiting)

@@ -23,14 +23,14 @@ import pytest
 
 from hetrun.api.local_model import LocalModel
 from hetrun.backend import FLOAT_BYTES, Pass, Segment, WeightUse
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Graph, Op
 from hetrun.graph.signature import units
-from hetrun.planner.options import Machine as Counts
+from hetrun.planner.options import PlannerMachine as Counts
 from hetrun.planner.plan import bucket_of
-from hetrun.tools.simulate.machine import Device as Described, sides
+from hetrun.tools.simulate.machine import SimulatedDevice as Described, sides
 from hetrun.tools.simulate.machine_files import open_machine
 from tests.engine import simulated
 from tests.engine.simulated import NAMES, Simulated
@@ -325,7 +325,7 @@ def fly(
 ) -> tuple[Flight, Graph]:
     """All requests, by the plans that the pilot makes."""
 
-    def steps(loaded: Loaded) -> tuple[Flight, Graph]:
+    def steps(loaded: LoadedModel) -> tuple[Flight, Graph]:
         model = loaded.model
         assert isinstance(model, PlannedModel)
         assert model.pilot is not None

@@ -12,7 +12,7 @@ import pytest
 
 from hetrun.api.local_model import as_options
 from hetrun.backend import registry
-from hetrun.backend.picture_encoder import Rows, Vision
+from hetrun.backend.picture_encoder import PromptRows, Vision
 from hetrun.client.events import PICTURE_MARK, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
@@ -146,7 +146,7 @@ def _said(
     words(tokenizer.encode(first))
     for picture, other in zip(pictures, others, strict=True):
         for piece in encoder.lay_out(picture):
-            if isinstance(piece, Rows):
+            if isinstance(piece, PromptRows):
                 take([0] * piece.count, place + piece.places, encoder.encode(piece), piece.whole)
                 place += piece.advance
             else:

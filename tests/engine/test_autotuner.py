@@ -30,9 +30,9 @@ from hetrun.backend import (
     registry,
 )
 from hetrun.backends.llamacpp.backend import LlamacppBackend
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BackendError, Cancelled
-from hetrun.executor.autotune.autotuner import Pilot
+from hetrun.executor.autotune.autotuner import Autotuner
 from hetrun.executor.autotune.explorer import Explorer
 from hetrun.executor.autotune.replanner import Replanner
 from hetrun.executor.planned_model import PlannedModel
@@ -106,7 +106,7 @@ def plugin() -> Iterator[None]:
     remove()
 
 
-def pilot_of(loaded: Loaded) -> Pilot:
+def pilot_of(loaded: LoadedModel) -> Autotuner:
     model = loaded.model
     assert isinstance(model, PlannedModel)
     assert model.pilot is not None
@@ -121,7 +121,7 @@ def users(plans: PlanSet, tokens: int, scope: str) -> set[str]:
 def run_for(llm: LocalModel, seconds: float, until: Sequence[str], scope: str) -> None:
     """Steps of one token until the scope is run by one of these, or the time is over."""
 
-    def steps(loaded: Loaded) -> None:
+    def steps(loaded: LoadedModel) -> None:
         model, end = loaded.model, perf_counter() + seconds
         seq = model.alloc()
         while perf_counter() < end:
@@ -236,7 +236,7 @@ def test_a_backend_that_is_told_to_stop_has_not_failed(
         small_model, backends=["llamacpp", "reference"], ctx=256, planner="measured", eager=True
     ) as llm:
 
-        def look(loaded: Loaded) -> set[str]:
+        def look(loaded: LoadedModel) -> set[str]:
             pilot = pilot_of(loaded)
             pilot._next_look = pilot._comparisons.next_at = 0.0
             with pytest.raises(Cancelled):
@@ -266,7 +266,7 @@ def test_a_backend_that_fails_in_an_answer_is_left_out_and_the_answer_goes_on(
         right = llm.generate([prompt], SamplingParams(max_tokens=12, temperature=0))[0].tokens
     with LocalModel(small_model, backends=names, ctx=256, threads=1, planner="measured") as llm:
 
-        def place(loaded: Loaded) -> set[str]:
+        def place(loaded: LoadedModel) -> set[str]:
             """The second layer on the plugin, whatever is faster."""
             pilot, assured = pilot_of(loaded), loaded.model
             assert isinstance(assured, PlannedModel)
@@ -296,7 +296,7 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
     """And what ran meanwhile is not counted as time that loading took."""
     with LocalModel(small_model, backends=["llamacpp", "reference"], ctx=256, planner="measured") as llm:
 
-        def load(loaded: Loaded) -> None:
+        def load(loaded: LoadedModel) -> None:
             pilot, calls = pilot_of(loaded), 0
             copies = frozenset((i, "reference") for i in range(3))
             backends, units = pilot._weights._backends, pilot.planner.units

@@ -18,7 +18,7 @@ import pytest
 from hetrun.api.local_model import LocalModel, make_plan
 from hetrun.backend import Segment
 from hetrun.config import Settings, dirs
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
@@ -60,7 +60,7 @@ class Flight:
 def fly(model: Path, clock: Clock, seconds: float, speed: Speed) -> Flight:
     """Tokens one by one for so long."""
 
-    def steps(loaded: Loaded) -> Flight:
+    def steps(loaded: LoadedModel) -> Flight:
         model = loaded.model
         assert isinstance(model, PlannedModel)
         assert model.pilot is not None
@@ -118,7 +118,7 @@ def test_what_fails_when_it_is_tried_is_left_at_once(
     def fail(*arguments: object) -> None:
         raise RuntimeError("no more")
 
-    def work(loaded: Loaded) -> None:
+    def work(loaded: LoadedModel) -> None:
         model = loaded.model
         assert isinstance(model, PlannedModel)
         assert model.pilot is not None
@@ -147,7 +147,7 @@ def test_only_what_failed_in_this_step_is_left(
     def no_room(seq: int, n: int) -> object:
         raise BudgetError("keys and values: no room")
 
-    def work(loaded: Loaded) -> None:
+    def work(loaded: LoadedModel) -> None:
         model = loaded.model
         assert isinstance(model, PlannedModel)
         only_one = Step((Chunk(model.alloc(), np.array([5], np.int32), np.array([0])),))
@@ -187,7 +187,7 @@ def test_what_was_measured_in_a_crowd_is_measured_again_without_it(
     monkeypatch.setattr("hetrun.executor.autotune.measuring.cpu_count", lambda: 1)
     monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: others[0])
 
-    def answer(loaded: Loaded) -> None:
+    def answer(loaded: LoadedModel) -> None:
         model = loaded.model
         seq = model.alloc()
         for _ in range(8):
@@ -195,11 +195,11 @@ def test_what_was_measured_in_a_crowd_is_measured_again_without_it(
             model.tend()
         model.free(seq)
 
-    def users(loaded: Loaded, scope: str = "") -> set[str]:
+    def users(loaded: LoadedModel, scope: str = "") -> set[str]:
         segments = loaded.model.plans.plan(1).segments
         return {s.backend for s in segments for op in s.ops if op.scope.startswith(scope)}
 
-    def look(loaded: Loaded) -> None:
+    def look(loaded: LoadedModel) -> None:
         assert users(loaded) == {"one"}, "what was measured beside others has to prove itself"
         answer(loaded)
         assert users(loaded) == {"two"}
@@ -257,7 +257,7 @@ def test_what_only_measuring_needed_is_given_back_beside_others_too(
     # No time is left but for what was never run.
     monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_BUSY_S", 0.0)
 
-    def brought(loaded: Loaded) -> list[str]:
+    def brought(loaded: LoadedModel) -> list[str]:
         assert isinstance(loaded.model, PlannedModel)
         assert loaded.model.pilot is not None
         return [name for name, uses in loaded.model.pilot.prober._brought.items() if uses]
@@ -267,7 +267,7 @@ def test_what_only_measuring_needed_is_given_back_beside_others_too(
         assert llm.call(brought) == []
 
 
-def reasons_of(loaded: Loaded) -> list[str]:
+def reasons_of(loaded: LoadedModel) -> list[str]:
     model = loaded.model
     assert isinstance(model, PlannedModel)
     assert model.pilot is not None
@@ -329,7 +329,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
         yield clock
 
 
-def read_prompts(loaded: Loaded, tokens: int, n: int, clock: Clock) -> set[str]:
+def read_prompts(loaded: LoadedModel, tokens: int, n: int, clock: Clock) -> set[str]:
     """Prompts of some length, with a rest after each; the backends that hold weights then."""
     model = loaded.model
     assert isinstance(model, PlannedModel)
@@ -359,7 +359,7 @@ def test_what_pays_only_for_prompts_comes_once_they_have_lost_as_much_without_it
 
 
 def test_copies_that_were_given_back_have_to_be_missed_for_longer(model: Path, late: Clock) -> None:
-    def hesitation(loaded: Loaded) -> float:
+    def hesitation(loaded: LoadedModel) -> float:
         model = loaded.model
         assert isinstance(model, PlannedModel)
         assert model.pilot is not None
@@ -380,14 +380,14 @@ def test_what_was_measured_wrongly_and_is_not_held_is_found_all_the_same(model: 
     def speed(at: float, name: str, segment: Segment) -> float:
         return SHORT * (1.0 if name == "one" else 0.5 if at else 3.0)
 
-    def weights(loaded: Loaded) -> bool:
+    def weights(loaded: LoadedModel) -> bool:
         model = loaded.model
         assert isinstance(model, PlannedModel)
         assert model.pilot is not None
         two = model.backends["two"]
         return any(model._store.holds("two", two.wants(unit.ops)) for unit in model.pilot.planner.units[1:-1])
 
-    def work(loaded: Loaded) -> None:
+    def work(loaded: LoadedModel) -> None:
         model, held = loaded.model, []
         assert not weights(loaded), "measured, and given back"
         clock.began = clock.now

@@ -81,7 +81,7 @@ from hetrun import SamplingParams
 from hetrun.api.local_model import for_conversations
 from hetrun.client.completion import completion
 from hetrun.client.events import GenerateRequest
-from hetrun.client.queries import State
+from hetrun.client.queries import StateQuery
 from hetrun.memory.ledger import kernel_figures
 from tests.tools.chat_memory import PROMPTS
 
@@ -94,7 +94,7 @@ try:
         messages.append({"role": "assistant", "content": said.text})
     found["busy"] = kernel_figures().anonymous
     llm.call(lambda loaded: loaded.model.rest())
-    state, figures = llm.ask(State()), kernel_figures()
+    state, figures = llm.ask(StateQuery()), kernel_figures()
     found |= {"plan": dict(state.memory), "seen": dict(state.in_use), "panel": state.used}
     found |= {"counted": figures.total, "rested": figures.anonymous}
 finally:

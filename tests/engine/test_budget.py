@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from hetrun.client.events import Streaming
 from hetrun.engine.engine import Engine
 from hetrun.engine.inbox import Job
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BudgetError, EngineStopped
 from hetrun.executor.interface import look, set_ram
 from hetrun.executor.steps import Step
@@ -22,7 +22,7 @@ FROM_DISK = Streaming(7, 1 << 20, 2e9, 0.5, 1e5, 300, 100, 1000, 500)
 LONG = "l" * (LEAST + 4)  # prompts that are worth keeping
 
 
-def keeping(model: FakeModel) -> Loaded:
+def keeping(model: FakeModel) -> LoadedModel:
     """With a prefix cache."""
     found = fake(model)
     found.prefixes = Prefixes(model)
@@ -32,7 +32,7 @@ def keeping(model: FakeModel) -> Loaded:
 def change(engine: Engine, nbytes: int) -> int | None:
     """What the budget is then."""
 
-    def work(loaded: Loaded) -> int | None:
+    def work(loaded: LoadedModel) -> int | None:
         set_ram(loaded.model, nbytes, loaded.prefixes)
         assert isinstance(loaded.model, FakeModel)
         return loaded.model.ram
@@ -43,7 +43,7 @@ def change(engine: Engine, nbytes: int) -> int | None:
 def cached(engine: Engine) -> list[str]:
     """The prompts that are kept, by their first letters, the last used first."""
 
-    def work(loaded: Loaded) -> list[str]:
+    def work(loaded: LoadedModel) -> list[str]:
         assert loaded.prefixes
         return [chr(entry.tokens[0]) for entry in loaded.prefixes.entries()]
 
@@ -124,7 +124,7 @@ def test_answers_go_on_in_a_smaller_budget_and_give_memory_to_each_other(open_en
     model = FakeModel(SCRIPTS, context=64)
     engine = open_engine(model)
 
-    def begin(loaded: Loaded) -> list[Answer]:
+    def begin(loaded: LoadedModel) -> list[Answer]:
         answers = [ask(engine, "l" * 8, max_tokens=40) for _ in range(4)]
         set_ram(loaded.model, 64, loaded.prefixes)
         return answers
@@ -164,7 +164,7 @@ def test_more_places_or_fewer_are_followed_by_who_may_wait(open_engine: Open) ->
 
     assert refused() == [False] * 5 + [True] * 3
 
-    def fewer(loaded: Loaded) -> None:
+    def fewer(loaded: LoadedModel) -> None:
         loaded.model.max_sequences = 2
 
     engine.call(fewer)
@@ -184,7 +184,7 @@ def test_what_the_disk_is_like_is_seen_behind_each_step(open_engine: Open) -> No
     ask(engine).wait()
     assert engine.streaming is None
 
-    def from_disk(_: Loaded) -> None:
+    def from_disk(_: LoadedModel) -> None:
         model.from_disk = FROM_DISK
 
     engine.call(from_disk)

@@ -15,7 +15,7 @@ import pytest
 from hetrun.client.events import Event
 from hetrun.engine.engine import Engine
 from hetrun.engine.inbox import Job
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import EngineStopped, ModelFileError
 from hetrun.executor.interface import Model
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
@@ -38,7 +38,7 @@ def test_calls_without_end_do_not_keep_answers_from_running(open_engine: Open) -
     engine = open_engine()
     answer = Answer()
 
-    def again(_: Loaded) -> None:
+    def again(_: LoadedModel) -> None:
         if not answer.over.is_set():
             engine._put(Job(0, again))
 
@@ -50,7 +50,7 @@ def test_ctrl_c_in_a_call_ends_what_it_computes(open_engine: Open, ctrl_c: Calla
     model, ended = FakeModel(SCRIPTS), threading.Event()
     engine = open_engine(model)
 
-    def work(_: Loaded) -> None:
+    def work(_: LoadedModel) -> None:
         ctrl_c()
         assert model.cancelled.wait(30)
         ended.set()
@@ -69,7 +69,7 @@ def test_ctrl_c_in_a_call_that_waits_ends_no_other_call_and_it_never_runs(
     engine = open_engine(model)
     ran: list[str] = []
 
-    def first(_: Loaded) -> None:
+    def first(_: LoadedModel) -> None:
         entered.set()
         assert release.wait(30)
         ran.append("first")
@@ -96,7 +96,7 @@ def test_ctrl_c_in_a_call_that_waits_ends_no_other_call_and_it_never_runs(
 
 
 def test_an_error_while_loading_is_raised_where_the_engine_is_opened() -> None:
-    def load() -> Loaded:
+    def load() -> LoadedModel:
         raise ModelFileError("x.gguf", "it is not a model")
 
     before = threading.active_count()
@@ -108,7 +108,7 @@ def test_an_error_while_loading_is_raised_where_the_engine_is_opened() -> None:
 def test_ctrl_c_while_it_loads_leaves_nothing_behind(ctrl_c: Callable[[], None]) -> None:
     model, release = FakeModel(SCRIPTS), threading.Event()
 
-    def load() -> Loaded:
+    def load() -> LoadedModel:
         ctrl_c()
         assert release.wait(30)
         return loaded(model)
@@ -152,7 +152,7 @@ def test_closing_from_an_event(open_engine: Open) -> None:
 def test_calls_that_wait_at_a_close_are_answered(open_engine: Open) -> None:
     engine, entered, errors = open_engine(), threading.Event(), []
 
-    def closing(_: Loaded) -> None:
+    def closing(_: LoadedModel) -> None:
         entered.set()
         while engine._inbox.empty():
             threading.Event().wait(0.001)

@@ -15,7 +15,7 @@ from time import perf_counter, sleep
 import pytest
 
 from hetrun.api.local_model import LocalModel
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.executor.autotune.decisions import SPARE
 from hetrun.executor.compiled_plan import Ran
@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 
-def run_until(loaded: Loaded, what: Callable[[], bool]) -> bool:
+def run_until(loaded: LoadedModel, what: Callable[[], bool]) -> bool:
     """Steps until it is so, or until it has taken too long."""
     end = perf_counter() + PATIENCE_S
     while not what() and perf_counter() < end:
@@ -82,7 +82,7 @@ def test_threads_follow_what_others_take(
     caplog.set_level("INFO", "hetrun.executor.autotune")
     monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
 
-    def watch(loaded: Loaded) -> None:
+    def watch(loaded: LoadedModel) -> None:
         model, pilot = planned(loaded)
         force = pilot._in_force
         assert run_until(loaded, lambda: force.quiet and threads(model) == {CORES})
@@ -110,7 +110,7 @@ def test_threads_follow_what_others_take(
 
 
 def test_threads_that_the_user_named_stay(tmp_path: Path) -> None:
-    def watch(loaded: Loaded) -> None:
+    def watch(loaded: LoadedModel) -> None:
         with burners():
             end = perf_counter() + 2
             run_until(loaded, lambda: perf_counter() > end)

@@ -14,11 +14,11 @@ import pytest
 
 from hetrun.api.local_model import LocalModel
 from hetrun.backend import Segment
-from hetrun.engine.loaded_model import Loaded
-from hetrun.executor.autotune.autotuner import Pilot
+from hetrun.engine.loaded_model import LoadedModel
+from hetrun.executor.autotune.autotuner import Autotuner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
-from hetrun.planner.options import Machine
+from hetrun.planner.options import PlannerMachine
 from tests.engine import simulated
 from tests.engine.simulated import Clock
 from tests.models import tiny
@@ -62,18 +62,18 @@ def crowd(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Crowd:
     monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: crowd)
     for module in ("loading.load_plan", "planned_model"):
         monkeypatch.setattr(
-            f"hetrun.executor.{module}.this_machine", lambda: Machine(CORES, (1, CORES), (CORES,))
+            f"hetrun.executor.{module}.this_machine", lambda: PlannerMachine(CORES, (1, CORES), (CORES,))
         )
     return crowd
 
 
-def planned(loaded: Loaded) -> tuple[PlannedModel, Pilot]:
+def planned(loaded: LoadedModel) -> tuple[PlannedModel, Autotuner]:
     assert isinstance(loaded.model, PlannedModel)
     assert loaded.model.pilot is not None
     return loaded.model, loaded.model.pilot
 
 
-def step(loaded: Loaded) -> None:
+def step(loaded: LoadedModel) -> None:
     """Of enough tokens for all threads to pay."""
     model = loaded.model
     seq = model.alloc()
@@ -87,12 +87,12 @@ def threads(model: PlannedModel) -> set[int]:
     return {model.plans.plan(TOKENS).threads}
 
 
-def kept(pilot: Pilot) -> list[str]:
+def kept(pilot: Autotuner) -> list[str]:
     """Why plans are in force."""
     return [c.reason for c in pilot.changes if c.became == "in force"]
 
 
-def passes_of(loaded: Loaded, clock: Clock, seconds: float) -> list[int]:
+def passes_of(loaded: LoadedModel, clock: Clock, seconds: float) -> list[int]:
     """Steps for so long: with how many threads each ran."""
     found, end = [], clock.now + seconds
     while clock.now < end:
@@ -101,7 +101,7 @@ def passes_of(loaded: Loaded, clock: Clock, seconds: float) -> list[int]:
     return found
 
 
-def fly(loaded: Loaded, clock: Clock, seconds: float, what: Callable[[], bool] = lambda: False) -> bool:
+def fly(loaded: LoadedModel, clock: Clock, seconds: float, what: Callable[[], bool] = lambda: False) -> bool:
     """Steps until it is so, or for so long; whether it is so."""
     end = clock.now + seconds
     while not what() and clock.now < end:
@@ -114,7 +114,7 @@ def test_threads_follow_what_others_take(
 ) -> None:
     caplog.set_level("INFO", "hetrun.executor.autotune")
 
-    def watch(loaded: Loaded) -> None:
+    def watch(loaded: LoadedModel) -> None:
         model, pilot = planned(loaded)
         fly(loaded, clock, 5)
         assert threads(model) == {CORES}
@@ -140,7 +140,7 @@ def test_threads_follow_what_others_take(
 def test_what_others_did_while_nothing_ran_says_nothing_about_now(
     tmp_path: Path, crowd: Crowd, clock: Clock
 ) -> None:
-    def watch(loaded: Loaded) -> None:
+    def watch(loaded: LoadedModel) -> None:
         model, pilot = planned(loaded)
         fly(loaded, clock, 5)
         changes = len(pilot.changes)
@@ -162,7 +162,7 @@ def test_what_others_did_while_nothing_ran_says_nothing_about_now(
 
 
 def test_threads_that_the_user_named_stay(tmp_path: Path, crowd: Crowd, clock: Clock) -> None:
-    def watch(loaded: Loaded) -> None:
+    def watch(loaded: LoadedModel) -> None:
         crowd.taken = 1.0
         fly(loaded, clock, 20)
         assert {p.threads for p in loaded.model.plans.plans.values()} == {CORES}

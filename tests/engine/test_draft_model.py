@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrun.engine.speculation.acceptance import Acceptance, Shared
-from hetrun.engine.speculation.combined import Combined
+from hetrun.engine.speculation.acceptance import Acceptance, SharedAcceptance
+from hetrun.engine.speculation.combined import CombinedGuesser
 from hetrun.engine.speculation.draft_model import AT_ONCE, DraftModel
-from hetrun.engine.speculation.prompt_lookup import Lookup
+from hetrun.engine.speculation.prompt_lookup import PromptLookup
 from tests.engine.fakemodel import FakeModel
 
 
@@ -38,7 +38,9 @@ def test_a_long_text_is_taken_in_part_by_part() -> None:
     model = FakeModel({"a": bytes(range(40, 60))}, context=4 * AT_ONCE)
     drafts = DraftModel(model, 255)
     tokens = [97, *np.random.default_rng(0).integers(0, 255, 2 * AT_ONCE + 100).tolist()]
-    guessing = Combined(Lookup(tokens, len(tokens), Acceptance(Shared())), tokens, drafts)
+    guessing = CombinedGuesser(
+        PromptLookup(tokens, len(tokens), Acceptance(SharedAcceptance())), tokens, drafts
+    )
     guessing.follow()
     assert guessing.chances(3)[0] == drafts.rate
     assert guessing.propose(3) == []

@@ -12,7 +12,7 @@ import pytest
 
 from hetrun.api.local_model import LocalModel
 from hetrun.backend import OwnMemory, WeightUse
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
@@ -57,7 +57,7 @@ def test_a_long_prompt_crosses_in_passes_of_the_device(link: float, monkeypatch:
     monkeypatch.setattr("hetrun.planner.static.FLOPS_PER_CORE", 2e7)  # as if the model were a large one
     heard: list[tuple[int, bool]] = []
 
-    def read(loaded: Loaded) -> tuple[int, int]:
+    def read(loaded: LoadedModel) -> tuple[int, int]:
         model = loaded.model
         assert isinstance(model, PlannedModel)
         assert model.pilot

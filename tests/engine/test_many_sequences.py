@@ -16,7 +16,7 @@ from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.engine import slot_manager
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.executor.planned_model import PlannedModel
 from tests.models import tiny
 from tests.models.cases import GQA
@@ -110,14 +110,14 @@ def test_each_answer_is_the_one_it_has_alone(
 ) -> None:
     @cache
     def reference(wish: Wish) -> list[int]:
-        def forget(loaded: Loaded) -> None:
+        def forget(loaded: LoadedModel) -> None:
             assert loaded.prefixes
             loaded.prefixes.clear()
 
         alone.call(forget)
         return alone.generate([list(wish.prompt)], wish.params)[0].tokens
 
-    def limit(loaded: Loaded) -> None:
+    def limit(loaded: LoadedModel) -> None:
         kv = cast(PlannedModel, loaded.model)._kv
         assert loaded.prefixes
         loaded.prefixes.clear()
@@ -147,7 +147,7 @@ def test_each_answer_is_the_one_it_has_alone(
     llm.call(nothing_left)
 
 
-def nothing_left(loaded: Loaded) -> None:
+def nothing_left(loaded: LoadedModel) -> None:
     """Only what is cached takes memory."""
     model = cast(PlannedModel, loaded.model)
     assert loaded.prefixes

@@ -13,7 +13,7 @@ from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
 from hetrun.backend import Available, Descriptor, registry
 from hetrun.client.events import Event, GenerateRequest
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BudgetError
 from hetrun.executor.planned_model import PlannedModel
 from tests.models import tiny
@@ -55,7 +55,7 @@ PROMPTS = st.lists(
 )
 
 
-def bytes_left(loaded: Loaded) -> int:
+def bytes_left(loaded: LoadedModel) -> int:
     """Memory of keys and values that is not needed any more: nothing runs, and nothing is kept."""
     assert loaded.prefixes
     assert loaded.prefixes.n_running == 0
@@ -84,7 +84,7 @@ def generate_each(llm: LocalModel, prompts: list[list[int]], params: list[Sampli
     events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
     requests = [GenerateRequest(p, tokens=tuple(t)) for t, p in zip(prompts, params, strict=True)]
 
-    def submit_all(_: Loaded) -> None:
+    def submit_all(_: LoadedModel) -> None:
         for i, request in enumerate(requests):
             llm.submit(request, lambda event, i=i: events.put((i, event)))  # type: ignore[misc]
 

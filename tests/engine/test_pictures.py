@@ -14,7 +14,7 @@ from hetrun.backends.reference.ops import TABLE
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.engine.engine import Engine
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BudgetError, ContextFull, OptionError, PictureError
 from hetrun.executor.planned_model import PlannedModel, foreseen
 from hetrun.executor.steps import Step
@@ -59,7 +59,7 @@ def steps_of(engine: Engine) -> list[list[tuple[int, bool]]]:
     """Of each step from now on: for each chunk its tokens, and whether they are rows of a picture."""
     found: list[list[tuple[int, bool]]] = []
 
-    def watch(loaded: Loaded) -> None:
+    def watch(loaded: LoadedModel) -> None:
         model = loaded.model
         assert isinstance(model, PlannedModel)
         run = model._executor._run
@@ -252,7 +252,7 @@ def test_the_budget(monkeypatch: Patch, texts: Texts) -> None:
         assert bill[breakdown.PICTURES] == (8 << 20) + 4 * ROWS * WIDTH
         assert bill[breakdown.LEFT] >= 0
 
-        def limit(loaded: Loaded) -> None:
+        def limit(loaded: LoadedModel) -> None:
             model = loaded.model
             assert isinstance(model, PlannedModel)
             model.rest()
@@ -308,7 +308,7 @@ def test_computed_again(monkeypatch: Patch, texts: Texts) -> None:
         def heard(event: Event) -> None:
             if len(answer.events) == 12:
 
-                def give_up(loaded: Loaded) -> None:
+                def give_up(loaded: LoadedModel) -> None:
                     loop.requests.places.give_up(loop.requests.running[0])
                     assert loaded.prefixes is not None
                     loaded.prefixes.clear()

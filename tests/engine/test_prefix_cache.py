@@ -15,7 +15,7 @@ from hetrun import SamplingParams, UserError
 from hetrun.api.local_model import LocalModel
 from hetrun.client.events import GenerateRequest
 from hetrun.engine import factory
-from hetrun.engine.loaded_model import Loaded, prompts_of
+from hetrun.engine.loaded_model import LoadedModel, prompts_of
 from hetrun.errors import OptionError
 from hetrun.memory.kv.prefix_cache import LEAST
 from tests.engine.fakemodel import FakeModel, loaded as fake
@@ -44,7 +44,7 @@ def opened(tmp_path: Path) -> Callable[..., LocalModel]:
     return open_
 
 
-def entries(loaded: Loaded) -> list[list[int]]:
+def entries(loaded: LoadedModel) -> list[list[int]]:
     assert loaded.prefixes
     return [e.tokens.tolist() for e in loaded.prefixes.entries()]
 

@@ -9,7 +9,7 @@ import pytest
 
 from hetrun.engine.batching import NOTICE_S
 from hetrun.engine.engine import Engine
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.engine.query_handlers import MOST_PART, PART, parts, state
 from hetrun.errors import EngineStopped, OptionError
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
@@ -24,7 +24,7 @@ def test_a_question_does_not_wait_for_a_long_pass(open_engine: Open) -> None:
     asked: list[threading.Thread] = []
 
     def look(name: str, aside: bool) -> None:
-        def work(loaded: Loaded) -> None:
+        def work(loaded: LoadedModel) -> None:
             seen.append(f"{name} {'inside' if 'end' not in model.log else 'behind'}")
 
         asked.append(threading.Thread(target=lambda: engine.call(work, aside=aside)))

@@ -11,7 +11,7 @@ import pytest
 
 from hetrun.api.local_model import LocalModel
 from hetrun.client.events import Event, GenerateRequest
-from hetrun.client.queries import SlotAction, State
+from hetrun.client.queries import SlotAction, StateQuery
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import FieldError, Overloaded, UserError
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
@@ -143,7 +143,7 @@ def test_a_slot_is_saved_restored_and_forgotten(llm: LocalModel, tmp_path: Path)
     restored = llm.ask(SlotAction("restore", 0, str(path)))
     assert restored == saved
     assert last(llm, GenerateRequest(FEW, tokens=PROMPT, slot=0)).usage.cached_tokens == len(PROMPT) - 1
-    assert llm.ask(State()).slots == ()
+    assert llm.ask(StateQuery()).slots == ()
 
 
 def test_a_slot_is_saved_that_a_longer_text_stands_for(llm: LocalModel, tmp_path: Path) -> None:

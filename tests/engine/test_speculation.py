@@ -47,7 +47,7 @@ class Guessing:
     closed: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
-    def saw(self, first: int, hidden: Floats) -> None:
+    def observe(self, first: int, hidden: Floats) -> None:
         """It needs no thoughts."""
 
     def follow(self) -> None:

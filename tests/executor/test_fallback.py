@@ -13,7 +13,7 @@ from gguf import GGUFWriter
 from numpy.typing import NDArray
 
 from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavailable, registry
-from hetrun.backend.library_model import Whole, WholeSetup
+from hetrun.backend.library_model import LibraryBackend, WholeSetup
 from hetrun.errors import BackendUnavailable, BudgetError, Cancelled, ModelFileError, OptionError
 from hetrun.executor.library.model import WholeModel, cut
 from hetrun.executor.planned_model import foreseen, open_planned
@@ -103,7 +103,9 @@ class Library:
         def probe() -> Available | Unavailable:
             return Available("for a test") if works else Unavailable("it is not installed")
 
-        whole = Whole(lambda paths, setup, progress: self._open(setup), ("what this library does not do",))
+        whole = LibraryBackend(
+            lambda paths, setup, progress: self._open(setup), ("what this library does not do",)
+        )
         return Descriptor(name, probe, create, "a test", preference=-100, whole=whole)
 
     def _open(self, setup: WholeSetup) -> Summing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetrun.executor.slot_rule import MARGIN, Change, SlotRule
+from hetrun.executor.slot_rule import MARGIN, SlotChange, SlotRule
 from hetrun.prefetch.expert_trace import judge_layers
 from tests.support.paths import ROOT
 from tests.tools.slot_rules import compared
@@ -40,21 +40,21 @@ def test_an_expert_that_is_chosen_once_replaces_no_other() -> None:
     rule = SlotRule(1, 4)
     for _ in range(20):
         rule.age(1)
-        rule.saw(0, np.array([[0, 1]]))
-    rule.saw(0, np.array([[3, 1]]))
+        rule.observe(0, np.array([[0, 1]]))
+    rule.observe(0, np.array([[3, 1]]))
     assert not rule.changes(lies(4, 0, 1), ~lies(4, 0, 1), 8)
     for _ in range(int(MARGIN) + 20):
         rule.age(1)
-        rule.saw(0, np.array([[3, 1]]))
-    assert rule.changes(lies(4, 0, 1), ~lies(4, 0, 1), 8) == [Change(0, 3, 0)]
+        rule.observe(0, np.array([[3, 1]]))
+    assert rule.changes(lies(4, 0, 1), ~lies(4, 0, 1), 8) == [SlotChange(0, 3, 0)]
     assert not rule.changes(lies(4, 0, 1), ~lies(4, 0, 1), 0)
 
 
 def test_what_is_worth_most_comes_first_one_of_a_mixture_at_a_time() -> None:
     rule = SlotRule(3, 4)
     for mixture, times in enumerate((10, 30, 20)):
-        rule.saw(mixture, np.full(times, 2))
-        rule.saw(mixture, np.full(times - 5, 3))
+        rule.observe(mixture, np.full(times, 2))
+        rule.observe(mixture, np.full(times - 5, 3))
     there = np.repeat(lies(4, 0, 1), 3, axis=0)
     found = rule.changes(there, ~there, 2)
     assert [(c.mixture, c.comes) for c in found] == [(1, 2), (2, 2)]
@@ -62,8 +62,8 @@ def test_what_is_worth_most_comes_first_one_of_a_mixture_at_a_time() -> None:
 
 def test_mixtures_with_fewer_experts_get_none_that_they_do_not_have() -> None:
     rule = SlotRule(2, 8)
-    rule.saw(0, np.full(50, 7))
-    rule.saw(1, np.full(50, 2))
+    rule.observe(0, np.full(50, 7))
+    rule.observe(1, np.full(50, 2))
     there, may_come = np.zeros((2, 8), np.bool_), np.zeros((2, 8), np.bool_)
     there[:, :2] = True
     may_come[0, 2:], may_come[1, 2:4] = True, True

@@ -16,7 +16,7 @@ from hetrun.backends.llamacpp.backend import LlamacppBackend
 from hetrun.errors import Cancelled
 from hetrun.executor import executor
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from tests.models import tiny
 from tests.models.cases import GQA
 from tests.support.nulldevice import NullDevice
@@ -248,7 +248,7 @@ def test_the_time_of_steps_inside_is_not_that_of_the_step_around_them(
     clock = Clock()
     monkeypatch.setattr(executor, "perf_counter", clock)
     monkeypatch.setattr(interpreter, "perf_counter", clock)
-    forecast = Forecast()
+    forecast = WorkTimes()
     devices = {"one": Worker("one", clock), "two": Worker("two", clock)}
     made = rig(GQA, devices, PLACED, forecast=forecast)
     a, b, c = (made.kv.alloc() for _ in range(3))

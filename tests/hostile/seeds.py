@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.hostile.trees import PARSERS, Node, Table, gguf_tree, write
 from tests.models import foreign, hf, tiny
@@ -132,7 +132,7 @@ def _make(room: Path) -> list[Seed]:
         out.append(Seed(f"hf-{row.name}", _files(*sorted(folder.iterdir()))))
         if row is not OPT:
             quant = TYPES[i % len(TYPES)]
-            made = convert_model(Wish(folder, by_option(quant), room / f"{row.name}.gguf")).path
+            made = convert_model(ConversionOptions(folder, by_option(quant), room / f"{row.name}.gguf")).path
             out.append(Seed(f"gguf-{row.name}-{quant}", _files(made), made.name))
     return out
 

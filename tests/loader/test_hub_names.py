@@ -6,27 +6,27 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrun.errors import OptionError, UserError
-from hetrun.loader.hub.names import Wanted, is_on_the_hub, wanted
-from hetrun.loader.hub.select import File, choose, type_of
+from hetrun.loader.hub.names import RepositoryModel, is_on_the_hub, wanted
+from hetrun.loader.hub.select import RepositoryFile, choose, type_of
 
 
 @pytest.mark.parametrize(
     ("name", "means"),
     [
-        ("hf:a/b", Wanted("a/b")),
-        ("a/b", Wanted("a/b")),
-        ("hf:a/b:Q4_K_M", Wanted("a/b", "Q4_K_M")),
-        ("hf:a/b@v1:x.gguf", Wanted("a/b", "x.gguf", "v1")),
-        ("hf:a/b@refs/pr/1", Wanted("a/b", "", "refs/pr/1")),
-        ("hf.co/a/b:q8_0", Wanted("a/b", "q8_0")),
-        ("https://huggingface.co/a/b", Wanted("a/b")),
-        ("https:/huggingface.co/a/b/", Wanted("a/b")),
-        ("https://huggingface.co/a/b/blob/main/x-Q8_0.gguf?x=1", Wanted("a/b", "x-Q8_0.gguf")),
-        ("https://huggingface.co/a/b/resolve/v1/d/x%20y.gguf", Wanted("a/b", "d/x y.gguf", "v1")),
-        ("https://huggingface.co/a/b/tree/main", Wanted("a/b")),
+        ("hf:a/b", RepositoryModel("a/b")),
+        ("a/b", RepositoryModel("a/b")),
+        ("hf:a/b:Q4_K_M", RepositoryModel("a/b", "Q4_K_M")),
+        ("hf:a/b@v1:x.gguf", RepositoryModel("a/b", "x.gguf", "v1")),
+        ("hf:a/b@refs/pr/1", RepositoryModel("a/b", "", "refs/pr/1")),
+        ("hf.co/a/b:q8_0", RepositoryModel("a/b", "q8_0")),
+        ("https://huggingface.co/a/b", RepositoryModel("a/b")),
+        ("https:/huggingface.co/a/b/", RepositoryModel("a/b")),
+        ("https://huggingface.co/a/b/blob/main/x-Q8_0.gguf?x=1", RepositoryModel("a/b", "x-Q8_0.gguf")),
+        ("https://huggingface.co/a/b/resolve/v1/d/x%20y.gguf", RepositoryModel("a/b", "d/x y.gguf", "v1")),
+        ("https://huggingface.co/a/b/tree/main", RepositoryModel("a/b")),
     ],
 )
-def test_names(name: str, means: Wanted) -> None:
+def test_names(name: str, means: RepositoryModel) -> None:
     assert wanted(name) == means
     if " " not in means.name:
         assert wanted(means.name) == means
@@ -59,7 +59,10 @@ FILES = [
 
 
 def chosen(which: str, names: list[str]) -> list[str]:
-    return [file.name for file in choose([File(name, 1) for name in names], Wanted("a/b", which)).files]
+    return [
+        file.name
+        for file in choose([RepositoryFile(name, 1) for name in names], RepositoryModel("a/b", which)).files
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from hetrun.errors import ModelFileError, OptionError
-from hetrun.loader.hub.names import Wanted
+from hetrun.loader.hub.names import RepositoryModel
 from hetrun.loader.hub.projectors import find_vision
 from hetrun.loader.hub.remove import removal
-from hetrun.loader.hub.select import File, choose, projectors, with_tower
+from hetrun.loader.hub.select import RepositoryFile, choose, projectors, with_tower
 from hetrun.loader.open_model import open_model
 from hetrun.loader.vision import NoVision, Vision
 from tests.models import tiny
@@ -83,7 +83,7 @@ def test_of_several_the_headers_say_which_fits(tmp_path: Path, pairs: Mapping[st
 
 def test_of_several_that_fit_names_and_types_decide() -> None:
     def best(model: str, *names: str) -> str:
-        return projectors([File(name) for name in names], model)[0].name
+        return projectors([RepositoryFile(name) for name in names], model)[0].name
 
     assert best("m", "mmproj-F32.gguf", "mmproj-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf") == (
         "mmproj-F16.gguf"
@@ -92,7 +92,9 @@ def test_of_several_that_fit_names_and_types_decide() -> None:
     both = ("mmproj-Qwen3-VL-4B-F16.gguf", "mmproj-Qwen3-VL-8B-Q8_0.gguf", "mmproj-F16.gguf")
     assert best("Qwen3-VL-8B-Instruct-Q4_K_M", *both) == "mmproj-Qwen3-VL-8B-Q8_0.gguf"
     assert best("Qwen3-VL-4B-Instruct-Q4_K_M", *both) == "mmproj-Qwen3-VL-4B-F16.gguf"
-    assert not projectors([File("m.gguf"), File("mmproj.txt"), File("my-imatrix.gguf")], "m")
+    assert not projectors(
+        [RepositoryFile("m.gguf"), RepositoryFile("mmproj.txt"), RepositoryFile("my-imatrix.gguf")], "m"
+    )
 
 
 def test_what_fits_nothing_is_named(tmp_path: Path, pairs: Mapping[str, Seeing]) -> None:
@@ -194,8 +196,8 @@ def test_ollamas_projector(tmp_path: Path, pairs: Mapping[str, Seeing]) -> None:
 
 
 def names_of(wanted: str, *files: str) -> list[str]:
-    repository = [File(name, 1 << 20) for name in files]
-    chosen = with_tower(choose(repository, Wanted("a/b", wanted)), repository)
+    repository = [RepositoryFile(name, 1 << 20) for name in files]
+    chosen = with_tower(choose(repository, RepositoryModel("a/b", wanted)), repository)
     assert chosen.size == len(chosen.all_files) << 20
     return [file.name for file in chosen.all_files]
 

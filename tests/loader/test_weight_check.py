@@ -19,7 +19,7 @@ from hetrun.graph.quant import QUANTS, QuantType, by_name
 from hetrun.loader import weight_check
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_check import FLOATS, first_bad_value
-from hetrun.tools.convert.gguf_writer import Tensor, write_model
+from hetrun.tools.convert.gguf_writer import OutputTensor, write_model
 from tests.hostile.checklist import write_folder
 
 F32 = by_name("F32")
@@ -47,7 +47,11 @@ PLACES: dict[str, tuple[int, bytes, int]] = {
 
 def write(path: Path, quant: QuantType, raw: bytes) -> Path:
     """A file with a tensor of these bytes between two good ones."""
-    tensors = [Tensor("a", (8,), F32), Tensor("w", (ROWS, COLS), quant), Tensor("z", (8,), F32)]
+    tensors = [
+        OutputTensor("a", (8,), F32),
+        OutputTensor("w", (ROWS, COLS), quant),
+        OutputTensor("z", (8,), F32),
+    ]
     pieces = [
         np.ones(8, "<f4").view(np.uint8),
         np.frombuffer(raw, np.uint8),

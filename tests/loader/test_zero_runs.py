@@ -16,7 +16,7 @@ from hetrun.graph.quant import by_name
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_check import Hole, HoleError, look_at_weights
 from hetrun.loader.zero_runs import SHORTEST, ZeroFinder, Zeros
-from hetrun.tools.convert.gguf_writer import Tensor, write_model
+from hetrun.tools.convert.gguf_writer import OutputTensor, write_model
 
 F16 = by_name("F16")
 ROWS, ROW = 64, 1000  # rows and bytes of one
@@ -109,7 +109,7 @@ def test_memory_does_not_grow() -> None:
 
 
 def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
-    infos = [Tensor(name, (rows.shape[0], rows.shape[1] // 2), F16) for name, rows in tensors.items()]
+    infos = [OutputTensor(name, (rows.shape[0], rows.shape[1] // 2), F16) for name, rows in tensors.items()]
     pieces = [rows.reshape(-1) for rows in tensors.values()]
     write_model(path, {"general.architecture": "llama"}, infos, enumerate(pieces))
     return path

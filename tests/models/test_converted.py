@@ -15,7 +15,7 @@ from hetrun import LLM
 from hetrun.errors import ModelFileError
 from hetrun.loader.hf_source import open_folder
 from hetrun.models import gpt_oss
-from hetrun.tools.convert import Report, Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, ConversionReport, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from hetrun.tools.evaluate import compare, evaluate
 from tests.models import cases_hf, hf, tiny
@@ -39,12 +39,12 @@ def where() -> Iterator[Path]:
 
 
 @cache
-def converted(row: Row, where: Path) -> Report:
+def converted(row: Row, where: Path) -> ConversionReport:
     """The row as a file, written once; with the numbers of the folder where last bits would flip
     choices of experts."""
     sensitive = "shared_expert_intermediate_size" in row.config or row in cases_hf.SENSITIVE
     kind = "f32" if sensitive else "f16"
-    return convert_model(Wish(hf.folder(row), by_option(kind), where / f"{row}.gguf", threads=2))
+    return convert_model(ConversionOptions(hf.folder(row), by_option(kind), where / f"{row}.gguf", threads=2))
 
 
 @pytest.mark.parametrize("row", cases_hf.only(cases_hf.MANY, cases_hf.representative(cases_hf.ROWS)))
@@ -52,7 +52,7 @@ def test_the_file_says_what_the_folder_says(row: Row, where: Path, tmp_path: Pat
     """In hetrun and in llama.cpp itself; what GGUF cannot say is refused."""
     if reason_against(row):
         with pytest.raises(ModelFileError, match="cannot be converted: "):
-            convert_model(Wish(hf.folder(row), by_option("f16"), tmp_path / "x.gguf"))
+            convert_model(ConversionOptions(hf.folder(row), by_option("f16"), tmp_path / "x.gguf"))
         assert not list(tmp_path.iterdir())
         return
     report, expected = converted(row, where), hf.logits(hf.folder(row), TOKENS)

@@ -23,7 +23,7 @@ from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_reader import FileReader
 from hetrun.memory.kv.cache import token_bytes
 from hetrun.models import deepseek2
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models import cases_hf, hf, tiny
 from tests.models.settings import Settings
@@ -117,7 +117,7 @@ def test_sizes_that_do_not_fit_are_said(changed: dict[str, int], said: str) -> N
 def test_an_old_file_is_left_to_llama_cpp(tmp_path: Path) -> None:
     """Its matrices of keys and values are not apart."""
     new = tmp_path / "new.gguf"
-    convert_model(Wish(hf.folder(PLAIN), by_option("f32"), new))
+    convert_model(ConversionOptions(hf.folder(PLAIN), by_option("f32"), new))
     old = not_apart(new, tmp_path / "old.gguf")
     assert is_known(open_model(new))
     assert not is_known(open_model(old))

@@ -13,7 +13,7 @@ from hetrun.backend import Available, Descriptor, OwnMemory, ReadInto, WeightUse
 from hetrun.backend.interpreter import ArrayBuffer
 from hetrun.errors import BudgetError, OptionError
 from hetrun.executor.loading.device_memory import within
-from hetrun.executor.loading.load_plan import Prepared, prepare
+from hetrun.executor.loading.load_plan import LoadPlan, prepare
 from hetrun.executor.planned_model import PlannedModel, foreseen
 from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.open_model import open_model
@@ -53,7 +53,7 @@ class Gpu(NullDevice):
 
 
 @contextmanager
-def prepared(*names: str, vram: int | None = None, ram: int | None = None) -> Iterator[Prepared]:
+def prepared(*names: str, vram: int | None = None, ram: int | None = None) -> Iterator[LoadPlan]:
     """What is decided for a small model."""
     found = prepare(SOURCE, Options(Wishes(), names, ctx=64, vram=vram, ram=ram))
     yield found
@@ -61,7 +61,7 @@ def prepared(*names: str, vram: int | None = None, ram: int | None = None) -> It
         backend.close()
 
 
-def own_bytes(found: Prepared, name: str) -> int:
+def own_bytes(found: LoadPlan, name: str) -> int:
     return found.backends[name].device_bytes(found.wanted[name])
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import ContextFull, OptionError
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph.pooling import Pooling
@@ -101,7 +101,7 @@ def test_keys_and_values_are_given_back_and_nothing_is_kept() -> None:
     with LocalModel(model_file(cases.GQA), backends=["reference"]) as llm:
         llm.embed(TEXTS)
 
-        def held(loaded: Loaded) -> tuple[int, int, int]:
+        def held(loaded: LoadedModel) -> tuple[int, int, int]:
             model, prefixes = loaded.model, loaded.prefixes
             assert isinstance(model, PlannedModel)
             assert prefixes is not None

@@ -22,7 +22,7 @@ from hetrun.loader.architectures import build_graph
 from hetrun.loader.hf_source import open_folder
 from hetrun.loader.open_model import open_model
 from hetrun.loader.weight_reader import FileReader
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from hetrun.tools.evaluate import compare
 from tests.models import cases_hf, hf, tiny
@@ -74,7 +74,9 @@ def test_a_folder_with_experts_in_mxfp4_is_what_transformers_reads(published: Pa
 
 
 def test_its_experts_are_the_same_bytes_in_a_file(published: Path, tmp_path: Path) -> None:
-    file = convert_model(Wish(published, by_option("mxfp4_moe"), tmp_path / "x.gguf", threads=2)).path
+    file = convert_model(
+        ConversionOptions(published, by_option("mxfp4_moe"), tmp_path / "x.gguf", threads=2)
+    ).path
     folder, converted = open_folder(published), open_model(file)
     for part in ("gate", "up", "down"):
         found = []

@@ -25,7 +25,7 @@ from hetrun.loader.hf_mapping import Config, HfModel, Imported, Interleave
 from hetrun.loader.hf_source import find_importer, open_folder
 from hetrun.loader.weight_reader import FileReader
 from hetrun.models import HF_TYPES, SHARED
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import Row
@@ -334,7 +334,7 @@ GEMMA3_ONLY_HERE = {
 )
 def test_convert_says_what_llamacpp_could_not_run(row: Row, says: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=says):
-        convert_model(Wish(hf.folder(row), by_option("f16"), tmp_path / "no.gguf"))
+        convert_model(ConversionOptions(hf.folder(row), by_option("f16"), tmp_path / "no.gguf"))
 
 
 def test_dynamic_rope_is_refused_where_it_would_begin() -> None:
@@ -359,7 +359,7 @@ def test_every_file_is_an_architecture_or_shared() -> None:
 def test_the_first_mixtrals_of_gguf_have_each_expert_by_itself(tmp_path: Path) -> None:
     row = cases_hf.MIXTRAL[0]
     new = tmp_path / "new.gguf"
-    convert_model(Wish(hf.folder(row), by_option("f32"), new))
+    convert_model(ConversionOptions(hf.folder(row), by_option("f32"), new))
     old = experts_by_themselves(new, tmp_path / "old.gguf")
     tokens = tiny.random_tokens(40)
     with LLM(old, backends=["reference"], kv_type="f32") as llm:

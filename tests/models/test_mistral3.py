@@ -12,7 +12,7 @@ from hetrun.graph.ops import Grow, Rope
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models import cases_hf, hf
 
@@ -36,7 +36,9 @@ class Told:
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
     path = tmp_path_factory.mktemp("mistral3") / "m.gguf"
-    return open_model(Path(convert_model(Wish(hf.folder(ROW), by_option("f16"), path, threads=1)).path))
+    return open_model(
+        Path(convert_model(ConversionOptions(hf.folder(ROW), by_option("f16"), path, threads=1)).path)
+    )
 
 
 def attrs_of(source: object, kind: type[T]) -> list[T]:

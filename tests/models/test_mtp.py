@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from hetrun import LLM, SamplingParams
-from hetrun.engine.speculation.mtp import REACH, Predicted
+from hetrun.engine.speculation.mtp import REACH, MtpSequence
 from hetrun.errors import HetrunError, ModelFileError, OptionError
 from hetrun.executor.mtp import Guess, Predictor
 from hetrun.executor.planned_model import PlannedModel, foreseen
@@ -25,8 +25,8 @@ from hetrun.graph import Graph
 from hetrun.loader.architectures import prediction_block
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
-from hetrun.system.estimate import Tracked
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.system.estimate import TrackedEstimate
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from hetrun.tools.evaluate import compare
 from tests.models import cases_hf, hf, tiny
@@ -147,7 +147,9 @@ def published(name: str) -> Published:
     weights = {**load_file(path / "model.safetensors"), **family.published(block)}
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     gguf = path.with_suffix(".gguf")
-    return Published(model, block, path, convert_model(Wish(path, by_option("f32"), gguf, threads=1)).path)
+    return Published(
+        model, block, path, convert_model(ConversionOptions(path, by_option("f32"), gguf, threads=1)).path
+    )
 
 
 @pytest.fixture
@@ -222,12 +224,12 @@ def test_the_model_is_the_same_with_and_without_it(family: str) -> None:
     assert off[-1 - FLIPS] < 1e-4
 
 
-def right(every: int) -> tuple[Callable[[Predicted, int], list[int]], list[Asked]]:
+def right(every: int) -> tuple[Callable[[MtpSequence, int], list[int]], list[Asked]]:
     """A guesser whose guesses are the text's, but for one in `every`; what it does besides is real."""
-    real = Predicted.propose
+    real = MtpSequence.propose
     asked: list[Asked] = []
 
-    def propose(mine: Predicted, n: int) -> list[int]:
+    def propose(mine: MtpSequence, n: int) -> list[int]:
         asked.append((list(mine._tokens), real(mine, n)))
         at = len(mine._tokens)
         return [
@@ -249,8 +251,8 @@ def test_the_same_tokens_and_guesses_from_what_the_model_thought(
         plain = llm.generate([TOKENS[:20]], GREEDY)[0].tokens
     TEXT[:] = [*TOKENS[:20], *plain, *range(100, 120)]
     propose, asked = right(every)
-    monkeypatch.setattr(Predicted, "propose", propose)
-    monkeypatch.setattr("hetrun.engine.speculation.mtp.Rates.chances", lambda mine, n: [0.99] * n)
+    monkeypatch.setattr(MtpSequence, "propose", propose)
+    monkeypatch.setattr("hetrun.engine.speculation.mtp.AcceptanceRates.chances", lambda mine, n: [0.99] * n)
     with LLM(folder, spec="mtp", **options) as llm:
         found = llm.generate([TOKENS[:20]], GREEDY)[0]
     assert found.tokens == plain
@@ -295,9 +297,9 @@ def test_two_that_may_ask_and_one_place() -> None:
             return Guess(7, np.zeros((1, 4), np.float32))
 
     fake = Fake()
-    first, second = (Predicted(cast(Predictor, fake), [1, 2, 3], Tracked(1.0)) for _ in range(2))
+    first, second = (MtpSequence(cast(Predictor, fake), [1, 2, 3], TrackedEstimate(1.0)) for _ in range(2))
     for one in (first, second):
-        one.saw(0, np.zeros((2, 4), np.float32))
+        one.observe(0, np.zeros((2, 4), np.float32))
     assert first.may_ask(1)
     assert second.may_ask(1)
     assert first.propose(1) == [7]
@@ -338,26 +340,26 @@ def test_what_it_reads_is_bounded_and_begins_anew_after_a_gap() -> None:
         return np.repeat(np.arange(a, b, dtype=np.float32)[:, None], 4, 1)
 
     fake, tokens = Fake(), list(range(300))
-    mine = Predicted(cast(Predictor, fake), tokens, Tracked(1.0))
+    mine = MtpSequence(cast(Predictor, fake), tokens, TrackedEstimate(1.0))
     assert not mine.may_ask(1)
-    mine.saw(0, rows(0, 200))
+    mine.observe(0, rows(0, 200))
     assert not mine.may_ask(1), "the last ones are not there yet"
-    mine.saw(200, rows(200, 299))
+    mine.observe(200, rows(200, 299))
     assert mine.may_ask(1)
     assert mine.propose(2) == [300, 301]
     assert calls[0] == (1, -1, list(range(300 - REACH, 300)))
     tokens += [300, 301, 302]
-    mine.saw(299, rows(299, 302))
+    mine.observe(299, rows(299, 302))
     calls.clear()
     assert mine.propose(1) == [303]
     assert calls == [(1, REACH, []), (1, -1, [300, 301, 302])]
     tokens += range(303, 600)  # not asked for a while: what it has not seen is too far back
-    mine.saw(302, rows(302, 599))
+    mine.observe(302, rows(302, 599))
     calls.clear()
     mine.propose(1)
     assert calls == [(2, -1, list(range(600 - REACH, 600)))]
     assert fake.open == {2}
-    mine.saw(700, rows(700, 710))  # a gap: what was before it says nothing of it
+    mine.observe(700, rows(700, 710))  # a gap: what was before it says nothing of it
     assert not mine.may_ask(1)
     mine.close()
     assert not fake.open

@@ -13,7 +13,7 @@ from gguf import GGUFWriter
 from transformers import PreTrainedModel
 
 from hetrun.backend import registry
-from hetrun.backend.picture_encoder import PictureSetup, Rows
+from hetrun.backend.picture_encoder import PictureSetup, PromptRows
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.open_model import open_model
@@ -219,7 +219,7 @@ def by_hetrun(family: str, folder: Path, mmproj: Path, picture: Picture) -> F32:
     vision = read_vision(mmproj)
     encoder = registry.picture_encoder().open(PictureSetup(vision, 1, lambda mark: [1]))
     try:
-        (piece,) = [p for p in encoder.lay_out(picture) if isinstance(p, Rows)]
+        (piece,) = [p for p in encoder.lay_out(picture) if isinstance(p, PromptRows)]
         rows = np.ascontiguousarray(encoder.encode(piece), np.float32)
     finally:
         encoder.close()

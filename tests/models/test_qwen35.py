@@ -20,7 +20,7 @@ from hetrun.loader.architectures import build_graph
 from hetrun.loader.hf_source import open_folder
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import SIZES
@@ -69,7 +69,7 @@ def test_which_layers_have_attention() -> None:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("qwen") / "plain.gguf"
-    return convert_model(Wish(hf.folder(PLAIN), by_option("f32"), path, threads=1)).path
+    return convert_model(ConversionOptions(hf.folder(PLAIN), by_option("f32"), path, threads=1)).path
 
 
 Changes = dict[str, object]

@@ -203,7 +203,7 @@ def test_a_process_without_work_ends_and_is_started_again(monkeypatch: pytest.Mo
         assert decoder.decode(file) == first
         # It may also end while the next picture is on its way: then it has not been looked at yet.
         assert decoder._kept.child._popen.wait(30) == 0
-        monkeypatch.setattr(decoders.Process, "alive", True)
+        monkeypatch.setattr(decoders.DecoderProcess, "alive", True)
         assert decoder.decode(file) == first
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hetrun.backend import registry
-from hetrun.backend.picture_encoder import PictureEncoder, PictureSetup, Rows, Words
+from hetrun.backend.picture_encoder import PictureEncoder, PictureSetup, PromptRows, Words
 from hetrun.errors import Cancelled, ModelFileError, PictureError
 from hetrun.loader.vision import Vision, read_vision
 from hetrun.pictures.picture import Picture
@@ -69,8 +69,8 @@ def encoder(pairs: Mapping[str, Seeing], family: str) -> Iterator[PictureEncoder
     found.close()
 
 
-def rows_of(encoder: PictureEncoder, seen: Picture) -> Rows:
-    (rows,) = (piece for piece in encoder.lay_out(seen) if isinstance(piece, Rows))
+def rows_of(encoder: PictureEncoder, seen: Picture) -> PromptRows:
+    (rows,) = (piece for piece in encoder.lay_out(seen) if isinstance(piece, PromptRows))
     return rows
 
 
@@ -331,7 +331,7 @@ def test_a_file_that_was_changed_since_its_header_was_read(tmp_path: Path) -> No
 CHILD = """
 import sys
 from pathlib import Path
-from hetrun.backend.picture_encoder import PictureSetup, Rows
+from hetrun.backend.picture_encoder import PictureSetup, PromptRows
 from hetrun.backends.libllama.pictures import MtmdEncoder
 from hetrun.loader.vision import read_vision
 from hetrun.pictures.picture import Picture
@@ -344,7 +344,7 @@ path, most, *sizes = sys.argv[1], *map(int, sys.argv[2:])
 encoder = MtmdEncoder(PictureSetup(read_vision(path), 1, lambda text: [0], most))
 seen = [Picture(w, h, bytes(3 * w * h), b"") for w, h in zip(sizes[::2], sizes[1::2])]
 loaded, before = encoder.nbytes, memory("VmRSS")
-rows = [piece for each in seen for piece in encoder.lay_out(each) if isinstance(piece, Rows)]
+rows = [piece for each in seen for piece in encoder.lay_out(each) if isinstance(piece, PromptRows)]
 print(memory("VmHWM") - before)
 for each, piece in zip(seen, rows, strict=True):
     predicted = encoder.nbytes - loaded + encoder.bytes_for(each.width, each.height)

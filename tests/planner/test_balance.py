@@ -12,7 +12,7 @@ from hetrun.graph.ops import DeltaNet
 from hetrun.planner.two_device import balance as module
 from hetrun.planner.two_device.balance import (
     Balance,
-    Link,
+    HostLink,
     Migration,
     balance,
     makespan,
@@ -172,7 +172,7 @@ def test_what_the_host_waits_for_counts_beside_its_own_work(
 
 
 def test_what_crosses_once_is_divided_by_the_steps_that_pay_for_it() -> None:
-    link = Link(1e9, latency=1e-4)
+    link = HostLink(1e9, latency=1e-4)
     assert link.seconds(10_000_000) == pytest.approx(0.0101)
     assert Migration(10_000_000, link, steps=10).seconds == pytest.approx(0.00101)
     assert Migration(0, link, steps=10).seconds == 0

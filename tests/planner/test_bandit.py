@@ -9,7 +9,7 @@ from math import exp, log
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrun.planner.bandit import CERTAIN, MOST_ARMS, SHARE, WINDOW_S, Budget, Race, Verdict
+from hetrun.planner.bandit import CERTAIN, MOST_ARMS, SHARE, WINDOW_S, Race, TrialBudget, Verdict
 from hetrun.planner.plan import Plan, segment_of
 
 YARD = 0.05  # seconds of a pass by the yardstick
@@ -25,7 +25,7 @@ class Passes:
     def __init__(self, seconds: Callable[[str, float], float], priors: dict[str, float]) -> None:
         """`seconds`: of a pass by a plan, at a moment; the first of the `priors` is in force."""
         self.verdicts: list[Verdict] = []
-        self.race = Race("1", Budget(), self.verdicts.append, "old")
+        self.race = Race("1", TrialBudget(), self.verdicts.append, "old")
         self.seconds, self.now = seconds, 0.0
         self.ran: list[str] = []
         for name, prior in priors.items():
@@ -40,7 +40,7 @@ class Passes:
             name = str(self.race.running)
             took = self.seconds(name, self.now)
             self.now += took
-            self.race.saw(took, YARD, False, self.now)
+            self.race.observe(took, YARD, False, self.now)
             self.race.choose(self.now)
             self.ran.append(name)
         return self.ran[before:]
@@ -195,7 +195,7 @@ def test_copies_that_went_take_their_plans_with_them() -> None:
 
 
 def test_fewer_threads_are_tried_when_others_want_the_cores() -> None:
-    race = Race("1", Budget(), lambda verdict: None)
+    race = Race("1", TrialBudget(), lambda verdict: None)
     race.offer("two", plan(2), 0.0, CERTAIN)
     race.put_in_force("two")
     race.offer("one", plan(1), log(1.9), CERTAIN)
@@ -208,7 +208,7 @@ def test_fewer_threads_are_tried_when_others_want_the_cores() -> None:
         ran.append(name)
         took = YARD * ((2.4 if name == "one" else 9.0) if crowd else (1.9 if name == "one" else 1.0))
         at += took
-        race.saw(took, YARD, False, at)
+        race.observe(took, YARD, False, at)
         race.choose(at)
     assert "one" not in ran[:30]
     assert ran[30:].count("two") <= 3

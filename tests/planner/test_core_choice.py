@@ -13,12 +13,12 @@ from hetrun.executor.autotune import core_choice as module
 from hetrun.executor.autotune.core_choice import heaviest, recall_seats, take_seats
 from hetrun.executor.autotune.prober import Prober
 from hetrun.executor.autotune.setup import Setup, planner_for
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.online import OnlinePlanner
 from hetrun.planner.trials import Trial, trials_of
 from hetrun.system.core_sets import CoreSet
 from hetrun.system.cpu_topology import TopoTree, read_topology
-from hetrun.system.thread_affinity import Chosen
+from hetrun.system.thread_affinity import ThreadCores
 from tests.models.tiny import TinyLlama
 from tests.support.rig import graph_of
 from tests.support.sysfs import EPYC, of
@@ -29,7 +29,7 @@ SPREAD = "1 core of each cache"
 class Clock:
     """Measures as a machine would on which some sets of cores take so long; any other takes a second."""
 
-    def __init__(self, seats: Chosen, seconds: dict[str, float]) -> None:
+    def __init__(self, seats: ThreadCores, seconds: dict[str, float]) -> None:
         self._seats, self._seconds = seats, seconds
         self.asked: list[tuple[str, Trial]] = []
 
@@ -45,8 +45,8 @@ def tree() -> TopoTree:
 
 
 @pytest.fixture
-def seats(tree: TopoTree, monkeypatch: pytest.MonkeyPatch) -> Chosen:
-    made = Chosen(tree)
+def seats(tree: TopoTree, monkeypatch: pytest.MonkeyPatch) -> ThreadCores:
+    made = ThreadCores(tree)
     monkeypatch.setattr(module, "chosen", lambda: made)
     return made
 
@@ -54,21 +54,23 @@ def seats(tree: TopoTree, monkeypatch: pytest.MonkeyPatch) -> Chosen:
 @pytest.fixture(scope="module")
 def planner() -> OnlinePlanner:
     model = TinyLlama("tiny", layers=2, embd=64, ffn=128, heads=2, kv_heads=2, context=64)
-    return planner_for(graph_of(model), {"reference": reference.create()}, Forecast(), setup_for((1, 16, 48)))
+    return planner_for(
+        graph_of(model), {"reference": reference.create()}, WorkTimes(), setup_for((1, 16, 48))
+    )
 
 
 def setup_for(threads: tuple[int, ...]) -> Setup:
     return Setup({"": "reference"}, ("reference",), threads, 1 << 40, 64, False, None, wide=threads[-1:])
 
 
-def take(planner: OnlinePlanner, clock: Clock, forecast: Forecast) -> None:
+def take(planner: OnlinePlanner, clock: Clock, forecast: WorkTimes) -> None:
     take_seats(cast(Prober, clock), planner, forecast, setup_for((1, 16, 48, 96)))
 
 
 def test_the_fastest_set_is_taken_and_remembered(
-    planner: OnlinePlanner, seats: Chosen, tree: TopoTree
+    planner: OnlinePlanner, seats: ThreadCores, tree: TopoTree
 ) -> None:
-    clock, forecast = Clock(seats, {SPREAD: 0.5, "2 cores of each cache of one socket": 0.7}), Forecast()
+    clock, forecast = Clock(seats, {SPREAD: 0.5, "2 cores of each cache of one socket": 0.7}), WorkTimes()
     take(planner, clock, forecast)
     assert seats.of(16).name == SPREAD
     # Where each core has a thread nothing was to choose; of the others each set was asked once.
@@ -82,26 +84,30 @@ def test_the_fastest_set_is_taken_and_remembered(
 
 
 def test_what_was_measured_before_is_recalled(
-    planner: OnlinePlanner, seats: Chosen, tree: TopoTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planner: OnlinePlanner,
+    seats: ThreadCores,
+    tree: TopoTree,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    forecast = Forecast()
+    forecast = WorkTimes()
     take(planner, Clock(seats, {SPREAD: 0.5}), forecast)
     forecast.save(tmp_path / "times.json")
-    later = Chosen(tree)
+    later = ThreadCores(tree)
     monkeypatch.setattr(module, "chosen", lambda: later)
-    recall_seats(Forecast.load(tmp_path / "times.json"), setup_for((1, 16, 48)))
+    recall_seats(WorkTimes.load(tmp_path / "times.json"), setup_for((1, 16, 48)))
     assert later.of(16).name == SPREAD
 
 
 def test_the_system_keeps_the_choice_unless_a_set_is_clearly_better(
-    planner: OnlinePlanner, seats: Chosen
+    planner: OnlinePlanner, seats: ThreadCores
 ) -> None:
-    take(planner, Clock(seats, {SPREAD: 0.99}), Forecast())
+    take(planner, Clock(seats, {SPREAD: 0.99}), WorkTimes())
     assert seats.of(16).name == "anywhere"
 
 
-def test_half_of_a_measurement_decides_nothing(planner: OnlinePlanner, seats: Chosen) -> None:
-    forecast = Forecast()
+def test_half_of_a_measurement_decides_nothing(planner: OnlinePlanner, seats: ThreadCores) -> None:
+    forecast = WorkTimes()
     forecast.learn_fact(f"seats 16 {SPREAD}", "reference", 0.1)
     recall_seats(forecast, setup_for((16,)))
     assert seats.of(16) == CoreSet("anywhere", tuple(range(96)), 16)

@@ -7,26 +7,26 @@ from dataclasses import replace
 import pytest
 
 from hetrun.executor.autotune.drift import LONGEST_REST_S, SHORTEST_REST_S, Watcher
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.plan import PlanSet
 from tests.planner.test_online_planner import UNITS, forecast, large, now, planner, small, static
 
 
 @pytest.fixture
-def times() -> Forecast:
+def times() -> WorkTimes:
     return forecast(cpu=small, other=large)
 
 
 @pytest.fixture
-def watcher(times: Forecast) -> Watcher:
+def watcher(times: WorkTimes) -> Watcher:
     watcher = Watcher(planner(times, "cpu", "other"), times)
     watcher.watch(static(), now(), ("cpu", "other"))
     return watcher
 
 
-def again(times: Forecast, backend: str, factor: float) -> None:
+def again(times: WorkTimes, backend: str, factor: float) -> None:
     """One unit takes another time than it did, at every size."""
-    times.rescale(Work(UNITS[1].form, backend, 2), factor)
+    times.rescale(OpWork(UNITS[1].form, backend, 2), factor)
 
 
 def test_nothing_has_drifted_at_first(watcher: Watcher) -> None:
@@ -44,7 +44,7 @@ def test_nothing_has_drifted_at_first(watcher: Watcher) -> None:
     ],
 )
 def test_what_is_used_matters_when_it_is_slower_and_what_is_not_when_it_is_faster(
-    watcher: Watcher, times: Forecast, backend: str, factor: float, matters: bool
+    watcher: Watcher, times: WorkTimes, backend: str, factor: float, matters: bool
 ) -> None:
     again(times, backend, factor)
     drifted = watcher.drifted()

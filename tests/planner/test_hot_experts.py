@@ -18,14 +18,14 @@ from hetrun.graph import Constant, Graph, Op, Weight
 from hetrun.graph.ops import Moe
 from hetrun.graph.quant import by_name
 from hetrun.graph.signature import units
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.online import Now, Proposal
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.plan_file import load_plan
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.trials import LINK, TOKENS, alone
 from hetrun.planner.two_device.balance import operations
-from hetrun.planner.two_device.expert_cost import Cost, hits, rates_of
+from hetrun.planner.two_device.expert_cost import OperationCost, hits, rates_of
 from hetrun.planner.two_device.hot_experts import SPARE, sets_of
 from hetrun.planner.two_device.planner import ConcurrentPlanner, is_concurrent
 from tests.models import cases_hf
@@ -98,18 +98,18 @@ def _with_slots(op: Op) -> list[WeightUse]:
     return [replace(use, slots=slots) if use.use == "experts" else use for use in uses]
 
 
-def learn(forecast: Forecast, form: str, backend: str, first: float, more: float) -> None:
+def learn(forecast: WorkTimes, form: str, backend: str, first: float, more: float) -> None:
     """A pass of one token, and what each further one takes."""
     for tokens in TOKENS:
         for depth in (1.0, 256.0, 1024.0):
             for several in (False, True):
-                work = Work(form, backend, 1, several)
+                work = OpWork(form, backend, 1, several)
                 forecast.learn(work, tokens, depth, first + more * (tokens - 1))
 
 
-def measured() -> Forecast:
+def measured() -> WorkTimes:
     """Mixtures take most of the time, and a tenth of it on the other device; all else is quick everywhere."""
-    forecast, call = Forecast(), 1e-5
+    forecast, call = WorkTimes(), 1e-5
     for name, speed in ((HOST, 1.0), (alone(FAR), 0.1)):
         for layer in LAYERS:
             for o in layer:
@@ -195,8 +195,8 @@ HEATS = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=12).map(lambda h: np
 def test_all_experts_together_take_what_was_measured(
     heat: Floats, tokens: int, one: float, growth: float, fixed: float
 ) -> None:
-    many = Cost(fixed + one * growth, fixed)
-    found = rates_of(Cost(fixed + one, fixed), many, heat, tokens)
+    many = OperationCost(fixed + one * growth, fixed)
+    found = rates_of(OperationCost(fixed + one, fixed), many, heat, tokens)
     assert found.seconds(heat, tokens) == pytest.approx(many.seconds, rel=1e-4, abs=1e-9)
     assert found.expert >= -1e-9
     assert found.token >= 0
@@ -211,10 +211,10 @@ def test_more_tokens_meet_at_the_same_experts() -> None:
     heat = np.array([0.5, 0.25], np.float32)
     assert hits(heat, 2) == pytest.approx([0.75, 0.4375])
     # Reading takes all the time: what a pass takes grows as experts are hit, and a second token is free.
-    found = rates_of(Cost(0.75, 0.0), Cost(0.75 * 1.1875 / 0.75, 0.0), heat, 2)
+    found = rates_of(OperationCost(0.75, 0.0), OperationCost(0.75 * 1.1875 / 0.75, 0.0), heat, 2)
     assert (found.expert, found.token) == pytest.approx((1.0, 0.0))
     # Computing does: each token takes as long as the first.
-    found = rates_of(Cost(0.75, 0.0), Cost(1.5, 0.0), heat, 2)
+    found = rates_of(OperationCost(0.75, 0.0), OperationCost(1.5, 0.0), heat, 2)
     assert (found.expert, found.token) == pytest.approx((0.0, 1.0))
 
 
@@ -391,4 +391,4 @@ def test_without_a_mixture_there_is_nothing_to_decide() -> None:
 
     graph = graph_of(cases.GQA)
     backends: dict[str, Backend] = {HOST: NullDevice(HOST), FAR: Far()}
-    assert not ConcurrentPlanner(graph, backends, Forecast(), (1,), (HOST, FAR)).hot
+    assert not ConcurrentPlanner(graph, backends, WorkTimes(), (1,), (HOST, FAR)).hot

@@ -15,14 +15,14 @@ import pytest
 from hetrun.backend import Available, Backend, Descriptor, OwnMemory, WeightUse, registry
 from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.loading import load_plan
-from hetrun.executor.loading.load_plan import Prepared, prepare
+from hetrun.executor.loading.load_plan import LoadPlan, prepare
 from hetrun.executor.loading.memory_estimates import crossing_bytes, work_bytes
 from hetrun.graph import Op
 from hetrun.graph.signature import units
 from hetrun.loader.open_model import open_model
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.online import Now
-from hetrun.planner.options import Machine, Options, Wishes
+from hetrun.planner.options import Options, PlannerMachine, Wishes
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.plan_file import load_plan as load_saved
 from hetrun.planner.segment_cost import CALL
@@ -51,9 +51,9 @@ HOST_RATE, GPU_RATE = 2e6, 2e8  # bytes times tokens a second
 DEPTHS = (1.0, 64.0, 1024.0)
 
 
-def forecast() -> Forecast:
+def forecast() -> WorkTimes:
     """As if a probe had measured it: reading weights or computing with them, whatever takes longer."""
-    found = Forecast()
+    found = WorkTimes()
     layers = [o for i in range(LAYERS) for o in operations(GRAPH, i)]
     for form, ops in ({o.form: o.ops for o in layers} | {u.form: u.ops for u in UNITS}).items():
         nbytes = sum(w.nbytes for op in ops for w in op.weights)
@@ -64,10 +64,10 @@ def forecast() -> Forecast:
             for depth in DEPTHS:
                 for several in (False, True):
                     if tokens <= TOKENS[-1]:
-                        found.learn(Work(form, HOST, 1, several), tokens, depth, host)
+                        found.learn(OpWork(form, HOST, 1, several), tokens, depth, host)
                     for name, seconds in ((GPU, gpu), (CROSSING, crossing)):
-                        found.learn(Work(form, name, 1, several), tokens, depth, seconds)
-                        found.learn(Work(form, alone(name), 1, several), tokens, depth, seconds)
+                        found.learn(OpWork(form, name, 1, several), tokens, depth, seconds)
+                        found.learn(OpWork(form, alone(name), 1, several), tokens, depth, seconds)
     for name in (GPU, CROSSING):
         found.learn_fact(CALL, name, 1e-4)
         found.learn_fact(LINK, name, 1e12)
@@ -226,8 +226,8 @@ class Gpu(NullDevice):
 @contextmanager
 def prepared(
     monkeypatch: pytest.MonkeyPatch, cores: int, ram: int | None = None, planner: str = "measured"
-) -> Iterator[Prepared]:
-    monkeypatch.setattr(load_plan, "this_machine", lambda: Machine(cores))
+) -> Iterator[LoadPlan]:
+    monkeypatch.setattr(load_plan, "this_machine", lambda: PlannerMachine(cores))
     # As if the model were one that keeps cores busy.
     monkeypatch.setattr("hetrun.planner.static.FLOPS_PER_CORE", 2e7)
     described = [

@@ -11,7 +11,7 @@ from hetrun.backend import Backend, Precision, WeightUse
 from hetrun.graph import Op
 from hetrun.graph.signature import coarse, form_of, of_wanted_rows, units
 from hetrun.planner import residency
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.segment_cost import CALL
@@ -26,16 +26,16 @@ POINTS = ((1, 1.0), (1, 2048.0), (16, 8.0), (512, 256.0))
 Truth = Callable[[str, int, float, int], float]  # what kind of unit, tokens, depth, threads -> seconds
 
 
-def forecast(**truths: Truth) -> Forecast:
+def forecast(**truths: Truth) -> WorkTimes:
     """As if a probe had measured every unit on these backends."""
-    made = Forecast()
+    made = WorkTimes()
     for backend, truth in truths.items():
         for unit in UNITS:
             kind = coarse(unit.scope).split(".")[-1]
             for threads in (1, 2):
                 for tokens, depth in ((1, 1.0), (16, 1.0)) if of_wanted_rows(unit.ops) else POINTS:
                     seconds = truth(kind, tokens, depth, threads)
-                    made.learn(Work(unit.form, backend, threads), tokens, depth, seconds)
+                    made.learn(OpWork(unit.form, backend, threads), tokens, depth, seconds)
         made.learn_fact(CALL, backend, 0.0)
     return made
 
@@ -55,7 +55,7 @@ def large(kind: str, tokens: int, depth: float, threads: int) -> float:
     return (0.002 + 0.0001 * tokens) / threads
 
 
-def planner(times: Forecast, *names: str, alone: bool = False) -> OnlinePlanner:
+def planner(times: WorkTimes, *names: str, alone: bool = False) -> OnlinePlanner:
     backends: dict[str, Backend] = {name: NullDevice(name) for name in names}
     return OnlinePlanner(GRAPH, backends, times, (1, 2), names)
 
@@ -96,7 +96,7 @@ class Own(NullDevice):
         return sum(use.weight.nbytes for use in wanted)
 
 
-def with_own(times: Forecast) -> OnlinePlanner:
+def with_own(times: WorkTimes) -> OnlinePlanner:
     backends: dict[str, Backend] = {"cpu": NullDevice("cpu"), "gpu": Own("gpu")}
     return OnlinePlanner(GRAPH, backends, times, (1, 2), ("cpu", "gpu"))
 
@@ -179,7 +179,7 @@ def test_what_ran_before_is_believed_to_be_as_wrong_as_it_was() -> None:
                 alone = decide.costs.summed(s, plan.threads, tokens, depth)
                 assert alone is not None
                 for _ in range(10):
-                    times.learn(Work(form_of(s.ops), s.backend, plan.threads), tokens, depth, 1.2 * alone)
+                    times.learn(OpWork(form_of(s.ops), s.backend, plan.threads), tokens, depth, 1.2 * alone)
 
     run(static())
     other = decide.propose(static(), both)
@@ -234,8 +234,8 @@ def test_copies_come_once_passes_have_lost_more_without_them_than_they_cost(
 
 def test_units_that_are_in_memory_and_were_never_measured_stay_where_they_are() -> None:
     times = forecast(cpu=small, amx=large)
-    times.measured(Work(UNITS[-1].form, "cpu", 1)).cells.clear()
-    times.measured(Work(UNITS[-1].form, "cpu", 2)).cells.clear()
+    times.measured(OpWork(UNITS[-1].form, "cpu", 1)).cells.clear()
+    times.measured(OpWork(UNITS[-1].form, "cpu", 2)).cells.clear()
     assert planner(times, "cpu", "amx").propose(static(), now(eager=True)) is None
 
 
@@ -251,7 +251,7 @@ def test_a_clock_that_stands_still_is_no_reason_to_fail() -> None:
 def test_what_was_never_measured_is_not_chosen_and_does_not_choose() -> None:
     times = forecast(cpu=small)
     assert planner(times, "cpu", "unknown").propose(static(), now(eager=True)) is None
-    assert planner(Forecast(), "cpu").propose(static(), now(eager=True)) is None
+    assert planner(WorkTimes(), "cpu").propose(static(), now(eager=True)) is None
 
 
 def test_fewer_threads_where_they_are_faster() -> None:
@@ -392,7 +392,7 @@ def test_predictions_are_part_of_the_plan_and_of_its_json() -> None:
 def test_runs_of_a_whole_segment_correct_the_sum_of_its_units() -> None:
     times = forecast(cpu=small)
     for _ in range(5):
-        times.learn(Work(form_of(GRAPH.ops), "cpu", 2), 512, 256.0, 1.0)
+        times.learn(OpWork(form_of(GRAPH.ops), "cpu", 2), 512, 256.0, 1.0)
     decide = planner(times, "cpu")
     plans = decide.annotate(static(), now())
     predicted, measured = plans.expected["257-512"].segments["model"]

@@ -19,7 +19,7 @@ from hetrun.planner.plan import (
     BUCKETS,
     BY_ORDER,
     MEASURED,
-    Expected,
+    ExpectedTimes,
     Placement,
     Plan,
     PlanSet,
@@ -29,7 +29,7 @@ from hetrun.planner.plan import (
     place,
 )
 from hetrun.planner.plan_file import load_plan
-from hetrun.planner.rates import Rates, Residence
+from hetrun.planner.rates import Residence, TokenRates
 from tests.models.cases import GQA
 from tests.support.rig import graph_of, placements, plan_set
 
@@ -247,7 +247,7 @@ def test_one_plan_for_all_buckets_is_one_row() -> None:
 def test_what_a_plan_promises() -> None:
     plans = plan_set(GRAPH, {"": "a"}, ubatch=64)
     some = Residence(400 << 20, 300 << 20, 100 << 20, 100 << 20, 300 << 20)
-    rates = Rates(prompts=812.4, answers=53.26, full=9.876, basis="measured")
+    rates = TokenRates(prompts=812.4, answers=53.26, full=9.876, basis="measured")
     assert promised(replace(plans, context=4096, context_why="a test", weights=some, rates=rates)) == (
         "context: 4,096 tokens, a test "
         "weights: 300 MiB of 400 MiB in memory, 100 MiB read for each token; "
@@ -256,7 +256,7 @@ def test_what_a_plan_promises() -> None:
         "(from times measured on this machine) "
     )
     every = Residence(9 << 20, 9 << 20, 9 << 20)
-    assert promised(replace(plans, weights=every, rates=Rates())) == (
+    assert promised(replace(plans, weights=every, rates=TokenRates())) == (
         "weights: all 9 MiB in memory speed: unknown until it has been measured: the first run does that "
     )
 
@@ -268,7 +268,7 @@ def test_a_plan_that_was_measured_does_not_rest_on_an_order() -> None:
     plans = replace(plans, plans=make_plans(GRAPH, {b: (1, placed) for b in BUCKETS}))
     assert first in plans.to_text()
     times = {s.name: (0.01, None) for s in plans.plan(1).segments}
-    told = replace(plans, expected={b: Expected(1, 10, times) for b in BUCKETS}).to_text()
+    told = replace(plans, expected={b: ExpectedTimes(1, 10, times) for b in BUCKETS}).to_text()
     assert first not in told
     assert MEASURED in told
 

@@ -10,7 +10,7 @@ import pytest
 from hetrun.backend import Backend
 from hetrun.errors import OptionError
 from hetrun.graph import Op
-from hetrun.planner.options import Machine, Wishes, this_machine
+from hetrun.planner.options import PlannerMachine, Wishes, this_machine
 from hetrun.planner.plan import BUCKETS, PlanSet
 from hetrun.planner.static import StaticPlanner
 from tests.models.cases import GQA
@@ -18,7 +18,7 @@ from tests.support.nulldevice import NullDevice
 from tests.support.rig import ThreadedDevice, graph_of, plan_set
 
 GRAPH = graph_of(GQA)
-MACHINE = Machine(cores=3)
+MACHINE = PlannerMachine(cores=3)
 
 
 class Without(NullDevice):

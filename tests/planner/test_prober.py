@@ -15,7 +15,7 @@ from hetrun.graph import kv_shapes
 from hetrun.graph.quant import by_name
 from hetrun.graph.signature import units
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.trials import Trial
 from tests.models.tiny import TinyLlama
 from tests.support.rig import graph_of, windowed
@@ -42,11 +42,11 @@ class Failing(InterpretingBackend):
 
 def prober(
     windows: tuple[int, ...] = (), backend: Backend | None = None
-) -> tuple[Drawing, KvCache, Forecast]:
+) -> tuple[Drawing, KvCache, WorkTimes]:
     graph = windowed(graph_of(CASE), windows) if windows else graph_of(CASE)
     backends: dict[str, Backend] = {"reference": backend or reference.create()}
     kv = KvCache(kv_shapes(graph), by_name("F16"), CONTEXT, 2, 64)
-    forecast = Forecast()
+    forecast = WorkTimes()
     return Drawing(graph, backends, WeightStore(backends), kv, forecast, CONTEXT), kv, forecast
 
 

@@ -15,7 +15,7 @@ from hetrun.graph import kv_shapes
 from hetrun.graph.quant import by_name
 from hetrun.graph.signature import units
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.plan import BUCKETS, Placement, make_plans
 from hetrun.planner.trials import BESIDE, Trial
 from hetrun.planner.two_device.cost import At
@@ -106,7 +106,7 @@ def test_a_pair_at_once_tells_what_both_cost_each_other(
     monkeypatch.setattr(probing, "perf_counter", clock)
     backends: dict[str, Backend] = {name: Side(name, clock) for name in (HOST, FAR)}
     kv = KvCache(kv_shapes(GRAPH), by_name("F16"), 64, 2, 64)
-    probe = Prober(GRAPH, backends, WeightStore(backends), kv, Forecast(), 64)
+    probe = Prober(GRAPH, backends, WeightStore(backends), kv, WorkTimes(), 64)
     unit = next(u for u in units(GRAPH) if u.scope == "blk.0.ffn")
     here, there = (Trial("a test", unit.form, (unit.ops,), name, 1, 1) for name in (HOST, FAR))
     assert probe.beside(here, there) == pytest.approx(slower)

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrun.errors import BudgetError
 from hetrun.planner import residency
-from hetrun.planner.residency import Copies, Copy, Demand, Placed, cost, place_all
+from hetrun.planner.residency import BucketDemand, BucketPlacement, Copies, Copy, cost, place_all
 from hetrun.planner.shortest_path import Chain
 
 NAMES = ("a", "b", "c")
@@ -36,10 +36,10 @@ def test_among_equals_the_chain_changes_least() -> None:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[list[Demand], Copies]:
+def problems(draw: st.DrawFn) -> tuple[list[BucketDemand], Copies]:
     n, names = draw(st.integers(1, 3)), NAMES[: draw(st.integers(2, 3))]
     demands = [
-        Demand(draw(st.sampled_from([1.0, 8.0])), {t: draw(chains(n, names)) for t in (1, 2)})
+        BucketDemand(draw(st.sampled_from([1.0, 8.0])), {t: draw(chains(n, names)) for t in (1, 2)})
         for _ in range(draw(st.integers(1, 2)))
     ]
     nbytes = {(i, b): draw(st.integers(1, 9)) for i in range(n) for b in names}
@@ -51,7 +51,7 @@ def problems(draw: st.DrawFn) -> tuple[list[Demand], Copies]:
     return demands, Copies(nbytes, fixed, room, own_bytes, {names[1]: draw(st.integers(0, 20))})
 
 
-def brute_force(demands: list[Demand], copies: Copies) -> float | None:
+def brute_force(demands: list[BucketDemand], copies: Copies) -> float | None:
     """Every combination of every bucket's placements, and what it would have to hold."""
     ways = [
         [(t, way) for t, chain in d.ways.items() for way in product(*(times for times in chain.times))]
@@ -67,13 +67,15 @@ def brute_force(demands: list[Demand], copies: Copies) -> float | None:
     return min(found, default=None)
 
 
-def held_by(placed: list[Placed]) -> frozenset[Copy]:
+def held_by(placed: list[BucketPlacement]) -> frozenset[Copy]:
     return frozenset((i, b) for p in placed for i, b in enumerate(p.backends))
 
 
 @settings(max_examples=60)
 @given(problems(), st.booleans())
-def test_copies_are_held_as_by_brute_force(problem: tuple[list[Demand], Copies], enumerated: bool) -> None:
+def test_copies_are_held_as_by_brute_force(
+    problem: tuple[list[BucketDemand], Copies], enumerated: bool
+) -> None:
     demands, copies = problem
     best = brute_force(demands, copies)
     with pytest.MonkeyPatch.context() as patch:

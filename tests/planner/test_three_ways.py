@@ -10,7 +10,7 @@ import pytest
 
 from hetrun.backend import Backend, WeightUse
 from hetrun.graph.signature import Unit, units
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.online import Now
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.segment_cost import CALL
@@ -76,9 +76,9 @@ class Machine:
         """A unit or an operation in the chain."""
         return CALL_S * (backend != HOST) + nbytes / self.rates.get(backend, self.vram)
 
-    def forecast(self, tokens_of_many: float) -> Forecast:
+    def forecast(self, tokens_of_many: float) -> WorkTimes:
         """As if a probe had measured; on the host, many take `tokens_of_many` times what one token does."""
-        found = Forecast()
+        found = WorkTimes()
         layers = [o for i in range(LAYERS) for o in operations(GRAPH, i)]
         works = {o.form: o.ops for o in layers} | {unit.form: unit.ops for unit in UNITS}
         for form, ops in works.items():

@@ -18,16 +18,16 @@ from hetrun.backend import Backend, Precision, WeightUse
 from hetrun.executor.autotune.setup import Setup, planner_for
 from hetrun.graph import Graph, Op
 from hetrun.graph.signature import units
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.online import WORTH, Now, OnlinePlanner, Proposal
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, Stages, cut, make_plans
 from hetrun.planner.plan_file import load_plan
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.trials import LINK, TOKENS, alone
 from hetrun.planner.two_device.balance import PARTS, operations
-from hetrun.planner.two_device.candidates import Candidate, Ways, share
+from hetrun.planner.two_device.candidates import PlacementCandidate, Ways, share
 from hetrun.planner.two_device.cost import At
-from hetrun.planner.two_device.expert_cost import Cost
+from hetrun.planner.two_device.expert_cost import OperationCost
 from hetrun.planner.two_device.planner import ConcurrentPlanner, is_concurrent
 from tests.models.tiny import TinyLlama
 from tests.support.nulldevice import NullDevice
@@ -62,18 +62,18 @@ class Far(NullDevice):
 Times = Mapping[str, float]  # by operation
 
 
-def learn(forecast: Forecast, form: str, backend: str, one: float, many: float) -> None:
+def learn(forecast: WorkTimes, form: str, backend: str, one: float, many: float) -> None:
     """What a pass of one token takes, and what one of more."""
     for tokens in TOKENS:
         for depth in (1.0, 256.0, 1024.0):
             for several in (False, True):
                 seconds = one if tokens == 1 else many
-                forecast.learn(Work(form, backend, 1, several), tokens, depth, seconds)
+                forecast.learn(OpWork(form, backend, 1, several), tokens, depth, seconds)
 
 
-def measured(host: Times, far: Times, load: Times | None = None, call: float = 0.0) -> Forecast:
+def measured(host: Times, far: Times, load: Times | None = None, call: float = 0.0) -> WorkTimes:
     """As if a probe had measured both sides. Passes of one token take no computing on the other device."""
-    forecast, load = Forecast(), load or dict.fromkeys(NAMES, 0.0)
+    forecast, load = WorkTimes(), load or dict.fromkeys(NAMES, 0.0)
     for layer in OPERATIONS:
         for o in layer:
             learn(forecast, o.form, HOST, host[o.name], host[o.name])
@@ -91,7 +91,7 @@ def measured(host: Times, far: Times, load: Times | None = None, call: float = 0
     return forecast
 
 
-def planner(times: Forecast, streamed: bool = True) -> ConcurrentPlanner:
+def planner(times: WorkTimes, streamed: bool = True) -> ConcurrentPlanner:
     backends: dict[str, Backend] = {HOST: NullDevice(HOST), FAR: Far(streamed)}
     return ConcurrentPlanner(GRAPH, backends, times, (1,), (HOST, FAR))
 
@@ -119,7 +119,7 @@ def same(seconds: float) -> dict[str, float]:
 def without(kind: str) -> pytest.MonkeyPatch:
     """No candidates of one kind."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(Ways, kind, lambda *args, **kwargs: Candidate((), 0.0))
+    patch.setattr(Ways, kind, lambda *args, **kwargs: PlacementCandidate((), 0.0))
     return patch
 
 
@@ -210,7 +210,7 @@ def test_a_balanced_plan_stays_until_times_change() -> None:
     # The link has become so slow that nothing is worth its way.
     for o in {o.form: o for layer in OPERATIONS for o in layer}.values():
         for several in (False, True):
-            times.rescale(Work(o.form, alone(FAR), 1, several), 1000.0)
+            times.rescale(OpWork(o.form, alone(FAR), 1, several), 1000.0)
     second = decide.propose(first.plans, follow(before, first))
     assert second is not None
     assert not any(map(is_concurrent, second.plans.plans.values()))
@@ -230,7 +230,7 @@ def test_passes_that_take_longer_than_planned_decide() -> None:
     said = decide.pass_seconds(plan, 512, 256.0)
     assert said
     for factor in (1.5, 1.2):
-        decide.saw(BUCKET, factor)
+        decide.observe(BUCKET, factor)
     assert decide.pass_seconds(plan, 512, 256.0) == pytest.approx(1.8 * said)
     second = decide.propose(first.plans, follow(before, first))
     assert second is not None
@@ -252,7 +252,7 @@ def test_keys_and_values_have_to_pay_for_their_way() -> None:
 # --- shared out
 
 COSTS = st.builds(
-    lambda seconds, fixed, load: Cost(seconds, fixed * seconds, load),
+    lambda seconds, fixed, load: OperationCost(seconds, fixed * seconds, load),
     st.floats(0.01, 10),
     st.floats(0, 1),
     st.floats(0, 10),
@@ -260,7 +260,9 @@ COSTS = st.builds(
 
 
 @given(COSTS, COSTS, st.integers(2, 16))
-def test_both_end_at_the_same_time_as_far_as_pieces_allow(here: Cost, there: Cost, pieces: int) -> None:
+def test_both_end_at_the_same_time_as_far_as_pieces_allow(
+    here: OperationCost, there: OperationCost, pieces: int
+) -> None:
     some, seconds = share(here, there, pieces)
 
     def ends(n: int) -> tuple[float, float]:
@@ -394,9 +396,9 @@ SETUP = Setup({}, (HOST,), (1,), 1 << 40, 512, True, None)
 
 def test_without_a_backend_that_works_by_itself_nothing_is_different() -> None:
     backends: dict[str, Backend] = {HOST: NullDevice(HOST), FAR: Far(True)}
-    assert type(planner_for(GRAPH, backends, Forecast(), SETUP)) is OnlinePlanner
+    assert type(planner_for(GRAPH, backends, WorkTimes(), SETUP)) is OnlinePlanner
     both = replace(SETUP, candidates=(HOST, FAR))
-    assert type(planner_for(GRAPH, backends, Forecast(), both)) is ConcurrentPlanner
+    assert type(planner_for(GRAPH, backends, WorkTimes(), both)) is ConcurrentPlanner
 
 
 def test_without_one_nothing_is_imported() -> None:
@@ -411,17 +413,17 @@ assert not any("hetrun.planner." + name in sys.modules for name in names)
 
 def test_what_was_never_measured_is_left_alone() -> None:
     times = measured(CPU, same(1e-6), GPU)
-    known = Forecast()
+    known = WorkTimes()
     for unit in UNITS:
         for backend in (HOST, FAR):
-            seconds = times.seconds(Work(unit.form, backend, 1), 512, 256.0)
+            seconds = times.seconds(OpWork(unit.form, backend, 1), 512, 256.0)
             assert seconds is not None
             learn(known, unit.form, backend, seconds, seconds)
     assert planner(known).propose(on_the_host(), now()) is None
 
 
 def test_operations_are_tried_on_every_side() -> None:
-    decide = planner(Forecast())
+    decide = planner(WorkTimes())
     here, there = (decide.more_trials(b, 2048, 512) for b in (HOST, FAR))
     assert {t.work.backend for t in here} == {HOST}
     assert {t.work.backend for t in there} == {alone(FAR)}

@@ -17,14 +17,14 @@ from typing import cast
 import pytest
 
 from hetrun.system import entry_points
-from hetrun.system.entry_points import Point
+from hetrun.system.entry_points import PluginPoint
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins"
 
 
 # Registers a thing in a group under a name, for one test: the fixture `register`.
-Register = Callable[..., Point]
+Register = Callable[..., PluginPoint]
 
 # --- made up
 
@@ -37,10 +37,12 @@ class Entry:
     value: str = "stranger:thing"
 
 
-def point(group: str, name: str, load: Callable[[], object], *apis: str, package: str = "stranger") -> Point:
+def point(
+    group: str, name: str, load: Callable[[], object], *apis: str, package: str = "stranger"
+) -> PluginPoint:
     """What a package that is not there registered; without `apis` for the version that is here."""
     entry = cast(EntryPoint, Entry(load))
-    return Point(group, name, package, "0.1", entry, apis or (str(entry_points.API),))
+    return PluginPoint(group, name, package, "0.1", entry, apis or (str(entry_points.API),))
 
 
 @pytest.fixture
@@ -50,14 +52,14 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
 
     def register(
         group: str, name: str, thing: object = None, *apis: str, fails: BaseException | None = None
-    ) -> Point:
+    ) -> PluginPoint:
         def load() -> object:
             if fails:
                 raise fails
             return thing
 
         made = point(group, name, load, *apis)
-        known: Mapping[tuple[str, str], Point] = {**entry_points._points(), (group, name): made}
+        known: Mapping[tuple[str, str], PluginPoint] = {**entry_points._points(), (group, name): made}
         monkeypatch.setattr(entry_points, "_points", lambda: known)
         return made
 

@@ -19,7 +19,7 @@ from hetrun.executor.loading import backend_selection
 from hetrun.graph import Op
 from hetrun.memory.kv.cache import KvCache
 from hetrun.system import entry_points
-from hetrun.system.entry_points import Point
+from hetrun.system.entry_points import PluginPoint
 from tests.plugins.strangers import Register
 
 pytestmark = pytest.mark.slow
@@ -80,14 +80,14 @@ class Confused(Quick):
 
 
 @pytest.fixture
-def made(register: Register, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Point]:
+def made(register: Register, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PluginPoint]:
     """Registers a kind of backend, and keeps what was created of it."""
     monkeypatch.setattr(backend_selection, "_passed", set())
     monkeypatch.setattr(measuring, "others_running", lambda: 0.0)  # measure as long as on an idle machine
     choose = registry.choose  # without torch, whose results differ in the last bits
     monkeypatch.setattr(registry, "choose", lambda *a: [n for n in choose(*a) if not n.startswith("amx")])
 
-    def make(create: Callable[[], Backend]) -> Point:
+    def make(create: Callable[[], Backend]) -> PluginPoint:
         return register("backends", "odd", Descriptor("odd", lambda: Available("for a test"), create))
 
     return make
@@ -140,7 +140,7 @@ def expected() -> list[int]:
     ],
 )
 def test_it_is_left_out_before_anything_stands_on_it(
-    made: Callable[..., Point],
+    made: Callable[..., PluginPoint],
     create: Callable[[], Backend],
     said: str,
     expected: list[int],
@@ -158,13 +158,13 @@ def test_it_is_left_out_before_anything_stands_on_it(
 
 
 @pytest.mark.parametrize("create", [Liar, Unwilling])
-def test_who_names_it_is_told(made: Callable[..., Point], create: Callable[[], Backend]) -> None:
+def test_who_names_it_is_told(made: Callable[..., PluginPoint], create: Callable[[], Backend]) -> None:
     made(create)
     with pytest.raises(PluginError, match=r"^the backend odd of stranger 0\.1 is left out: "):
         LLM(planner="static", backends=["odd", "reference"], ctx=64).close()
 
 
-def test_one_that_has_to_start_is_started_before_it_is_tried(made: Callable[..., Point]) -> None:
+def test_one_that_has_to_start_is_started_before_it_is_tried(made: Callable[..., PluginPoint]) -> None:
     late = made(Late)
     with LLM(planner="static", backends=["odd", "reference"], ctx=64) as llm:
         assert "odd" in llm.plan.backends
@@ -174,7 +174,7 @@ def test_one_that_has_to_start_is_started_before_it_is_tried(made: Callable[...,
 
 @pytest.mark.usefixtures("measured_as_quick")
 def test_one_that_fails_in_the_middle_of_an_answer_costs_nothing_but_time(
-    made: Callable[..., Point], expected: list[int], caplog: pytest.LogCaptureFixture
+    made: Callable[..., PluginPoint], expected: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     device = Quick()
     made(lambda: device)

@@ -16,7 +16,7 @@ import pytest
 
 from hetrun import LLM
 from hetrun.backend import Backend, Descriptor, Unavailable
-from hetrun.backend.conformance.cases import CASES, Case, single
+from hetrun.backend.conformance.cases import CASES, OpCase, single
 from hetrun.backend.conformance.runner import brought_in, build, outcome, reference, threads_for, tried
 from hetrun.errors import Cancelled
 from hetrun.graph import Constant
@@ -52,9 +52,9 @@ def device(descriptor: Descriptor) -> Iterator[Backend]:
     made.close()
 
 
-def product(rows: int, cols: int, type_: str, tokens: int, kind: str = "linear", bias: str = "") -> Case:
+def product(rows: int, cols: int, type_: str, tokens: int, kind: str = "linear", bias: str = "") -> OpCase:
     weights = ((rows, cols, type_), *([(1, rows, bias)] if bias else []))
-    return Case(kind, (cols,), rows, single(tokens), 1e-10, weights=weights, note=f"{rows}x{cols}")
+    return OpCase(kind, (cols,), rows, single(tokens), 1e-10, weights=weights, note=f"{rows}x{cols}")
 
 
 # Sizes that no tile and no panel divides, and more rows and columns than one of each has.
@@ -65,13 +65,13 @@ ODD = [
 ]
 
 
-def facts(case: Case) -> Sequence[Hashable]:
+def facts(case: OpCase) -> Sequence[Hashable]:
     """What a case is about; `make test` has cases in which every two of them occur together."""
     return case.kind, case.quant, (case.kind, case.note), str(case.company)
 
 
 @pytest.mark.parametrize("case", in_pairs([*CASES, *ODD], facts), ids=str)
-def test_it_computes_what_the_reference_does_or_says_that_it_cannot(case: Case, device: Backend) -> None:
+def test_it_computes_what_the_reference_does_or_says_that_it_cannot(case: OpCase, device: Backend) -> None:
     op = build(case)
     able = case.kind in KINDS
     if case.kind in ("linear", "head"):

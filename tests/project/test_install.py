@@ -50,7 +50,7 @@ def script() -> ModuleType:
 
 
 def show(script: ModuleType, text: str, terminal: bool) -> None:
-    reader = script.Reader(script.Screen(terminal))
+    reader = script.PipOutput(script.Screen(terminal))
     for line in text.splitlines(keepends=True):
         reader.line(line)
 
@@ -108,7 +108,7 @@ def test_the_command_is_followed_and_logged(
 ) -> None:
     code = f"import sys; sys.stdout.write({BUILD!r}); sys.stderr.write('ERROR: it broke\\n'); sys.exit(3)"
     log = tmp_path / "install.log"
-    reader = script.Reader(script.Screen(False))
+    reader = script.PipOutput(script.Screen(False))
     assert script.follow([sys.executable, "-c", code], log, reader) == 3
     assert log.read_text().splitlines() == [*BUILD.splitlines(), "ERROR: it broke"]
     # What it means is known at the end only.

@@ -14,7 +14,7 @@ from hetrun.client.events import Event, Timings, Usage
 from hetrun.config import Settings
 from hetrun.server import body
 from hetrun.server.app import create_app
-from hetrun.server.usage import Counts
+from hetrun.server.usage import UsageSum
 from tests.support.fakes import ENDLESS, REFUSED, FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -148,7 +148,7 @@ async def test_timings_as_llama_cpp_has_them(http: httpx.AsyncClient, stream: bo
 
 
 def test_timings_of_several_choices() -> None:
-    counts = Counts(2)
+    counts = UsageSum(2)
     slow = Timings(prompt_tok_s=10.0, decode_tok_s=2.0, drafted=4, accepted=3)
     counts.ended(1, Event("done", usage=Usage(20, 5, 20), timings=slow))
     counts.ended(0, Event("done", usage=Usage(20, 3), timings=Timings(prompt_tok_s=100.0, decode_tok_s=4.0)))
@@ -156,7 +156,7 @@ def test_timings_of_several_choices() -> None:
     assert (found["cache_n"], found["prompt_n"], found["prompt_ms"]) == (0, 20, 200.0)
     assert (found["predicted_n"], found["predicted_ms"], found["predicted_per_second"]) == (8, 2000.0, 4.0)
     assert (found["draft_n"], found["draft_n_accepted"]) == (4, 3)
-    nothing = Counts(1)
+    nothing = UsageSum(1)
     nothing.ended(0, Event("done"))
     assert set(nothing.timings().values()) == {0}
 

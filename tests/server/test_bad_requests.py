@@ -16,7 +16,7 @@ from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.config import Settings
 from hetrun.server import body
 from hetrun.server.app import create_app
-from hetrun.server.listen import Address
+from hetrun.server.listen import ListenAddress
 from tests.server.test_api import CHAT, asking, error_of
 from tests.server.test_listen import served
 from tests.support.fakes import REFUSED, FakeEngine
@@ -245,7 +245,7 @@ async def test_no_key_or_a_wrong_one(engine: FakeEngine, headers: dict[str, str]
     ids=["header", "chunks", "length", "garbage"],
 )
 async def test_what_is_no_http(engine: FakeEngine, raw: bytes) -> None:
-    async with served(engine, Address(port=0)) as http:
+    async with served(engine, ListenAddress(port=0)) as http:
         reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
         writer.write(raw)
         answer = await asyncio.wait_for(reader.read(), 5)

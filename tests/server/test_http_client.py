@@ -21,7 +21,7 @@ from hetrun.client.queries import (
     Render,
     SetRam,
     Slot,
-    State,
+    StateQuery,
     Tokenize,
     TokenizerInfo,
     WhatIf,
@@ -36,7 +36,7 @@ from tests.support.fakes import FakeEngine
 
 
 @asynccontextmanager
-async def remote(engine: FakeEngine, place: listen.Address) -> AsyncIterator[RemoteClient]:
+async def remote(engine: FakeEngine, place: listen.ListenAddress) -> AsyncIterator[RemoteClient]:
     stop, started = asyncio.Event(), asyncio.Event()
     with listen.listening(place) as bound:
         running = asyncio.create_task(listen.serve(create_app(LocalClient(engine)), bound, stop, started.set))
@@ -52,7 +52,11 @@ async def remote(engine: FakeEngine, place: listen.Address) -> AsyncIterator[Rem
 async def client(
     request: pytest.FixtureRequest, engine: FakeEngine, tmp_path: Path
 ) -> AsyncIterator[RemoteClient]:
-    place = listen.Address(port=0) if request.param == "tcp" else listen.Address(uds=tmp_path / "hetrun.sock")
+    place = (
+        listen.ListenAddress(port=0)
+        if request.param == "tcp"
+        else listen.ListenAddress(uds=tmp_path / "hetrun.sock")
+    )
     async with remote(engine, place) as found:
         yield found
 
@@ -108,12 +112,12 @@ async def test_questions_that_the_server_has_routes_for(client: RemoteClient, en
     assert (await client.ask(Render(({"role": "user", "content": "x"},)))).startswith("[user]x{")
     assert (await client.ask(TokenizerInfo())).template == "{{ messages }}"
     assert (await client.ask(SetRam(5 << 20)))["KV"] == 1000
-    state = await client.ask(State())
+    state = await client.ask(StateQuery())
     assert state.context == 2048
     assert state.streaming is not None
     assert state.streaming.budget == 5 << 20
     assert [slot.state for slot in state.slots] == ["answer", "waiting"]
-    assert state == replace(engine.ask(State()), at=state.at)
+    assert state == replace(engine.ask(StateQuery()), at=state.at)
     assert await client.ask(Layers()) == engine.ask(Layers())
     with pytest.raises(UserError, match="does not offer that"):
         await client.ask(Detokenize((1,)))

@@ -18,8 +18,8 @@ from hetrun.client import model_pool
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.interface import ChatClient
 from hetrun.client.local_servers import PrivateClient, alike, private_socket, running_servers
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_catalog import CatalogModel
+from hetrun.client.model_pool import ModelPool
 from hetrun.config import Settings, dirs
 from hetrun.errors import OptionError, UserError
 from hetrun.loader.hub import stores
@@ -71,7 +71,7 @@ def of_hub() -> None:
     (repo / "snapshots" / COMMIT / "repo-Q4_K_M.gguf").write_bytes(b"GGUF of a fake")
 
 
-def engine(found: Found, ram: int | None) -> ChatClient:
+def engine(found: CatalogModel, ram: int | None) -> ChatClient:
     fake = FakeEngine()
     fake.info = replace(INFO, path=str(found.path))
     return LocalClient(fake)
@@ -80,7 +80,7 @@ def engine(found: Found, ram: int | None) -> ChatClient:
 @asynccontextmanager
 async def serving(strict: bool = False) -> AsyncIterator[httpx.AsyncClient]:
     catalog = StoredModels()
-    shelf = Shelf(catalog.found().values(), engine, ram=8 << 30, catalog=catalog)
+    shelf = ModelPool(catalog.found().values(), engine, ram=8 << 30, catalog=catalog)
     transport = httpx.ASGITransport(create_app(shelf, strict=strict))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
@@ -155,12 +155,12 @@ async def test_the_only_model_answers_to_no_other_name(demo: Path, strict: bool)
 async def test_the_only_model_has_the_whole_budget_until_there_is_another(demo: Path) -> None:
     budgets: list[tuple[str, int | None]] = []
 
-    def start(found: Found, ram: int | None) -> ChatClient:
+    def start(found: CatalogModel, ram: int | None) -> ChatClient:
         budgets.append((found.name, ram))
         return engine(found, ram)
 
     catalog = StoredModels()
-    shelf = Shelf(catalog.found().values(), start, ram=8 << 30, catalog=catalog)
+    shelf = ModelPool(catalog.found().values(), start, ram=8 << 30, catalog=catalog)
     assert shelf.only
     await shelf.only.info()
     own("first")
@@ -174,7 +174,7 @@ async def test_the_only_model_has_the_whole_budget_until_there_is_another(demo: 
 
 async def test_ps_shows_the_names_of_list(demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     catalog = StoredModels()
-    shelf = Shelf(catalog.found().values(), engine, catalog=catalog)
+    shelf = ModelPool(catalog.found().values(), engine, catalog=catalog)
     assert shelf.only
     await shelf.only.info()
     with private_socket() as bound:

@@ -20,13 +20,13 @@ import pytest
 
 from hetrun.cli.serve import port, remarks_in
 from hetrun.client.engine_client import LocalClient, WorkerClient
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import STOPPED, Shelf
+from hetrun.client.model_catalog import CatalogModel
+from hetrun.client.model_pool import STOPPED, ModelPool
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.server import listen
 from hetrun.server.app import create_app
-from hetrun.server.listen import Address, bind, check_exposure, serve, stop_on_signals, url
+from hetrun.server.listen import ListenAddress, bind, check_exposure, serve, stop_on_signals, url
 from hetrun.server.request_log import RequestLog
 from tests.support.fakes import FakeEngine
 
@@ -34,7 +34,7 @@ CHAT = "/v1/chat/completions"
 
 
 @asynccontextmanager
-async def served(engine: FakeEngine, address: Address) -> AsyncIterator[httpx.AsyncClient]:
+async def served(engine: FakeEngine, address: ListenAddress) -> AsyncIterator[httpx.AsyncClient]:
     stop, started = asyncio.Event(), asyncio.Event()
     transport = httpx.AsyncHTTPTransport(uds=str(address.uds) if address.uds else None)
     with listen.listening(address) as bound:
@@ -48,15 +48,15 @@ async def served(engine: FakeEngine, address: Address) -> AsyncIterator[httpx.As
 
 
 @pytest.fixture(params=["tcp", "unix"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> Address:
-    return Address(port=0) if request.param == "tcp" else Address(uds=tmp_path / "hetrun.sock")
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> ListenAddress:
+    return ListenAddress(port=0) if request.param == "tcp" else ListenAddress(uds=tmp_path / "hetrun.sock")
 
 
 def asking(text: str, **more: object) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": text}], **more}
 
 
-async def test_answers_come_as_they_are_made(engine: FakeEngine, address: Address) -> None:
+async def test_answers_come_as_they_are_made(engine: FakeEngine, address: ListenAddress) -> None:
     async with served(engine, address) as http:
         if address.uds is not None:
             assert stat.S_IMODE(address.uds.stat().st_mode) == 0o600
@@ -77,7 +77,7 @@ async def test_answers_come_as_they_are_made(engine: FakeEngine, address: Addres
 
 
 async def test_hanging_up_cancels_an_answer_that_is_not_streamed(engine: FakeEngine) -> None:
-    async with served(engine, Address(port=0)) as http:
+    async with served(engine, ListenAddress(port=0)) as http:
         asked = asyncio.create_task(http.post(CHAT, json=asking("forever")))
         while not engine.requests:
             await asyncio.sleep(0.001)
@@ -89,7 +89,7 @@ async def test_hanging_up_cancels_an_answer_that_is_not_streamed(engine: FakeEng
 async def test_hanging_up_in_the_middle_of_a_request_is_no_failure(
     engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with served(engine, Address(port=0)) as http:
+    async with served(engine, ListenAddress(port=0)) as http:
         _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
         writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{" % CHAT.encode())
         await writer.drain()
@@ -105,7 +105,7 @@ async def test_a_signal_ends_the_server_and_what_it_answers(
 ) -> None:
     monkeypatch.setattr(listen, "GRACE_S", 0)
     monkeypatch.setattr(listen, "FAREWELL_S", 0)
-    bound = bind(Address(port=0))
+    bound = bind(ListenAddress(port=0))
     stop, started = asyncio.Event(), asyncio.Event()
     stop_on_signals(stop)
     running = asyncio.create_task(serve(create_app(LocalClient(engine)), bound, stop, started.set))
@@ -130,10 +130,12 @@ async def test_who_is_still_answered_when_it_stops_hears_why(
 ) -> None:
     monkeypatch.setattr(listen, "GRACE_S", 0)
     settings = Settings.resolve(environ={})
-    found = Found("fake", Path("/models/fake.gguf"), 1)
-    shelf = Shelf([found], lambda found, ram: WorkerClient(settings, engine="tests.support.fakes:FakeEngine"))
+    found = CatalogModel("fake", Path("/models/fake.gguf"), 1)
+    shelf = ModelPool(
+        [found], lambda found, ram: WorkerClient(settings, engine="tests.support.fakes:FakeEngine")
+    )
     stop, started = asyncio.Event(), asyncio.Event()
-    with listen.listening(Address(port=0)) as bound:
+    with listen.listening(ListenAddress(port=0)) as bound:
         running = asyncio.create_task(serve(create_app(shelf), bound, stop, started.set, shelf.close))
         await started.wait()
         async with httpx.AsyncClient(base_url=url(bound), timeout=30) as http:
@@ -218,51 +220,53 @@ def test_remarks_that_are_not_read_hold_up_nothing() -> None:
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
-    with bind(Address(port=0)) as first:
+    with bind(ListenAddress(port=0)) as first:
         first.listen()
         with pytest.raises(OptionError, match=r"cannot listen on 127\.0\.0\.1 port .* Choose another --port"):
-            bind(Address(port=first.getsockname()[1]))
+            bind(ListenAddress(port=first.getsockname()[1]))
 
 
-@pytest.mark.parametrize("address", [Address("no such host."), Address(port=70_000), Address(port=-1)])
-def test_an_address_that_is_none(address: Address) -> None:
+@pytest.mark.parametrize(
+    "address", [ListenAddress("no such host."), ListenAddress(port=70_000), ListenAddress(port=-1)]
+)
+def test_an_address_that_is_none(address: ListenAddress) -> None:
     with pytest.raises(OptionError, match=r"is not an address to listen on|from 0 to 65535"):
         bind(address)
 
 
 def test_a_stale_socket_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
-    bind(Address(uds=path)).close()
+    bind(ListenAddress(uds=path)).close()
     assert path.exists()  # as after kill -9
-    with bind(Address(uds=path)) as second:
+    with bind(ListenAddress(uds=path)) as second:
         second.listen()
         with pytest.raises(OptionError, match="another server listens there"):
-            bind(Address(uds=path))
+            bind(ListenAddress(uds=path))
     (tmp_path / "notes.txt").write_text("keep me")
     with pytest.raises(OptionError, match="there is a file of this name"):
-        bind(Address(uds=tmp_path / "notes.txt"))
+        bind(ListenAddress(uds=tmp_path / "notes.txt"))
     assert (tmp_path / "notes.txt").read_text() == "keep me"
     with pytest.raises(OptionError, match="No such file or directory"):
-        bind(Address(uds=tmp_path / "missing" / "x.sock"))
+        bind(ListenAddress(uds=tmp_path / "missing" / "x.sock"))
     with pytest.raises(OptionError, match="too long"):
-        bind(Address(uds=tmp_path / ("x" * 200)))
+        bind(ListenAddress(uds=tmp_path / ("x" * 200)))
 
 
 @pytest.mark.parametrize(
     ("address", "key", "allowed"),
     [
-        (Address(), None, True),
-        (Address("localhost"), None, True),
-        (Address("::1"), None, True),
-        (Address(uds=Path("/x")), None, True),
-        (Address("0.0.0.0"), None, False),
-        (Address("example.org"), None, False),
-        (Address("0.0.0.0"), "", False),
-        (Address("0.0.0.0"), "secret", True),
+        (ListenAddress(), None, True),
+        (ListenAddress("localhost"), None, True),
+        (ListenAddress("::1"), None, True),
+        (ListenAddress(uds=Path("/x")), None, True),
+        (ListenAddress("0.0.0.0"), None, False),
+        (ListenAddress("example.org"), None, False),
+        (ListenAddress("0.0.0.0"), "", False),
+        (ListenAddress("0.0.0.0"), "secret", True),
     ],
     ids=str,
 )
-def test_other_machines_need_a_key(address: Address, key: str | None, allowed: bool) -> None:
+def test_other_machines_need_a_key(address: ListenAddress, key: str | None, allowed: bool) -> None:
     if allowed:
         check_exposure(address, key)
     else:
@@ -271,9 +275,9 @@ def test_other_machines_need_a_key(address: Address, key: str | None, allowed: b
 
 
 def test_urls(tmp_path: Path) -> None:
-    with bind(Address(port=0)) as tcp:
+    with bind(ListenAddress(port=0)) as tcp:
         assert url(tcp) == f"http://127.0.0.1:{tcp.getsockname()[1]}"
-    with bind(Address(uds=tmp_path / "s")) as unix:
+    with bind(ListenAddress(uds=tmp_path / "s")) as unix:
         assert url(unix) == f"unix:{tmp_path}/s"
     with socket.socket(socket.AF_INET6) as six:
         six.bind(("::1", 0))

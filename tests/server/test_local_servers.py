@@ -22,8 +22,8 @@ from hetrun.client.event_json import event_as_json, event_of, request_as_json, r
 from hetrun.client.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
 from hetrun.client.interface import ChatClient
 from hetrun.client.local_servers import PrivateClient, alike, running_servers
-from hetrun.client.model_catalog import Found, identity
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_catalog import CatalogModel, identity
+from hetrun.client.model_pool import ModelPool
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, runtime_dir
 from hetrun.errors import BudgetError, ContextFull, EngineStopped, ModelFileError, Overloaded, UserError
@@ -54,14 +54,14 @@ class Server:
         self._loop.run_until_complete(self._serve())
         self._loop.close()
 
-    def _start(self, found: Found, ram: int | None) -> ChatClient:
+    def _start(self, found: CatalogModel, ram: int | None) -> ChatClient:
         fake = FakeEngine()
         fake.info = replace(INFO, path=str(found.path))
         self.engines.append(fake)
         return LocalClient(fake)
 
     async def _serve(self) -> None:
-        shelf = Shelf([Found(path.stem, path, 1) for path in self.models], self._start)
+        shelf = ModelPool([CatalogModel(path.stem, path, 1) for path in self.models], self._start)
         if shelf.only:
             shelf.only.begin()
             await shelf.only.info()

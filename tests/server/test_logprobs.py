@@ -15,7 +15,7 @@ from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.server import parallel_sampling
 from hetrun.server.app import create_app
-from hetrun.server.fields import Wanted
+from hetrun.server.fields import LogprobCount
 from hetrun.server.request import Order
 from tests.models.tiny import TinyLlama, write_gguf
 
@@ -99,7 +99,7 @@ async def test_what_choices_begin_with_is_read_once(llm: LocalModel, whole: bool
     tokens = tuple(5 + (i * 7919 + whole) % 200 for i in range(llm.info.context - 8))
     params = SamplingParams(max_tokens=4, ignore_eos=True, seed=1)
     request = GenerateRequest(params, tokens=tokens, whole=whole)
-    order = Order(llm.info, (request,), "prompt", Wanted(), n=5, tried=5)
+    order = Order(llm.info, (request,), "prompt", LogprobCount(), n=5, tried=5)
     ends = {i: event async for i, event in parallel_sampling.events(LocalClient(llm), order) if event.last}
     assert [ends[i].kind for i in range(5)] == ["done"] * 5
     assert ends[0].usage.cached_tokens == 0

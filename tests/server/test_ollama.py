@@ -20,12 +20,12 @@ from starlette.types import Message
 from hetrun import __version__
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.interface import ChatClient
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_catalog import CatalogModel
+from hetrun.client.model_pool import ModelPool
 from hetrun.errors import ContextFull, UserError
 from hetrun.server import body as bodies
 from hetrun.server.app import create_app
-from hetrun.server.library import ModelFacts, NotHere, NotOurs, Progress, Removal
+from hetrun.server.library import ModelFacts, NotHere, NotOurs, Progress, RemovableModel
 from hetrun.server.ollama.models import OLLAMA_VERSION
 from hetrun.server.ollama.options import keep_alive_s
 from tests.clients import editors
@@ -93,22 +93,22 @@ class Shelves:
         if "/" not in name:
             raise UserError(f"{name} is not on the hub")
 
-    def pull(self, name: str, progress: Progress) -> Found:
+    def pull(self, name: str, progress: Progress) -> CatalogModel:
         self.steps(progress)
-        return Found(self.known(name), Path(f"/cache/{name}.gguf"), 5)
+        return CatalogModel(self.known(name), Path(f"/cache/{name}.gguf"), 5)
 
-    def removal(self, name: str) -> Removal:
+    def removal(self, name: str) -> RemovableModel:
         if name.startswith("ollama:"):
             raise NotOurs("remove it with ollama rm")
         if name not in self.has:
             raise NotHere("there is none")
-        return Removal(name, (self.has[name],))
+        return RemovableModel(name, (self.has[name],))
 
-    def remove(self, what: Removal) -> None:
+    def remove(self, what: RemovableModel) -> None:
         self.removed.append(what.name)
 
 
-def started(found: Found, ram: int | None) -> ChatClient:
+def started(found: CatalogModel, ram: int | None) -> ChatClient:
     fake = FakeEngine()
     fake.info = replace(INFO, path=str(found.path), name=f"{found.name} by Nemo")
     return LocalClient(fake)
@@ -120,19 +120,19 @@ def library() -> Shelves:
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path) -> AsyncIterator[Shelf]:
+async def shelf(tmp_path: Path) -> AsyncIterator[ModelPool]:
     models = []
     for name in ("large", "small"):
         path = tmp_path / f"{name}.gguf"
         path.write_bytes(name.encode())
-        models.append(Found(name, path, GIB))
-    found = Shelf(models, started, ram=3 * GIB)
+        models.append(CatalogModel(name, path, GIB))
+    found = ModelPool(models, started, ram=3 * GIB)
     yield found
     await found.close()
 
 
 @pytest.fixture
-async def several(shelf: Shelf, library: Shelves) -> AsyncIterator[httpx.AsyncClient]:
+async def several(shelf: ModelPool, library: Shelves) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(create_app(shelf, library=library))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
@@ -173,7 +173,7 @@ async def test_a_single_model(http: httpx.AsyncClient) -> None:
 
 
 async def test_models_are_described_without_loading_them(
-    several: httpx.AsyncClient, library: Shelves, shelf: Shelf
+    several: httpx.AsyncClient, library: Shelves, shelf: ModelPool
 ) -> None:
     library.facts_of = {"small": FACTS, "large": replace(FACTS, template="", takes_tools=False, embeds=True)}
     _large, small = (await several.get("/api/tags")).json()["models"]
@@ -199,7 +199,7 @@ async def test_models_are_described_without_loading_them(
 
 
 async def test_facts_are_read_again_when_the_file_changes(
-    several: httpx.AsyncClient, library: Shelves, shelf: Shelf
+    several: httpx.AsyncClient, library: Shelves, shelf: ModelPool
 ) -> None:
     library.facts_of = {"small": FACTS, "large": FACTS}
     first = {model["name"]: model for model in (await several.get("/api/tags")).json()["models"]}
@@ -450,7 +450,7 @@ async def test_a_raw_prompt_is_sent_as_it_is(http: httpx.AsyncClient, engine: Fa
 # --- loading and unloading
 
 
-async def test_requests_that_only_load_or_unload(several: httpx.AsyncClient, shelf: Shelf) -> None:
+async def test_requests_that_only_load_or_unload(several: httpx.AsyncClient, shelf: ModelPool) -> None:
     for path, said_in in (("/api/generate", "response"), ("/api/chat", "message")):
         answer = (await several.post(path, json={"model": "small"})).json()
         assert (answer["done"], answer["done_reason"]) == (True, "load")
@@ -466,7 +466,7 @@ async def test_requests_that_only_load_or_unload(several: httpx.AsyncClient, she
     assert [model.found.name for model in shelf.loaded] == ["small"]
 
 
-async def test_how_long_a_model_stays(several: httpx.AsyncClient, shelf: Shelf) -> None:
+async def test_how_long_a_model_stays(several: httpx.AsyncClient, shelf: ModelPool) -> None:
     small = shelf.models["small"]
 
     async def left_s() -> float:
@@ -673,7 +673,7 @@ async def test_programs_see_what_they_look_for_at_the_root(engine: FakeEngine) -
 
 
 async def test_a_download_is_told_in_lines(
-    several: httpx.AsyncClient, library: Shelves, shelf: Shelf
+    several: httpx.AsyncClient, library: Shelves, shelf: ModelPool
 ) -> None:
     def steps(progress: Progress) -> None:
         for done in (0, 5, 10):
@@ -719,7 +719,7 @@ async def test_downloads_that_fail(several: httpx.AsyncClient, library: Shelves)
     said(await several.post("/api/pull", json={"model": "x" * 600}), 400)
 
 
-async def test_a_download_ends_when_nobody_waits_for_it(shelf: Shelf, library: Shelves) -> None:
+async def test_a_download_ends_when_nobody_waits_for_it(shelf: ModelPool, library: Shelves) -> None:
     ended = threading.Event()
 
     def endless(progress: Progress) -> None:
@@ -756,7 +756,7 @@ async def test_a_download_ends_when_nobody_waits_for_it(shelf: Shelf, library: S
     assert await asyncio.to_thread(ended.wait, 30)
 
 
-async def test_a_model_is_deleted(several: httpx.AsyncClient, library: Shelves, shelf: Shelf) -> None:
+async def test_a_model_is_deleted(several: httpx.AsyncClient, library: Shelves, shelf: ModelPool) -> None:
     await several.post("/api/chat", json=chat(model="small"))
     library.has = {"small": shelf.models["small"].found.path}
     answer = await several.request("DELETE", "/api/delete", json={"model": "small:latest"})
@@ -769,8 +769,8 @@ async def test_a_model_is_deleted(several: httpx.AsyncClient, library: Shelves, 
 
 
 async def test_the_model_of_a_server_is_not_deleted(library: Shelves) -> None:
-    found = Found("tiny", Path("/models/tiny.gguf"), 5)
-    shelf = Shelf([found], started)
+    found = CatalogModel("tiny", Path("/models/tiny.gguf"), 5)
+    shelf = ModelPool([found], started)
     library.has = {"tiny": found.path}
     transport = httpx.ASGITransport(create_app(shelf.models["tiny"], library=library))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

@@ -11,7 +11,7 @@ from hetrun.client.engine_client import LocalClient
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.server.app import create_app
-from hetrun.server.listen import Address
+from hetrun.server.listen import ListenAddress
 from hetrun.server.middleware.origin import host_name
 from tests.server.test_api import CHAT, asking, error_of
 from tests.support.fakes import FakeEngine
@@ -60,9 +60,9 @@ async def test_any_name_where_others_decide_who_comes_in(engine: FakeEngine) -> 
 
 
 def test_hosts_of_an_address(tmp_path: Path) -> None:
-    assert Address().hosts(["box"]) == frozenset({"127.0.0.1", "box"})
-    assert Address(uds=tmp_path / "socket").hosts([]) is None
-    assert Address("0.0.0.0").hosts([]) is None  # reached from outside, so a key is needed
+    assert ListenAddress().hosts(["box"]) == frozenset({"127.0.0.1", "box"})
+    assert ListenAddress(uds=tmp_path / "socket").hosts([]) is None
+    assert ListenAddress("0.0.0.0").hosts([]) is None  # reached from outside, so a key is needed
 
 
 @pytest.mark.parametrize(

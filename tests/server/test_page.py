@@ -15,8 +15,8 @@ import pytest
 
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.interface import ChatClient
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_catalog import CatalogModel
+from hetrun.client.model_pool import ModelPool
 from hetrun.server import listen
 from hetrun.server.app import create_app
 from hetrun.server.routes import page
@@ -55,8 +55,8 @@ async def test_programs_get_addresses(http: httpx.AsyncClient) -> None:
 
 
 async def test_with_a_key_the_page_may_be_read_and_says_nothing_of_the_models() -> None:
-    models = [Found(name, Path(f"/models/{name}.gguf"), 1) for name in ("alpha", "beta")]
-    shelf = Shelf(models, lambda found, ram: LocalClient(FakeEngine()))
+    models = [CatalogModel(name, Path(f"/models/{name}.gguf"), 1) for name in ("alpha", "beta")]
+    shelf = ModelPool(models, lambda found, ram: LocalClient(FakeEngine()))
     for key in (None, "sesame"):
         async with app_of(shelf, key) as http:
             plain = (await http.get("/")).text
@@ -123,7 +123,7 @@ and [bad](javascript:alert(1))
 
 @asynccontextmanager
 async def served(client: ChatClient, key: str | None = None) -> AsyncIterator[str]:
-    address = listen.Address(port=0)
+    address = listen.ListenAddress(port=0)
     with listen.listening(address) as bound:
         app = create_app(client, hosts=address.hosts(()), api_key=key, reasoning_format="deepseek")
         async with listen.served(app, bound):
@@ -217,12 +217,14 @@ async def test_a_conversation_in_a_browser(program: str) -> None:
 async def test_a_key_and_several_models_in_a_browser(program: str) -> None:
     engines: dict[str, FakeEngine] = {}
 
-    def start(found: Found, ram: int | None) -> ChatClient:
+    def start(found: CatalogModel, ram: int | None) -> ChatClient:
         engines[found.name] = fake = FakeEngine()
         fake.info = replace(INFO, path=str(found.path))
         return LocalClient(fake)
 
-    shelf = Shelf([Found(n, Path(f"/models/{n}.gguf"), 1 << 20) for n in ("large", "small")], start)
+    shelf = ModelPool(
+        [CatalogModel(n, Path(f"/models/{n}.gguf"), 1 << 20) for n in ("large", "small")], start
+    )
     async with served(shelf, "sesame") as url:
 
         def look() -> list[str]:

@@ -15,7 +15,7 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import Overloaded
 from hetrun.server import parallel_sampling
 from hetrun.server.app import create_app
-from hetrun.server.fields import Wanted
+from hetrun.server.fields import LogprobCount
 from hetrun.server.parallel_sampling import seed_of
 from hetrun.server.request import Order
 from tests.server.test_api import CHAT, asking, chunks_of, error_of
@@ -24,7 +24,7 @@ from tests.support.fakes import INFO, FakeEngine
 
 def an_order(text: str, n: int, deadline_s: float | None = None) -> Order:
     request = GenerateRequest(SamplingParams(), text=text, deadline_s=deadline_s)
-    return Order(INFO, (request,), "prompt", Wanted(), n=n, tried=n)
+    return Order(INFO, (request,), "prompt", LogprobCount(), n=n, tried=n)
 
 
 async def test_a_whole_answer_has_all_choices(http: httpx.AsyncClient, engine: FakeEngine) -> None:

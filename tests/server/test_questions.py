@@ -24,7 +24,7 @@ from hetrun.client.queries import (
     Question,
     Render,
     SetRam,
-    State,
+    StateQuery,
     Tokenize,
     TokenizerInfo,
 )
@@ -43,7 +43,7 @@ QUESTIONS: tuple[Question[Any], ...] = (
     Render(HELLO, {"a": 1}),
     PlanNow(),
     SetRam(5 << 20),
-    State(),
+    StateQuery(),
 )
 
 
@@ -82,7 +82,7 @@ async def test_what_is_slow_holds_up_only_its_own_kind() -> None:
         also = asyncio.create_task(client.ask(Render(HELLO)))
         for _ in range(3):
             assert await client.ask(Tokenize("a", add_special=False)) == [97]
-            assert (await client.ask(State())).places == 64
+            assert (await client.ask(StateQuery())).places == 64
             assert (await client.ask(SetRam(5 << 20)))["KV"] == 1000
             assert await said(client, "say fine") == "fine"
         assert not slow.done()
@@ -107,7 +107,7 @@ async def test_questions_of_a_worker_that_dies_are_asked_again(tmp_path: Path) -
         assert client.pid != first
         assert not waiting.done()  # it waits in the next one
         os.kill(client.pid, signal.SIGKILL)
-        assert (await client.ask(State())).places == 64
+        assert (await client.ask(StateQuery())).places == 64
         assert not waiting.done()
         waiting.cancel()
 
@@ -123,7 +123,7 @@ async def test_a_budget_is_not_set_again() -> None:
     async with opened() as client:
         with pytest.raises(EngineStopped, match="It is being restarted"):
             await client.ask(SetRam(DEADLY_RAM))
-        assert (await client.ask(State())).budget is None
+        assert (await client.ask(StateQuery())).budget is None
 
 
 async def test_questions_at_a_time_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,12 +133,12 @@ async def test_questions_at_a_time_are_limited(monkeypatch: pytest.MonkeyPatch) 
         slow = [asyncio.create_task(client.ask(SLOW)) for _ in range(2)]
         await asyncio.sleep(0.05)
         with pytest.raises(Overloaded, match="already has 2 queries"):
-            await client.ask(State())
+            await client.ask(StateQuery())
         for task in slow:
             task.cancel()
         # Who does not wait any more has asked nevertheless.
         with pytest.raises(Overloaded):
-            await client.ask(State())
+            await client.ask(StateQuery())
         assert await said(client, "say fine") == "fine"
 
 
@@ -157,4 +157,4 @@ async def test_nothing_is_answered_any_more() -> None:
     with pytest.raises(EngineStopped, match="the engine was closed"):
         await waiting
     with pytest.raises(EngineStopped, match="the engine was closed"):
-        await client.ask(State())
+        await client.ask(StateQuery())

@@ -15,7 +15,7 @@ from hetrun import cli
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.http_client import RemoteClient
-from hetrun.client.queries import State
+from hetrun.client.queries import StateQuery
 from hetrun.client.remote.interface import THINKING, THOUGHT
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError, UserError
@@ -158,7 +158,7 @@ async def test_ollama_is_recognised_and_answers(place: Path) -> None:
         assert text.text == "so"
         assert server.bodies("POST /api/generate")[0]["raw"] is True
         with pytest.raises(UserError, match="does not offer that in Ollama's API"):
-            await client.ask(State())
+            await client.ask(StateQuery())
 
 
 async def test_a_model_that_ollama_has_not_loaded_is_not_asked_for_by_routes_of_others(place: Path) -> None:
@@ -376,11 +376,11 @@ async def test_an_api_that_is_named_is_not_looked_for(place: Path) -> None:
 
 
 async def test_a_server_of_hetrun_s_is_asked_in_its_own_api(engine: FakeEngine, place: Path) -> None:
-    with listen.listening(listen.Address(uds=place)) as bound:
+    with listen.listening(listen.ListenAddress(uds=place)) as bound:
         async with listen.served(create_app(LocalClient(engine)), bound):
             client = RemoteClient(f"unix:{place}")
             assert (await client.info()).id == "fake"
-            assert (await client.ask(State())).context == 2048
+            assert (await client.ask(StateQuery())).context == 2048
 
 
 def run(routes: Mapping[str, tuple[int, object]], place: Path, *arguments: str) -> tuple[int, Scripted]:

@@ -13,9 +13,9 @@ import pytest
 from hetrun.client.engine_client import LocalClient
 from hetrun.errors import OptionError
 from hetrun.server.app import create_app
-from hetrun.server.listen import Address
+from hetrun.server.listen import ListenAddress
 from hetrun.server.responses.routes import OWN
-from hetrun.server.responses.store import OF_A_TURN, OVERHEAD, Archive, Kept, turn
+from hetrun.server.responses.store import OF_A_TURN, OVERHEAD, Archive, StoredResponse, turn
 from tests.server.test_api import error_of
 from tests.server.test_listen import served
 from tests.support.fakes import FakeEngine
@@ -559,7 +559,7 @@ async def test_a_failure_in_the_middle_ends_the_response(http: httpx.AsyncClient
 
 
 async def test_leaving_cancels(engine: FakeEngine) -> None:
-    async with served(engine, Address(port=0)) as http:
+    async with served(engine, ListenAddress(port=0)) as http:
         async with http.stream("POST", RESPONSES, json=asking("forever", stream=True)) as response:
             async for line in response.aiter_lines():
                 if "output_text.delta" in line:
@@ -569,7 +569,7 @@ async def test_leaving_cancels(engine: FakeEngine) -> None:
 
 
 async def test_leaving_before_a_whole_answer_cancels(engine: FakeEngine) -> None:
-    async with served(engine, Address(port=0)) as http:
+    async with served(engine, ListenAddress(port=0)) as http:
         with pytest.raises(httpx.ReadTimeout):
             await http.post(RESPONSES, json=asking("forever"), timeout=0.5)
         assert await asyncio.to_thread(engine.idle.wait, 5)
@@ -652,8 +652,8 @@ async def test_the_key_is_asked_for(engine: FakeEngine) -> None:
 
 
 def test_what_was_not_used_for_longest_makes_room() -> None:
-    def one(body: bytes = b"x" * 100) -> Kept:
-        return Kept("me", body, (turn([{"role": "user", "content": "hi"}]),))
+    def one(body: bytes = b"x" * 100) -> StoredResponse:
+        return StoredResponse("me", body, (turn([{"role": "user", "content": "hi"}]),))
 
     archive = Archive(3 * one().size)
     for name in "abc":
@@ -674,5 +674,5 @@ def test_what_was_not_used_for_longest_makes_room() -> None:
 def test_a_conversation_counts_whole() -> None:
     """What is shared with others counts for each: then nothing that is given up can be held by another."""
     turns = (turn([{"role": "user", "content": "hi"}]), turn([{"role": "user", "content": "\N{EM DASH}"}]))
-    assert Kept("", b"x" * 10, turns).size == OVERHEAD + 10 + sum(map(len, turns)) + 2 * OF_A_TURN
-    assert [m["content"] for m in Kept("", b"", turns).messages()] == ["hi", "\N{EM DASH}"]
+    assert StoredResponse("", b"x" * 10, turns).size == OVERHEAD + 10 + sum(map(len, turns)) + 2 * OF_A_TURN
+    assert [m["content"] for m in StoredResponse("", b"", turns).messages()] == ["hi", "\N{EM DASH}"]

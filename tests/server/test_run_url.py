@@ -18,9 +18,9 @@ from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import GenerateRequest, ModelInfo
 from hetrun.client.http_client import RemoteClient
 from hetrun.client.interface import ChatClient, Health
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import Shelf
-from hetrun.client.queries import Layers, PlanNow, Render, State, Tokenize, TokenizerInfo, WhatIf
+from hetrun.client.model_catalog import CatalogModel
+from hetrun.client.model_pool import ModelPool
+from hetrun.client.queries import Layers, PlanNow, Render, StateQuery, Tokenize, TokenizerInfo, WhatIf
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import UserError
 from hetrun.server import listen
@@ -32,7 +32,7 @@ KEY = "sesame"
 
 @asynccontextmanager
 async def served(client: ChatClient, key: str | None = None) -> AsyncIterator[str]:
-    with listen.listening(listen.Address(port=0)) as bound:
+    with listen.listening(listen.ListenAddress(port=0)) as bound:
         async with listen.served(create_app(client, api_key=key), bound):
             yield listen.url(bound)
 
@@ -171,7 +171,7 @@ class Slow(LocalClient):
 async def test_of_several_models_all_is_said_of_the_chosen_one() -> None:
     asked: list[str] = []
 
-    def start(found: Found, ram: int | None) -> ChatClient:
+    def start(found: CatalogModel, ram: int | None) -> ChatClient:
         client = Slow(replace(INFO, path=str(found.path), context=1000 if found.name == "a" else 2000))
         client.loaded.set()
         ask = client.ask
@@ -183,8 +183,8 @@ async def test_of_several_models_all_is_said_of_the_chosen_one() -> None:
         client.ask = noted  # type: ignore[method-assign,assignment]
         return client
 
-    found = [Found(name, Path(f"/models/{name}.gguf"), 1 << 20) for name in ("a", "b", "c")]
-    shelf = Shelf(found, start, ram=1 << 31)
+    found = [CatalogModel(name, Path(f"/models/{name}.gguf"), 1 << 20) for name in ("a", "b", "c")]
+    shelf = ModelPool(found, start, ram=1 << 31)
     async with served(shelf) as url:
         guessing = RemoteClient(url)
         assert (await guessing.info()).context == 0  # nothing is loaded before it is asked
@@ -194,7 +194,7 @@ async def test_of_several_models_all_is_said_of_the_chosen_one() -> None:
         client = RemoteClient(url, model="b")
         assert (await client.info()).context == 2000
         asked.clear()
-        questions = (State(), Layers(), PlanNow(), TokenizerInfo(), Tokenize("x"), WhatIf({}), RENDER)
+        questions = (StateQuery(), Layers(), PlanNow(), TokenizerInfo(), Tokenize("x"), WhatIf({}), RENDER)
         for question in questions:
             await client.ask(question)
         assert set(asked) == {"b"}
@@ -218,12 +218,12 @@ async def test_a_load_on_demand_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(http_client, "PATIENCE_S", 0.0)
     slow: list[Slow] = []
 
-    def start(found: Found, ram: int | None) -> ChatClient:
+    def start(found: CatalogModel, ram: int | None) -> ChatClient:
         slow.append(client := Slow(replace(INFO, path=str(found.path))))
         return client
 
     told: asyncio.Queue[str] = asyncio.Queue()
-    shelf = Shelf([Found(name, Path(f"/models/{name}.gguf"), 1) for name in ("a", "b")], start)
+    shelf = ModelPool([CatalogModel(name, Path(f"/models/{name}.gguf"), 1) for name in ("a", "b")], start)
     async with served(shelf) as url:
         guessing = RemoteClient(url)
         assert (await guessing.info()).id == "a"

@@ -11,15 +11,15 @@ import pytest
 
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.interface import ChatClient
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_catalog import CatalogModel
+from hetrun.client.model_pool import ModelPool
 from hetrun.server.app import create_app
 from tests.support.fakes import INFO, FakeEngine
 
 GIB = 1 << 30
 
 
-def engine(found: Found, ram: int | None) -> ChatClient:
+def engine(found: CatalogModel, ram: int | None) -> ChatClient:
     fake = FakeEngine()
     fake.info = replace(INFO, path=str(found.path), name=f"{found.name} by Nemo")
     return LocalClient(fake)
@@ -27,8 +27,8 @@ def engine(found: Found, ram: int | None) -> ChatClient:
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    models = [Found(name, Path(f"/models/{name}.gguf"), GIB) for name in ("large", "small")]
-    shelf = Shelf(models, engine, ram=3 * GIB)
+    models = [CatalogModel(name, Path(f"/models/{name}.gguf"), GIB) for name in ("large", "small")]
+    shelf = ModelPool(models, engine, ram=3 * GIB)
     app = create_app(shelf)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         yield client

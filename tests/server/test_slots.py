@@ -11,8 +11,8 @@ import pytest
 
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.interface import ChatClient
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_catalog import CatalogModel
+from hetrun.client.model_pool import ModelPool
 from hetrun.client.queries import EngineState, SlotAction
 from hetrun.server.app import create_app
 from hetrun.server.llamacpp.slots import MOST_NAME, described
@@ -108,11 +108,11 @@ async def test_whether_a_slot_is_idle(http: httpx.AsyncClient) -> None:
 async def test_a_model_that_sleeps_is_described_and_not_woken() -> None:
     engines: list[FakeEngine] = []
 
-    def start(found: Found, ram: int | None) -> ChatClient:
+    def start(found: CatalogModel, ram: int | None) -> ChatClient:
         engines.append(FakeEngine())
         return LocalClient(engines[-1])
 
-    shelf = Shelf([Found("fake", Path("/models/fake.gguf"), 1)], start, idle_s=0.05)
+    shelf = ModelPool([CatalogModel("fake", Path("/models/fake.gguf"), 1)], start, idle_s=0.05)
     assert shelf.only
     transport = httpx.ASGITransport(create_app(shelf.only))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

@@ -18,7 +18,7 @@ import pytest
 from hetrun.client.engine_client import LocalClient
 from hetrun.server import listen
 from hetrun.server.app import create_app
-from hetrun.server.listen import Address
+from hetrun.server.listen import ListenAddress
 from hetrun.server.middleware import timeouts
 from tests.server.test_api import CHAT, asking
 from tests.support.fakes import FakeEngine
@@ -49,7 +49,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def served(engine: FakeEngine, api_key: str | None = None) -> AsyncIterator[tuple[str, int]]:
     stop, started = asyncio.Event(), asyncio.Event()
-    with listen.listening(Address(port=0)) as bound:
+    with listen.listening(ListenAddress(port=0)) as bound:
         app = create_app(LocalClient(engine), api_key=api_key)
         running = asyncio.create_task(listen.serve(app, bound, stop, started.set))
         await started.wait()

@@ -20,7 +20,7 @@ import pytest
 
 from hetrun.client import worker_process, worker_supervisor
 from hetrun.client.engine_client import WorkerClient
-from hetrun.client.events import Doing, Event, GenerateRequest
+from hetrun.client.events import CurrentStep, Event, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.client.watchdog import Watchdog
 from hetrun.client.wire_protocol import Message, Patience, Pulse, Stuck, Unstuck
@@ -209,12 +209,12 @@ class Step:
     """What an engine does, as it is told."""
 
     def __init__(self) -> None:
-        self.doing: Doing | None = None
+        self.doing: CurrentStep | None = None
         self.said: list[Message] = []
         self.queue = Queue()
         self.dog = Watchdog(lambda: self.doing, Patience(look=1.0), self.said.append, queue=self.queue)
 
-    def look(self, doing: Doing | None, elapsed: float = 1.0) -> list[Message]:
+    def look(self, doing: CurrentStep | None, elapsed: float = 1.0) -> list[Message]:
         self.doing = doing
         self.said.clear()
         self.dog.look(elapsed)
@@ -223,43 +223,43 @@ class Step:
 
 
 def test_how_long_a_step_may_take() -> None:
-    step, doing = Step(), Doing(1.0, 0.5, "blk.0")  # 20 times 0.5 s
+    step, doing = Step(), CurrentStep(1.0, 0.5, "blk.0")  # 20 times 0.5 s
     assert [step.look(doing) for _ in range(11)] == [[]] * 11
     assert step.look(doing) == [Stuck("blk.0", 11.0, 0.5, 10.0)]
     assert step.look(doing) == [Stuck("blk.0", 12.0, 0.5, 10.0)]
-    assert step.look(Doing(9.0, 0.5, "blk.0")) == [Unstuck()]
+    assert step.look(CurrentStep(9.0, 0.5, "blk.0")) == [Unstuck()]
     assert step.look(None) == []
 
 
 def test_a_quick_step_has_five_seconds_and_an_unknown_one_a_minute() -> None:
     for expected, limit in ((0.001, 5), (None, 60)):
-        step, doing = Step(), Doing(1.0, expected, "")
+        step, doing = Step(), CurrentStep(1.0, expected, "")
         assert [step.look(doing) for _ in range(limit + 1)] == [[]] * (limit + 1)
         assert step.look(doing) == [Stuck("", limit + 1.0, expected, float(limit))]
 
 
 def test_steps_that_change_are_never_stuck_and_a_night_is_no_long_step() -> None:
     step = Step()
-    assert [step.look(Doing(float(i), 0.001, "")) for i in range(1, 20)] == [[]] * 19
-    doing = Doing(99.0, 0.001, "")
+    assert [step.look(CurrentStep(float(i), 0.001, "")) for i in range(1, 20)] == [[]] * 19
+    doing = CurrentStep(99.0, 0.001, "")
     assert [step.look(doing, 30_000.0) for _ in range(3)] == [[]] * 3
 
 
 def test_a_step_in_which_segments_begin_gets_on() -> None:
     step, names = Step(), ("blk.0", "blk.1")
-    assert [step.look(Doing(1.0, 0.001, names[i % 2])) for i in range(20)] == [[]] * 20
-    assert [step.look(Doing(1.0, 0.001, "model", i)) for i in range(20)] == [[]] * 20, "pass after pass"
-    still = Doing(1.0, 0.001, "model", 19)
+    assert [step.look(CurrentStep(1.0, 0.001, names[i % 2])) for i in range(20)] == [[]] * 20
+    assert [step.look(CurrentStep(1.0, 0.001, "model", i)) for i in range(20)] == [[]] * 20, "pass after pass"
+    still = CurrentStep(1.0, 0.001, "model", 19)
     assert [step.look(still) for _ in range(5)] == [[]] * 5
     assert step.look(still) == [Stuck("model", 6.0, 0.001, 5.0)]
-    assert step.look(Doing(1.0, 0.001, "model", 20)) == [Unstuck()]
+    assert step.look(CurrentStep(1.0, 0.001, "model", 20)) == [Unstuck()]
 
 
 def test_a_step_that_waits_for_cores_has_more_time_and_is_not_reported(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG, "hetrun")
-    step, doing = Step(), Doing(1.0, 0.127, "embed..blk.28.ffn.down")
+    step, doing = Step(), CurrentStep(1.0, 0.127, "embed..blk.28.ffn.down")
     step.queue.waited = 0.75  # of every second
     assert [step.look(doing) for _ in range(21)] == [[]] * 21
     (record,) = caplog.records
@@ -273,7 +273,7 @@ def test_a_step_that_waits_for_cores_has_more_time_and_is_not_reported(
 
 
 def test_a_hang_beside_busy_programs_is_noticed(capfd: pytest.CaptureFixture[str]) -> None:
-    step, doing = Step(), Doing(1.0, 0.001, "blk.0")
+    step, doing = Step(), CurrentStep(1.0, 0.001, "blk.0")
     step.queue.waited = 0.01  # threads that sleep for ever wait for no core; only the watchdog itself does
     assert [step.look(doing) for _ in range(6)] == [[]] * 6
     (stuck,) = step.look(doing)
@@ -282,7 +282,7 @@ def test_a_hang_beside_busy_programs_is_noticed(capfd: pytest.CaptureFixture[str
     assert 5.0 < stuck.limit_s < 5.1
     assert "thread 0x" in capfd.readouterr().err
     step.queue.waited = 3.9  # four that spin for ever
-    spinning = Doing(2.0, 0.001, "blk.0")
+    spinning = CurrentStep(2.0, 0.001, "blk.0")
     assert step.look(spinning) == [Unstuck()]
     assert [step.look(spinning) for _ in range(40)] == [[]] * 40, "eight times five seconds"
     assert step.look(spinning) == [Stuck("blk.0", 41.0, 0.001, 40.0)]

@@ -20,7 +20,7 @@ from hetrun.client import worker_main, worker_process, worker_supervisor
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.client.wire_protocol import Answer, packed, unpacked
+from hetrun.client.wire_protocol import EventsMessage, packed, unpacked
 from hetrun.client.worker_main import _arrived
 from hetrun.config import Settings
 from hetrun.errors import BackendError, EngineStopped, HetrunError, ModelFileError
@@ -312,7 +312,7 @@ EVENTS = st.builds(
 
 @given(st.integers(0), st.lists(EVENTS, min_size=1, max_size=5))
 def test_answers_are_the_same_on_the_other_side(key: int, events: list[Event]) -> None:
-    answer = Answer(key, tuple(events))
+    answer = EventsMessage(key, tuple(events))
     assert unpacked(packed(answer)) == answer
 
 

@@ -8,15 +8,15 @@ from typing import cast
 from hetrun.graph import Architecture
 from hetrun.graph.quant import by_name
 from hetrun.loader import architectures
-from hetrun.tools.simulate.costs import Model, model_of
-from hetrun.tools.simulate.evaluator import Clock
-from hetrun.tools.simulate.machine import Device, Disk, Link, Machine
-from hetrun.tools.simulate.shapes import Shape, shape_of
-from hetrun.tools.simulate.types import Setting
+from hetrun.tools.simulate.costs import SimulatedModel, model_of
+from hetrun.tools.simulate.evaluator import StepCosts
+from hetrun.tools.simulate.machine import SimulatedDevice, SimulatedDisk, SimulatedLink, SimulatedMachine
+from hetrun.tools.simulate.shapes import ModelShape, shape_of
+from hetrun.tools.simulate.types import SimulatedSetting
 
 GB = 10**9
 
-MIXTURE = Shape(
+MIXTURE = ModelShape(
     "mixture",
     "llama",
     4,
@@ -37,34 +37,36 @@ MIXTURE = Shape(
 
 
 @cache
-def model(name: str) -> Model:
+def model(name: str) -> SimulatedModel:
     """A published model's measures, or `mixture`."""
     shape = MIXTURE if name == "mixture" else shape_of(name)
     return model_of(shape.graph(cast(Architecture, architectures.own_model(shape.architecture))))
 
 
-def cpu(**changes: float) -> Device:
+def cpu(**changes: float) -> SimulatedDevice:
     """100 GB/s, 2 TFLOP/s, nothing for a launch."""
     facts = {"memory": 512 * GB, "bandwidth": 100e9, "bf16": 2e12, "int8": 0.0}
     facts |= {"half_tokens": 0.0, "vector": 1e9, "launch": 0.0, **changes}
-    return Device("a processor", "cpu", **facts)  # type: ignore[arg-type]
+    return SimulatedDevice("a processor", "cpu", **facts)  # type: ignore[arg-type]
 
 
-def gpu(**changes: float) -> Device:
+def gpu(**changes: float) -> SimulatedDevice:
     """1000 GB/s, 100 TFLOP/s, nothing for a launch."""
     facts = {"memory": 24 * GB, "bandwidth": 1000e9, "bf16": 100e12, "int8": 0.0}
     facts |= {"half_tokens": 0.0, "vector": 1e9, "launch": 0.0, **changes}
-    return Device("a GPU", "gpu", **facts)  # type: ignore[arg-type]
+    return SimulatedDevice("a GPU", "gpu", **facts)  # type: ignore[arg-type]
 
 
-def machine(link: float = 10e9, latency: float = 0.0, **gpu_changes: float) -> Machine:
+def machine(link: float = 10e9, latency: float = 0.0, **gpu_changes: float) -> SimulatedMachine:
     """With both, and a link of 10 GB/s."""
-    disk = Disk(2000 * GB, 2e9)
-    return Machine("made up", "for a test", cpu(), gpu(**gpu_changes), Link(link, latency), disk)
+    disk = SimulatedDisk(2000 * GB, 2e9)
+    return SimulatedMachine(
+        "made up", "for a test", cpu(), gpu(**gpu_changes), SimulatedLink(link, latency), disk
+    )
 
 
 def clock(
-    name: str, on: Machine | None = None, batch: int = 1, prompt: int = 64, generate: int = 16
-) -> Clock:
+    name: str, on: SimulatedMachine | None = None, batch: int = 1, prompt: int = 64, generate: int = 16
+) -> StepCosts:
     """A question."""
-    return Clock(Setting(on or machine(), model(name), batch, prompt, generate))
+    return StepCosts(SimulatedSetting(on or machine(), model(name), batch, prompt, generate))

@@ -7,14 +7,14 @@ from hypothesis import given, strategies as st
 
 from hetrun.errors import OptionError
 from hetrun.models import opt
-from hetrun.tools.simulate.costs import Part, decode, model_of, prefill, work
+from hetrun.tools.simulate.costs import LayerPart, decode, model_of, prefill, work
 from hetrun.tools.simulate.shapes import SHAPES, shape_of
 from tests.simulate.questions import cpu, gpu, machine, model
 
 D = 7168  # OPT-30B's width
 
 
-def parts(name: str) -> dict[str, Part]:
+def parts(name: str) -> dict[str, LayerPart]:
     return {part.name: part for part in model(name).layers[0]}
 
 

@@ -8,18 +8,20 @@ from itertools import product
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrun.tools.simulate.evaluator import Clock, predict
-from hetrun.tools.simulate.layer_paths import Cost, Path, best, moves, paths
-from hetrun.tools.simulate.machine import Link
+from hetrun.tools.simulate.evaluator import StepCosts, predict
+from hetrun.tools.simulate.layer_paths import PartCost, Path, best, moves, paths
+from hetrun.tools.simulate.machine import SimulatedLink
 from hetrun.tools.simulate.policies.common import every
 from hetrun.tools.simulate.policies.flexgen import streamed
 from hetrun.tools.simulate.policies.layer_split import on_processor
-from hetrun.tools.simulate.types import Band, Placing, Setting, Way
+from hetrun.tools.simulate.types import Band, ComputeShares, PolicyPlacement, SimulatedSetting
 from tests.simulate.questions import GB, clock, machine, model
 
-LINK = Link(10.0, 0.0)
+LINK = SimulatedLink(10.0, 0.0)
 # Bytes are ones, and the link takes a second for ten of them.
-PART = Cost(10.0, 1.0, (0.0, 0.0), stream=40.0, takes=5.0, gives=5.0, fresh=0.0, fresh_home=0.0, there=0.0)
+PART = PartCost(
+    10.0, 1.0, (0.0, 0.0), stream=40.0, takes=5.0, gives=5.0, fresh=0.0, fresh_home=0.0, there=0.0
+)
 
 
 def test_a_part_in_place_streamed_and_split() -> None:
@@ -50,7 +52,7 @@ def seconds(least: float = 0.0) -> st.SearchStrategy[float]:
 
 
 costs = st.builds(
-    Cost,
+    PartCost,
     cpu=seconds(),
     gpu=seconds(),
     launches=st.tuples(seconds(), seconds()),
@@ -65,8 +67,8 @@ costs = st.builds(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(costs, min_size=1, max_size=3), st.sampled_from([(0.0, 1.0), (0.0, 0.5, 1.0)]))
-def test_paths_are_all_that_nothing_beats(parts: list[Cost], shares: tuple[float, ...]) -> None:
-    link = Link(3.0, 0.5)
+def test_paths_are_all_that_nothing_beats(parts: list[PartCost], shares: tuple[float, ...]) -> None:
+    link = SimulatedLink(3.0, 0.5)
     everything: list[Path] = []
     for start in (0, 1):
         for chosen in product(shares, repeat=len(parts)):
@@ -113,14 +115,14 @@ def test_streaming_everything_takes_what_the_link_takes() -> None:
 def test_weights_that_no_memory_holds_come_from_disk() -> None:
     small = machine()
     small = replace(small, cpu=replace(small.cpu, memory=40 * GB))
-    asked = Clock(Setting(small, model("opt-30b"), 1, 64, 16))
+    asked = StepCosts(SimulatedSetting(small, model("opt-30b"), 1, 64, 16))
     found = predict(asked, on_processor(asked))
     over = sum(found.bill.cpu.values()) - small.cpu.usable
     assert found.bill.disk == pytest.approx(over, abs=10)
     assert found.decode.seconds == pytest.approx(found.bill.disk / 2e9)
     careless = predict(asked, replace(on_processor(asked), rereads=True))
     assert careless.decode.seconds > asked.model.weight_bytes / 2e9
-    bare = Clock(Setting(replace(small, disk=None), model("opt-30b"), 1, 64, 16))
+    bare = StepCosts(SimulatedSetting(replace(small, disk=None), model("opt-30b"), 1, 64, 16))
     assert "weights" in bare.bill(on_processor(bare)).problem
 
 
@@ -132,7 +134,9 @@ def test_keys_and_values_cannot_go_to_disk() -> None:
 def test_no_side_computes_what_the_other_holds() -> None:
     asked = clock("opt-30b")
     all_of, none_of = every(asked, 1.0), every(asked, 0.0)
-    wrong = Placing("wrong", (Band(48, all_of),), False, Way((none_of,)), Way((none_of,)))
+    wrong = PolicyPlacement(
+        "wrong", (Band(48, all_of),), False, ComputeShares((none_of,)), ComputeShares((none_of,))
+    )
     with pytest.raises(ValueError, match="only the GPU holds"):
         predict(asked, wrong)
 

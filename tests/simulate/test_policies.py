@@ -8,9 +8,9 @@ from itertools import product
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrun.tools.simulate.costs import Part, decode, parts_of, prefill
-from hetrun.tools.simulate.evaluator import Clock, fits, predict
-from hetrun.tools.simulate.machine import Machine
+from hetrun.tools.simulate.costs import LayerPart, decode, parts_of, prefill
+from hetrun.tools.simulate.evaluator import StepCosts, fits, predict
+from hetrun.tools.simulate.machine import SimulatedMachine
 from hetrun.tools.simulate.machine_files import open_machine
 from hetrun.tools.simulate.policies import compare
 from hetrun.tools.simulate.policies.flexgen import streamed, streaming
@@ -18,7 +18,7 @@ from hetrun.tools.simulate.policies.hetrun import with_best_ways
 from hetrun.tools.simulate.policies.layer_split import layer_split
 from hetrun.tools.simulate.policies.lia import Policy, best_policy, seconds, sublayers
 from hetrun.tools.simulate.policies.twinpilots import SEVEN, balanced, table, twinpilots
-from hetrun.tools.simulate.types import Placing, Setting
+from hetrun.tools.simulate.types import PolicyPlacement, SimulatedSetting
 from tests.simulate.questions import GB, clock, machine, model
 
 # --- TwinPilots
@@ -40,14 +40,14 @@ def test_twinpilots_own_times() -> None:
 
 def test_loads_of_the_papers_figure_come_out_of_the_file() -> None:
     """The bars of Figure 6a that the link decides; a batch of 5 and 1024 tokens explain its SCORE."""
-    asked = Clock(Setting(open_machine("twinpilots-a10g"), model("opt-30b"), 5, 896, 128))
+    asked = StepCosts(SimulatedSetting(open_machine("twinpilots-a10g"), model("opt-30b"), 5, 896, 128))
     seven = twinpilots_parts(asked)
     found = {op.name: (asked.work(op, decode(5, 1024))) for op in seven}
     loads = {name: 1000 * (w.weights + w.past) / 12.8e9 for name, w in found.items()}
     assert loads == pytest.approx(ON_GPU, rel=0.05)
 
 
-def twinpilots_parts(asked: Clock) -> tuple[Part, ...]:
+def twinpilots_parts(asked: StepCosts) -> tuple[LayerPart, ...]:
     return parts_of([op for part in asked.model.layers[0] for op in part.ops], SEVEN)
 
 
@@ -76,7 +76,7 @@ def test_the_seven_operations_cover_a_layer() -> None:
 # --- LIA
 
 
-def border(asked: Clock, make: str, last: int) -> dict[Policy, int]:
+def border(asked: StepCosts, make: str, last: int) -> dict[Policy, int]:
     """The least number of tokens from which each policy is the best."""
     found: dict[Policy, int] = {}
     for n in range(20, last, 20):
@@ -95,7 +95,7 @@ def test_lias_borders() -> None:
     The file has the paper's measured 20 TFLOP/s of AMX, and four fifths of nominal bandwidths: 246 GB/s of
     DDR5 and 25.2 GB/s of PCIe 4.0. Nothing was fitted to the borders.
     """
-    asked = Clock(Setting(open_machine("lia-spr-a100"), model("opt-175b"), 1, 512, 32))
+    asked = StepCosts(SimulatedSetting(open_machine("lia-spr-a100"), model("opt-175b"), 1, 512, 32))
     first = border(asked, "prefill", 2000)
     assert set(first) == {FULL_CPU, FULL_GPU}
     assert first[FULL_GPU] == pytest.approx(850, rel=0.1)  # 780
@@ -109,7 +109,7 @@ def test_lias_borders() -> None:
 
 
 def test_lias_decode_does_not_depend_on_the_length() -> None:
-    asked = Clock(Setting(open_machine("lia-spr-a100"), model("opt-175b"), 1, 512, 32))
+    asked = StepCosts(SimulatedSetting(open_machine("lia-spr-a100"), model("opt-175b"), 1, 512, 32))
     layer = asked.model.layers[0]
     for batch in (1, 64, 700, 900):
         assert len({best_policy(asked, layer, decode(batch, n)) for n in (32, 512, 2016)}) == 1
@@ -137,8 +137,8 @@ def test_lias_sum_by_hand() -> None:
 # --- all of them
 
 
-def random_machine() -> st.SearchStrategy[Machine]:
-    def build(link: float, memory: int, speed: float, launch: float, latency: float) -> Machine:
+def random_machine() -> st.SearchStrategy[SimulatedMachine]:
+    def build(link: float, memory: int, speed: float, launch: float, latency: float) -> SimulatedMachine:
         made = machine(link, latency, memory=memory * GB, bandwidth=speed, launch=launch)
         return replace(made, cpu=replace(made.cpu, launch=launch))
 
@@ -154,7 +154,9 @@ def random_machine() -> st.SearchStrategy[Machine]:
 
 @settings(max_examples=8, deadline=None)
 @given(random_machine(), st.sampled_from(["opt-6.7b", "llama-8b", "mixture"]), st.sampled_from([1, 8, 64]))
-def test_ours_is_never_predicted_to_be_slower_and_everything_fits(on: Machine, name: str, batch: int) -> None:
+def test_ours_is_never_predicted_to_be_slower_and_everything_fits(
+    on: SimulatedMachine, name: str, batch: int
+) -> None:
     asked = clock(name, on, batch=batch)
     found = compare(asked)
     assert [p.placing.policy for p in found][-1] == "hetrun"
@@ -169,14 +171,14 @@ def test_ours_is_never_predicted_to_be_slower_and_everything_fits(on: Machine, n
 
 @settings(max_examples=5, deadline=None)
 @given(random_machine(), st.sampled_from(["opt-6.7b", "llama-8b"]))
-def test_a_faster_link_is_never_predicted_to_be_slower(on: Machine, name: str) -> None:
+def test_a_faster_link_is_never_predicted_to_be_slower(on: SimulatedMachine, name: str) -> None:
     assert on.link is not None
     slow, fast = (compare(clock(name, m)) for m in (on, replace(on, link=replace(on.link, bandwidth=2e11))))
     # The search is over a grid that the machine moves: a little of that may show.
     assert fast[-1].seconds <= slow[-1].seconds * 1.01
 
 
-def every_way(asked: Clock, placing: Placing, shares: tuple[float, ...]) -> float:
+def every_way(asked: StepCosts, placing: PolicyPlacement, shares: tuple[float, ...]) -> float:
     """The best decode step over all shares of all parts, found without the clock's search."""
     least = float("inf")
     layer = asked.model.layers[0]
@@ -189,7 +191,7 @@ def every_way(asked: Clock, placing: Placing, shares: tuple[float, ...]) -> floa
 
 @settings(max_examples=5, deadline=None)
 @given(random_machine(), st.sampled_from(["opt-6.7b", "mixture"]))
-def test_the_ways_are_the_best_of_all_whole_choices(on: Machine, name: str) -> None:
+def test_the_ways_are_the_best_of_all_whole_choices(on: SimulatedMachine, name: str) -> None:
     asked = clock(name, on)
     placing = streamed(asked, 1, 0.0, 0.0, True)
     found = with_best_ways(asked, placing, stream=True)
@@ -200,7 +202,7 @@ def test_the_ways_are_the_best_of_all_whole_choices(on: Machine, name: str) -> N
 
 @settings(max_examples=3, deadline=None)
 @given(random_machine())
-def test_streaming_finds_what_a_finer_grid_finds(on: Machine) -> None:
+def test_streaming_finds_what_a_finer_grid_finds(on: SimulatedMachine) -> None:
     asked = clock("opt-6.7b", on, batch=4)
     found = streaming(asked)
     assert found is not None

@@ -36,7 +36,7 @@ from time import perf_counter
 from typing import Any
 
 from hetrun.client.events import (
-    Doing,
+    CurrentStep,
     Event,
     FinishReason,
     GenerateRequest,
@@ -64,7 +64,7 @@ from hetrun.client.queries import (
     Slot,
     SlotAction,
     SlotDone,
-    State,
+    StateQuery,
     Tokenize,
     TokenizerFacts,
     TokenizerInfo,
@@ -128,7 +128,7 @@ class Job:
 class FakeEngine:
     """Has the part of `LLM` that fronts use; one thread gives each running request a token in turn."""
 
-    doing: Doing | None = None  # while a token is made
+    doing: CurrentStep | None = None  # while a token is made
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class FakeEngine:
                 return self.act(action, slot, path)
             case SetRam(nbytes):
                 return dict(self.set_ram(nbytes).memory)
-            case State():
+            case StateQuery():
                 slots = [Slot(7, "answer", 1.5, 10, 10, 4, 3, 100, place=1), Slot(8, "waiting", 0.5)]
                 counts = Counts({"stop": 2, "error": 1}, 70, 9, 30, 8, 6, 2, 0.25, 40, 0.5)
                 budget = self.streaming.budget if self.streaming else None
@@ -319,7 +319,7 @@ class FakeEngine:
             job.on_event(Event("prompt", prompt_logprobs=tuple(scores)))
         if params.max_tokens is not None and job.done >= params.max_tokens:
             return self._finish(job, "length")
-        self.doing = Doing(perf_counter(), 0.001, "blk.7.ffn")
+        self.doing = CurrentStep(perf_counter(), 0.001, "blk.7.ffn")
         if _prompt(job.request) == "silence":
             return True
         try:

@@ -44,7 +44,7 @@ from hetrun.errors import BackendError, Cancelled
 from hetrun.graph import Op, Value, Weight
 from hetrun.graph.ops import Attention
 from hetrun.memory.kv.cache import KvCache, KvTable
-from hetrun.planner.two_device.balance import Link
+from hetrun.planner.two_device.balance import HostLink
 from tests.support.devicethread import DeviceThread, Task
 from tests.support.timeline import DEVICE, Activity, Copy, Timeline, Wire, named
 
@@ -86,7 +86,7 @@ class Metered(Backend):
     def __init__(
         self,
         memory: int,
-        link: Link,
+        link: HostLink,
         timeline: Timeline | None = None,
         resident: Callable[[Weight], bool] = lambda weight: False,
         name: str = "metered",

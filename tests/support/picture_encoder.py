@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetrun.backend import Floats
-from hetrun.backend.picture_encoder import Pictures, PictureSetup, Piece, Rows, Words
+from hetrun.backend.picture_encoder import Pictures, PictureSetup, Piece, PromptRows, Words
 from hetrun.errors import Cancelled, PictureError
 from hetrun.pictures.picture import Picture
 
@@ -91,10 +91,10 @@ class LinearEncoder:
             else:
                 places, advance = np.repeat(np.arange(count)[:, None], 3, 1), count
             key = picture.digest, np.array(means, np.float32)
-            found.append(Rows(count, places, advance, self.whole, key))
+            found.append(PromptRows(count, places, advance, self.whole, key))
         return (*found, *([Words(self.around[1])] if self.around[1] else []))
 
-    def encode(self, rows: Rows) -> Floats:
+    def encode(self, rows: PromptRows) -> Floats:
         self.threads.add(threading.get_ident())
         assert isinstance(rows.key, tuple)
         digest, means = rows.key

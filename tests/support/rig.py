@@ -32,7 +32,7 @@ from hetrun.graph.quant import by_name
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
@@ -127,7 +127,7 @@ def rig(
     sequences: int = 8,
     deterministic: bool = False,
     windows: Sequence[int] = (),
-    forecast: Forecast | None = None,
+    forecast: WorkTimes | None = None,
 ) -> Rig:
     """A tiny model on some backends; everything on the first one if nothing is said."""
     graph = windowed(graph_of(case), windows) if windows else graph_of(case)
@@ -156,7 +156,7 @@ def rig_of(
     context: int = 256,
     sequences: int = 8,
     deterministic: bool = False,
-    forecast: Forecast | None = None,
+    forecast: WorkTimes | None = None,
 ) -> Rig:
     """The same of any graph."""
     alone = [name for name, backend in backends.items() if backend.asynchronous]

@@ -21,9 +21,9 @@ from hetrun.api.local_model import LocalModel
 from hetrun.client.events import Streaming
 from hetrun.errors import BudgetError
 from hetrun.memory import breakdown
-from hetrun.memory.ledger import Books, Figures, Granted
+from hetrun.memory.ledger import Books, Figures, MemoryGrant
 from hetrun.prefetch import streamed_weights
-from hetrun.prefetch.disk_probe import Way
+from hetrun.prefetch.disk_probe import ReadMethod
 from hetrun.prefetch.ring_buffer import READING
 from hetrun.prefetch.streamed_weights import FromDisk
 from hetrun.prefetch.streamer import Streamer
@@ -124,7 +124,7 @@ class Memory:
         assert self.made is not None
         self.others += self.made._slack() - nbytes
 
-    def books(self, granted: Granted) -> Books:
+    def books(self, granted: MemoryGrant) -> Books:
         return Books(granted, figures=self.figures, helpers=lambda: 0)
 
     def from_disk(self, *arguments: Any, **options: Any) -> FromDisk:  # noqa: ANN401
@@ -143,7 +143,7 @@ def besides() -> Figures:
 def made_small() -> Iterator[None]:
     """Pieces and window as small as the models, and nothing measured that differs from run to run."""
     patches = {
-        "hetrun.executor.loading.load_plan.USUAL": Way(direct=True, readers=READERS, request=PIECE),
+        "hetrun.executor.loading.load_plan.USUAL": ReadMethod(direct=True, readers=READERS, request=PIECE),
         "hetrun.executor.loading.memory_estimates.WORK": PIECE,
         "hetrun.executor.loading.memory_estimates.kernel_figures": besides,
         "hetrun.executor.planned_model.Books": partial(Books, figures=besides, helpers=lambda: 0),

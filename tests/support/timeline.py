@@ -15,7 +15,7 @@ from hetrun.backends.reference.ops import TABLE
 from hetrun.graph import Op
 from hetrun.graph.signature import form_of
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.two_device.balance import Link
+from hetrun.planner.two_device.balance import HostLink
 
 HOST, DEVICE, LINK, BESIDE = "host", "device", "link", "beside"
 
@@ -138,7 +138,7 @@ class Simulated(Timeline):
         self._free[activity.lane] = activity.end = activity.start + seconds
 
 
-def least_seconds(timelines: Sequence[Timeline], link: Link) -> Callable[[Activity], float]:
+def least_seconds(timelines: Sequence[Timeline], link: HostLink) -> Callable[[Activity], float]:
     """What activities take: copies by the link's clock; computing what it took at its least."""
     least: dict[tuple[str, str], float] = {}
     for a in (a for timeline in timelines for a in timeline.activities):
@@ -196,7 +196,7 @@ class Copy:
 class Wire:
     """A thread that does one copy after the other, each for as long as the link takes."""
 
-    def __init__(self, link: Link, timeline: Callable[[], Timeline], name: str) -> None:
+    def __init__(self, link: HostLink, timeline: Callable[[], Timeline], name: str) -> None:
         self.link = link
         self._timeline = timeline
         self._copies: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()

@@ -14,7 +14,7 @@ from hetrun.text.tool_parsers.dialect import Header
 from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.harmony import HARMONY
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought, joined
+from hetrun.text.tool_parsers.parts import GAP, Arguments, CallStart, Piece, Prose, Thought, joined
 from tests.support.answer_texts import disturbed
 from tests.support.effort import effort
 from tests.support.limits import Within
@@ -42,16 +42,16 @@ def read(
 
 
 def called(arguments: str = OSLO, name: str = "weather", index: int = 0) -> list[Piece]:
-    return [Begin(index, name), Arguments(index, arguments)]
+    return [CallStart(index, name), Arguments(index, arguments)]
 
 
 TWICE = f"{CALL}<|call|><|start|>assistant to=functions.now<|channel|>commentary json<|message|>{{}}<|call|>"
 ANSWERS: dict[str, tuple[str, list[Piece]]] = {
     # what is written as it should be
-    "a thought and an answer": (f"{THINK}Hm.{NEXT}{FINAL}Yes.<|return|>", [Thought("Hm."), Text("Yes.")]),
-    "the engine took the end": (f"{THINK}Hm.{NEXT}{FINAL}Yes.\n", [Thought("Hm."), Text("Yes.\n")]),
+    "a thought and an answer": (f"{THINK}Hm.{NEXT}{FINAL}Yes.<|return|>", [Thought("Hm."), Prose("Yes.")]),
+    "the engine took the end": (f"{THINK}Hm.{NEXT}{FINAL}Yes.\n", [Thought("Hm."), Prose("Yes.\n")]),
     "a call": (f"{THINK}Hm.{NEXT}{CALL}<|call|>", [Thought("Hm."), *called()]),
-    "text before a call": (f"{SAY}Let me look.{NEXT}{CALL}", [Text("Let me look."), *called()]),
+    "text before a call": (f"{SAY}Let me look.{NEXT}{CALL}", [Prose("Let me look."), *called()]),
     "to whom with the role": (
         f"{THINK}Hm{NEXT} to=functions.weather<|channel|>commentary json<|message|>{OSLO}",
         [Thought("Hm"), *called()]),
@@ -59,32 +59,32 @@ ANSWERS: dict[str, tuple[str, list[Piece]]] = {
     "to whom among thoughts": (f"<|channel|>analysis to=functions.weather code<|message|>{OSLO}", called()),
     "two calls": (TWICE, [*called(), *called("{}", "now", 1)]),
     "several thoughts": (f"{THINK}\none\n{NEXT}{THINK} two {NEXT}{FINAL}Yes",
-        [Thought(f"one{GAP}two"), Text("Yes")]),
-    "two texts": (f"{SAY}One.{NEXT}{FINAL}Two.", [Text(f"One.{GAP}Two.")]),
-    "a form": (f"<|channel|>final <|constrain|>json<|message|>{OSLO}", [Text(OSLO)]),
+        [Thought(f"one{GAP}two"), Prose("Yes")]),
+    "two texts": (f"{SAY}One.{NEXT}{FINAL}Two.", [Prose(f"One.{GAP}Two.")]),
+    "a form": (f"<|channel|>final <|constrain|>json<|message|>{OSLO}", [Prose(OSLO)]),
     # what is written as it happens to be
     "no space before a mark": (
         f"<|channel|>commentary to=functions.weather<|constrain|>json<|message|>{OSLO}",
         called()),
     "a channel too many": (f"<|channel|>commentary<|channel|>analysis<|message|>Hm{NEXT}{FINAL}Yes",
-        [Thought("Hm"), Text("Yes")]),
+        [Thought("Hm"), Prose("Yes")]),
     "to itself": ("<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm", [Thought("Hm")]),
-    "no end": (f"{THINK}Hm <|start|>assistant{FINAL}Yes", [Thought("Hm"), Text("Yes")]),
-    "no end and no beginning": (f"{THINK}Hm{FINAL}Yes", [Thought("Hm"), Text("Yes")]),
-    "no header": ("Yes, to be sure", [Text("Yes, to be sure")]),
-    "no header after a thought": (f"{THINK}Hm<|end|>\nYes", [Thought("Hm"), Text("Yes")]),
-    "no channel": ("<|message|>Yes", [Text("Yes")]),
-    "another channel": ("<|channel|>summary<|message|>Yes", [Text("Yes")]),
+    "no end": (f"{THINK}Hm <|start|>assistant{FINAL}Yes", [Thought("Hm"), Prose("Yes")]),
+    "no end and no beginning": (f"{THINK}Hm{FINAL}Yes", [Thought("Hm"), Prose("Yes")]),
+    "no header": ("Yes, to be sure", [Prose("Yes, to be sure")]),
+    "no header after a thought": (f"{THINK}Hm<|end|>\nYes", [Thought("Hm"), Prose("Yes")]),
+    "no channel": ("<|message|>Yes", [Prose("Yes")]),
+    "another channel": ("<|channel|>summary<|message|>Yes", [Prose("Yes")]),
     "only thoughts": (f"{THINK}\n Hm, ", [Thought("Hm,")]),
     "nothing": ("", []),
     "nothing in it": (f"{THINK}{NEXT}{FINAL}", []),
     "cut off in a header": (f"{THINK}Hm{NEXT}<|channel|>comm", [Thought("Hm")]),
-    "half a mark": (f"{FINAL}Yes <|en", [Text("Yes <|en")]),
+    "half a mark": (f"{FINAL}Yes <|en", [Prose("Yes <|en")]),
     # marks that are texts
     "an answer about marks": (f"{FINAL}Write {THINK} or <|end|>, then <|start|>!",
-        [Text(f"Write {THINK} or <|end|>, then <|start|>!")]),
+        [Prose(f"Write {THINK} or <|end|>, then <|start|>!")]),
     "a thought about marks": (f"{THINK}A <|channel|> is\n it.{NEXT}{FINAL}Yes",
-        [Thought("A <|channel|> is\n it."), Text("Yes")]),
+        [Thought("A <|channel|> is\n it."), Prose("Yes")]),
     "a long header": (f"{THINK}<|channel|>{'x' * MOST_HEADER}<|message|>",
         [Thought(f"<|channel|>{'x' * MOST_HEADER}<|message|>")]),
     "marks in arguments": (f'<|channel|>commentary to=now<|message|>{{"a": "{THINK}<|call|>"}}',
@@ -95,13 +95,13 @@ ANSWERS: dict[str, tuple[str, list[Piece]]] = {
         called("print(1 < 2)", "python")),
     "half a call": (CALL[:-3], called(OSLO[:-3])),
     "a bracket that is not there": (f"{CALL[:-1]}<|call|><|start|>assistant{FINAL}Yes",
-        [*called(OSLO[:-1]), Text("Yes")]),
-    "a bracket too many": (f"{CALL}}}\n<|end|><|start|>assistant{FINAL}Yes", [*called(), Text("Yes")]),
-    "text after arguments": (f"{CALL} and more", [*called(), Text("and more")]),
+        [*called(OSLO[:-1]), Prose("Yes")]),
+    "a bracket too many": (f"{CALL}}}\n<|end|><|start|>assistant{FINAL}Yes", [*called(), Prose("Yes")]),
+    "text after arguments": (f"{CALL} and more", [*called(), Prose("and more")]),
     "a tool that is not there": ("<|channel|>commentary to=functions.x<|message|>{}", called("{}", "x")),
     # other people
     "a user": (f"{SAY}Yes<|end|><|start|>user<|message|>Thanks<|end|>",
-        [Text(f"Yes{GAP}<|start|>user<|message|>Thanks<|end|>")]),
+        [Prose(f"Yes{GAP}<|start|>user<|message|>Thanks<|end|>")]),
 }  # fmt: skip
 
 
@@ -129,20 +129,20 @@ def test_pieces_change_nothing(name: str, data: st.DataObject) -> None:
     )
 )
 def test_raw_text_that_calls_nothing_stays_as_it_is(text: list[str]) -> None:
-    assert read(text, None, raw=True) == joined([Text("".join(text))])
+    assert read(text, None, raw=True) == joined([Prose("".join(text))])
 
 
 def test_raw_text_has_all_but_calls() -> None:
     before = f"{THINK} Hm\n<|end|>"
-    assert read([f"{before}<|start|>assistant{CALL}<|call|>"], raw=True) == [Text(before), *called()]
+    assert read([f"{before}<|start|>assistant{CALL}<|call|>"], raw=True) == [Prose(before), *called()]
     assert read([f"{before}<|start|>assistant{FINAL}Yes"], raw=True) == [
-        Text(f"{before}<|start|>assistant{FINAL}Yes")
+        Prose(f"{before}<|start|>assistant{FINAL}Yes")
     ]
 
 
 def test_calls_stay_text_where_they_are_not_looked_for() -> None:
     written = f"<|start|>assistant{CALL}<|call|>"
-    assert read([f"{THINK}Hm<|end|>{written}"], None) == [Thought("Hm"), Text(written)]
+    assert read([f"{THINK}Hm<|end|>{written}"], None) == [Thought("Hm"), Prose(written)]
 
 
 @pytest.mark.parametrize("name", [name for name, (_, found) in ANSWERS.items() if called()[0] in found])
@@ -154,7 +154,7 @@ def test_an_answer_may_end_anywhere(name: str) -> None:
         for piece in read([text[:end]]):
             if isinstance(piece, Arguments) and piece.index == 0:
                 assert arguments.startswith(piece.text) or piece.text == "{}"
-            elif isinstance(piece, Text) and text[:end].rpartition("<")[2] not in ("", "|"):
+            elif isinstance(piece, Prose) and text[:end].rpartition("<")[2] not in ("", "|"):
                 assert "<|" not in piece.text or ">" not in piece.text
 
 
@@ -163,7 +163,7 @@ def test_at_most_one_call_where_that_is_wanted() -> None:
 
 
 def test_a_thought_that_the_prompt_has_begun() -> None:
-    assert read([f" Hm{NEXT}{FINAL}Yes"], opened=True) == [Thought("Hm"), Text("Yes")]
+    assert read([f" Hm{NEXT}{FINAL}Yes"], opened=True) == [Thought("Hm"), Prose("Yes")]
 
 
 def test_everything_comes_as_it_is_written() -> None:
@@ -173,7 +173,7 @@ def test_everything_comes_as_it_is_written() -> None:
     assert reader.push(f"b{NEXT}{CALL[:-8]}") == [Thought(" \n<b"), *called(OSLO[:-8])]
     assert reader.push("O") == [Arguments(0, "O")]
     assert reader.begun == 1
-    assert ChannelReader(TOOLS).push("Yes") == [Text("Yes")]
+    assert ChannelReader(TOOLS).push("Yes") == [Prose("Yes")]
 
 
 def test_calls_of_another_family_are_found_in_texts() -> None:
@@ -222,7 +222,7 @@ def test_no_text_takes_long(text: str, raw: bool, within: Within) -> None:
     assert took.calls < 30 * len(few)
     with within(20):
         found = read([text], raw=raw)
-    told = sum(len(piece.name if isinstance(piece, Begin) else piece.text) for piece in found)
+    told = sum(len(piece.name if isinstance(piece, CallStart) else piece.text) for piece in found)
     assert told <= len(text) + len(GAP) * text.count("<|message|>")
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from hetrun.errors import FieldError, OptionError
-from hetrun.text.answers.reading import Reading
+from hetrun.text.answers.reading import AnswerFormat
 from hetrun.text.chat import ChatTemplate, checked_messages
 from hetrun.text.chat.continuation import part_of, thought_within, written
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.template import CHATML
-from hetrun.text.tool_parsers.parts import Piece, Text, Thought
+from hetrun.text.tool_parsers.parts import Piece, Prose, Thought
 from tests.text.chat_styles import STYLES
 from tests.text.test_chat_template import SPECIAL, transformers_tokenizer
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_continued(last: dict[str, Any], wanted: object, said: st
         part_of(last, wanted)
 
 
-def read(how: Reading, *texts: str, opened: bool = False) -> list[Piece]:
+def read(how: AnswerFormat, *texts: str, opened: bool = False) -> list[Piece]:
     reader = how.reader()
     return [
         piece
@@ -124,14 +124,14 @@ def read(how: Reading, *texts: str, opened: bool = False) -> list[Piece]:
     ]
 
 
-def joined(pieces: list[Piece], kind: type[Text] | type[Thought]) -> str:
+def joined(pieces: list[Piece], kind: type[Prose] | type[Thought]) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, kind))
 
 
 @pytest.mark.parametrize("mark", ["<think>", "<|channel|>analysis<|message|>"])
 def test_space_between_the_parts_of_a_message_is_kept(mark: str) -> None:
-    how = Reading(thought=mark, resumed=True)
-    assert joined(read(how, " on", " it goes"), Text) == " on it goes"
+    how = AnswerFormat(thought=mark, resumed=True)
+    assert joined(read(how, " on", " it goes"), Prose) == " on it goes"
     end = "</think>\n\n" if mark == "<think>" else "<|end|><|start|>assistant<|channel|>final<|message|>"
     pieces = read(how, " see", end, "Four.", opened=True)
-    assert (joined(pieces, Thought), joined(pieces, Text)) == (" see", "Four.")
+    assert (joined(pieces, Thought), joined(pieces, Prose)) == (" see", "Four.")

@@ -21,7 +21,7 @@ from hetrun.text.tool_parsers.dialect import MESSAGE, START
 from hetrun.text.tool_parsers.dialects import BY_NAME
 from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought, joined
+from hetrun.text.tool_parsers.parts import Arguments, CallStart, Piece, Prose, Thought, joined
 from tests.support.answer_texts import allowed_part
 from tests.support.tiers import first
 
@@ -103,7 +103,9 @@ def read(family: str, text: str, thought: bool = False, opened: bool = False) ->
     if opened:
         splitter.open()
     pieces = splitter.push(text) + splitter.finish()
-    found = [p for piece in pieces for p in (reader.push(piece.text) if isinstance(piece, Text) else [piece])]
+    found = [
+        p for piece in pieces for p in (reader.push(piece.text) if isinstance(piece, Prose) else [piece])
+    ]
     return joined(found + reader.finish())
 
 
@@ -111,8 +113,8 @@ def check_calls(pieces: list[Piece]) -> int:
     """Nothing but calls, each as its schema says; how many."""
     calls: list[tuple[str, str]] = []
     for piece in pieces:
-        assert not isinstance(piece, Text)
-        if isinstance(piece, Begin):
+        assert not isinstance(piece, Prose)
+        if isinstance(piece, CallStart):
             calls.append((piece.name, ""))
         elif isinstance(piece, Arguments):
             calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
@@ -169,7 +171,7 @@ def test_a_thought_in_a_message_may_come_first(grammars: Grammars, family: str) 
             calls += check_calls([piece for piece in found if not isinstance(piece, Thought)])
         text = drawn(grammars, formed, seed)
         found = in_channels(text, family=family) if text else []
-        said = [piece.text for piece in found if isinstance(piece, Text)]
+        said = [piece.text for piece in found if isinstance(piece, Prose)]
         for answer in said:
             jsonschema.validate(json.loads(answer), schema)
         answers += len(said)

@@ -19,7 +19,7 @@ from hetrun.text.tool_parsers import forced_calls, gemma4
 from hetrun.text.tool_parsers.formats import FORMATS, TEXT_ONLY, with_thoughts
 from hetrun.text.tool_parsers.gemma4_schema import MOST_DEPTH
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought, joined
+from hetrun.text.tool_parsers.parts import GAP, Arguments, CallStart, Piece, Prose, Thought, joined
 from tests.support.answer_texts import allowed_part
 
 Q = gemma4.QUOTE
@@ -39,26 +39,26 @@ def written(inner: str, name: str = "weather") -> str:
 
 
 def called(arguments: str, name: str = "weather", index: int = 0) -> list[Piece]:
-    return [Begin(index, name), Arguments(index, arguments)]
+    return [CallStart(index, name), Arguments(index, arguments)]
 
 
 NOTED = 'Say "{hi, <|x|> <|"}]"\\\n<tool_call|> <|channel>thought'
 ANSWERS: dict[str, tuple[str, list[Piece]]] = {
     # thoughts
-    "a thought and an answer": (f"{THINK}Yes.", [Thought("Hm,\n so"), Text("Yes.")]),
-    "an empty thought": ("<|channel>thought\n<channel|>Yes.", [Text("Yes.")]),
-    "no line end": ("<|channel>thought<channel|>\n\nYes.", [Text("Yes.")]),
-    "among texts": (f"One. {THINK}\nTwo.", [Text("One."), Thought("Hm,\n so"), Text(f"{GAP}Two.")]),
-    "two thoughts": (f"{THINK}\n{THINK}Yes", [Thought(f"Hm,\n so{GAP}Hm,\n so"), Text("Yes")]),
+    "a thought and an answer": (f"{THINK}Yes.", [Thought("Hm,\n so"), Prose("Yes.")]),
+    "an empty thought": ("<|channel>thought\n<channel|>Yes.", [Prose("Yes.")]),
+    "no line end": ("<|channel>thought<channel|>\n\nYes.", [Prose("Yes.")]),
+    "among texts": (f"One. {THINK}\nTwo.", [Prose("One."), Thought("Hm,\n so"), Prose(f"{GAP}Two.")]),
+    "two thoughts": (f"{THINK}\n{THINK}Yes", [Thought(f"Hm,\n so{GAP}Hm,\n so"), Prose("Yes")]),
     "between calls": (f"{written('')}{THINK}{written('', 'now')}",
         [*called("{}"), Thought("Hm,\n so"), *called("{}", "now", 1)]),
-    "a mark twice": (f"<|channel>{THINK}Yes", [Thought("Hm,\n so"), Text("Yes")]),
-    "an end too many": (f"{THINK}Yes<channel|>", [Thought("Hm,\n so"), Text("Yes")]),
+    "a mark twice": (f"<|channel>{THINK}Yes", [Thought("Hm,\n so"), Prose("Yes")]),
+    "an end too many": (f"{THINK}Yes<channel|>", [Thought("Hm,\n so"), Prose("Yes")]),
     "only a thought": ("<|channel>thought\n Hm <", [Thought("Hm <")]),
-    "another channel": ("<|channel>final\nYes", [Text("<|channel>final\nYes")]),
-    "half a mark": ("Yes <|chan", [Text("Yes <|chan")]),
+    "another channel": ("<|channel>final\nYes", [Prose("<|channel>final\nYes")]),
+    "half a mark": ("Yes <|chan", [Prose("Yes <|chan")]),
     "no call in a thought": (f"<|channel>thought\n{written('')}<channel|>Yes",
-        [Thought(written("")), Text("Yes")]),
+        [Thought(written("")), Prose("Yes")]),
     # texts in calls
     "a text with all that is odd": (written(f"city:{Q}{NOTED}{Q}"), called(json.dumps({"city": NOTED}))),
     "an empty text": (written(f"city:{Q}{Q}"), called('{"city": ""}')),
@@ -79,17 +79,17 @@ ANSWERS: dict[str, tuple[str, list[Piece]]] = {
     # what is no call, or not all of one
     "a tool that is not there": (written("a:1", "x"), called('{"a": 1}', "x")),
     "text around calls": (f"I look.\n{written('')}\n{written('', 'now')} and so",
-        [Text("I look."), *called("{}"), *called("{}", "now", 1), Text(" and so")]),
-    "no call": ("<|tool_call>now()<tool_call|>", [Text("<|tool_call>now()")]),
-    "no name": ("<|tool_call>call:{}x", [Text("<|tool_call>call:{}x")]),
-    "half a name": ("<|tool_call>call:wea", [Text("<|tool_call>call:wea")]),
+        [Prose("I look."), *called("{}"), *called("{}", "now", 1), Prose(" and so")]),
+    "no call": ("<|tool_call>now()<tool_call|>", [Prose("<|tool_call>now()")]),
+    "no name": ("<|tool_call>call:{}x", [Prose("<|tool_call>call:{}x")]),
+    "half a name": ("<|tool_call>call:wea", [Prose("<|tool_call>call:wea")]),
     "half a text": (f"<|tool_call>call:weather{{city:{Q}Os", called('{"city": "Os')),
     "half a mark in a text": (f"<|tool_call>call:weather{{city:{Q}Os<|", called('{"city": "Os')),
-    "no value": ("<|tool_call>call:weather{city:<tool_call|> more", [*called('{"city": '), Text(" more")]),
-    "a bracket that is not there": (f"{written('a:[1')} more", [*called('{"a": [1'), Text(" more")]),
+    "no value": ("<|tool_call>call:weather{city:<tool_call|> more", [*called('{"city": '), Prose(" more")]),
+    "a bracket that is not there": (f"{written('a:[1')} more", [*called('{"a": [1'), Prose(" more")]),
     "braces that are not there": ("<|tool_call>call:weather{a:{b:1<tool_call|>", called('{"a": {"b": 1')),
-    "a brace too many": (f"{written('a:1}')} more", [*called('{"a": 1}'), Text(" more")]),
-    "no end": ("<|tool_call>call:weather{} more", [*called("{}"), Text("more")]),
+    "a brace too many": (f"{written('a:1}')} more", [*called('{"a": 1}'), Prose(" more")]),
+    "no end": ("<|tool_call>call:weather{} more", [*called("{}"), Prose("more")]),
 }  # fmt: skip
 
 
@@ -152,13 +152,13 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(K
 @given(arguments=st.dictionaries(KEYS, VALUES))
 def test_arguments_are_those_that_were_written(arguments: dict[str, Any]) -> None:
     begin, said = read([f"<|tool_call>call:weather{in_notation(arguments)}<tool_call|>"])
-    assert begin == Begin(0, "weather")
+    assert begin == CallStart(0, "weather")
     assert isinstance(said, Arguments)
     assert json.loads(said.text) == arguments
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (_, found) in ANSWERS.items() if found[:1] == [Begin(0, "weather")]]
+    "name", [name for name, (_, found) in ANSWERS.items() if found[:1] == [CallStart(0, "weather")]]
 )
 def test_an_answer_may_end_anywhere(name: str) -> None:
     """Arguments are then a beginning of themselves."""
@@ -179,17 +179,17 @@ def test_arguments_come_as_they_are_written() -> None:
 
 
 def test_a_thought_that_the_prompt_began() -> None:
-    assert read(["\nHm \n<channel|>\nYes"], opened=True) == [Thought("Hm"), Text("Yes")]
+    assert read(["\nHm \n<channel|>\nYes"], opened=True) == [Thought("Hm"), Prose("Yes")]
     assert read(["Hm"], opened=True) == [Thought("Hm")]
-    assert read(["<channel|>Yes"], opened=True) == [Text("Yes")]
+    assert read(["<channel|>Yes"], opened=True) == [Prose("Yes")]
 
 
 def test_thoughts_and_calls_stay_where_they_are_not_looked_for() -> None:
-    assert read([THINK], thoughts=False) == [Text(THINK)]
+    assert read([THINK], thoughts=False) == [Prose(THINK)]
     reader = CallReader(with_thoughts(TEXT_ONLY))
     assert joined(reader.push(THINK + written("")) + reader.finish()) == [
         Thought("Hm,\n so"),
-        Text(written("")),
+        Prose(written("")),
     ]
 
 

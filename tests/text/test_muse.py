@@ -13,7 +13,7 @@ from hetrun.text.chat.reasoning import mark_of
 from hetrun.text.tool_parsers.formats import FORMATS, family
 from hetrun.text.tool_parsers.muse import MUSE, NAME, THOUGHT
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought, joined
+from hetrun.text.tool_parsers.parts import GAP, Arguments, CallStart, Piece, Prose, Thought, joined
 from tests.support.answer_texts import disturbed
 
 TOOLS = {"weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}, "now": {}}
@@ -26,7 +26,7 @@ INVOKE = (
 CALL = f" to=weather<|message|>{INVOKE}"
 NOW = ' to=now<|message|><atem:function_calls>\n<atem:invoke name="now">\n</atem:invoke>\n'
 NOW += "</atem:function_calls>"
-WEATHER: list[Piece] = [Begin(0, "weather"), Arguments(0, '{"city": " Os\\"lo", "days": 2}')]
+WEATHER: list[Piece] = [CallStart(0, "weather"), Arguments(0, '{"city": " Os\\"lo", "days": 2}')]
 
 
 def read(
@@ -40,15 +40,15 @@ def read(
 
 
 ANSWERS: dict[str, tuple[str, list[Piece]]] = {
-    "a thought and an answer": (f"{THINK}Hm.{NEXT}{SAY}Yes.", [Thought("Hm."), Text("Yes.")]),
+    "a thought and an answer": (f"{THINK}Hm.{NEXT}{SAY}Yes.", [Thought("Hm."), Prose("Yes.")]),
     "a call": (f"{THINK}Hm.{NEXT}{CALL}", [Thought("Hm."), *WEATHER]),
     "text before calls": (f"{SAY}Let me look.{NEXT}{CALL}{NEXT}{NOW}",
-        [Text("Let me look."), *WEATHER, Begin(1, "now"), Arguments(1, "{}")]),
-    "to no one": ("<|message|>Yes", [Text("Yes")]),
-    "no header": ("Yes", [Text("Yes")]),
-    "two thoughts": (f"{THINK}One{NEXT}{THINK}Two{NEXT}{SAY}Yes", [Thought(f"One{GAP}Two"), Text("Yes")]),
+        [Prose("Let me look."), *WEATHER, CallStart(1, "now"), Arguments(1, "{}")]),
+    "to no one": ("<|message|>Yes", [Prose("Yes")]),
+    "no header": ("Yes", [Prose("Yes")]),
+    "two thoughts": (f"{THINK}One{NEXT}{THINK}Two{NEXT}{SAY}Yes", [Thought(f"One{GAP}Two"), Prose("Yes")]),
     "cut off in a header": (f"{THINK}Hm{NEXT} to=us", [Thought("Hm")]),
-    "marks of another family": (f"{SAY}Write <|channel|>, <|end|>.", [Text("Write <|channel|>, <|end|>.")]),
+    "marks of another family": (f"{SAY}Write <|channel|>, <|end|>.", [Prose("Write <|channel|>, <|end|>.")]),
 }  # fmt: skip
 
 
@@ -68,12 +68,12 @@ def test_pieces_change_nothing(name: str, data: st.DataObject) -> None:
 
 
 def test_what_is_not_looked_for_stays_text() -> None:
-    assert read([f"{THINK}Hm{NEXT}{SAY}Yes"], thoughts=False) == [Text(f"{THINK}Hm{NEXT}{SAY}Yes")]
+    assert read([f"{THINK}Hm{NEXT}{SAY}Yes"], thoughts=False) == [Prose(f"{THINK}Hm{NEXT}{SAY}Yes")]
     assert read([f"{THINK}Hm{NEXT}{CALL}"], tools=False) == [
         Thought("Hm"),
-        Text(f"<|start|>assistant{CALL}"),
+        Prose(f"<|start|>assistant{CALL}"),
     ]
-    assert read(["Hm" + NEXT + SAY + "Yes"], opened=True) == [Thought("Hm"), Text("Yes")]
+    assert read(["Hm" + NEXT + SAY + "Yes"], opened=True) == [Thought("Hm"), Prose("Yes")]
 
 
 def test_its_template_is_known() -> None:

@@ -17,7 +17,7 @@ import pytest
 from hetrun.errors import EngineStopped, HetrunError
 from hetrun.system.sandbox.child import ENVIRONMENT
 from hetrun.text.chat import ChatTemplate, sandbox_process as processes
-from hetrun.text.chat.jinja_sandbox import OutOfTime, compiled, line_of, rendered
+from hetrun.text.chat.jinja_sandbox import TemplateTimeout, compiled, line_of, rendered
 from hetrun.text.chat.renderer import TemplateWorker
 from hetrun.text.chat.template import CHATML, MOST_SOURCE
 from tests.support.limits import Within
@@ -180,10 +180,10 @@ def test_a_place_without_a_line() -> None:
     """Where a template is interrupted between two lines, Python names none; the one that called is named."""
 
     def nowhere() -> None:
-        raise OutOfTime
+        raise TemplateTimeout
 
     code = nowhere.__code__.replace(co_filename="<template>", co_linetable=b"")
     template = compiled("\n{{ f() }}")
-    with pytest.raises(OutOfTime) as caught:
-        rendered(template, {"f": FunctionType(code, {"OutOfTime": OutOfTime})}, 9)
+    with pytest.raises(TemplateTimeout) as caught:
+        rendered(template, {"f": FunctionType(code, {"TemplateTimeout": TemplateTimeout})}, 9)
     assert line_of(caught.value, template) == 2

@@ -23,7 +23,7 @@ from hetrun.text.detokenizer import StreamDecoder
 from hetrun.text.hf_tokenizer import HfVocabulary
 from hetrun.text.tokenizer import Tokenizer
 from hetrun.tools.convert import tokenizer as conversion
-from hetrun.tools.convert.pretokenizers import ROWS, Row, built
+from hetrun.tools.convert.pretokenizers import ROWS, PretokenizerRow, built
 from tests.convert import test_convert_tokenizer as converting
 from tests.support.vocabularies import CONTROL, KINDS, ODD, byte_level, corpus, written
 from tests.text import test_hf_tokenizer as folders
@@ -138,7 +138,7 @@ def test_tokens_of_a_folder_are_those_of_the_library(kind: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "row", [r for r in ROWS if r.name in ("gpt-2", "smollm", "qwen2", "llama-bpe")], ids=str
 )
-def test_a_file_and_a_folder_of_one_vocabulary_agree(row: Row, tmp_path: Path) -> None:
+def test_a_file_and_a_folder_of_one_vocabulary_agree(row: PretokenizerRow, tmp_path: Path) -> None:
     theirs = converting.byte_level(built(row), row.ignore_merges)
     theirs.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import GenerateRequest, Message
-from hetrun.client.queries import State
+from hetrun.client.queries import StateQuery
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.client.worker_main import CHAT
 from hetrun.config import Settings
@@ -70,13 +70,13 @@ from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
 from hetrun.client.completion import completion
 from hetrun.client.events import GenerateRequest
-from hetrun.client.queries import State
+from hetrun.client.queries import StateQuery
 options = json.loads(sys.argv[1])
 with LocalModel(**options) as llm:
     print(json.dumps({}), flush=True)
     for line in sys.stdin:
         if line.strip() == "state":
-            state = llm.ask(State())
+            state = llm.ask(StateQuery())
             said = {"memory": dict(state.memory), "in_use": dict(state.in_use), "used": state.used}
             said["reason"] = state.reason
         else:
@@ -124,7 +124,7 @@ class InWorker:
         return "".join(parts)
 
     def state(self) -> Mapping[str, Any]:
-        state = self._runner.run(self._client.ask(State()))
+        state = self._runner.run(self._client.ask(StateQuery()))
         return {
             "memory": dict(state.memory),
             "in_use": dict(state.in_use),

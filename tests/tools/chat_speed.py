@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hetrun.tui.store.store import Store
+from hetrun.tui.store.store import ConversationStore
 from tests.tui.storyteller import LETTERS, SECTION
 from tests.tui.terminal import Terminal
 
@@ -51,7 +51,7 @@ def main() -> int:
 
 def fill(place: Path, tokens: int) -> None:
     """A conversation that is as long."""
-    store = Store(place)
+    store = ConversationStore(place)
     number = store.begin("Long").id
     asked = store.add(number, None, "user", "Tell me everything.")
     store.add(number, asked.id, "assistant", SECTION * (tokens * LETTERS // len(SECTION)))

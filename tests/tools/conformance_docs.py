@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetrun.backend import Available, Descriptor, registry
 from hetrun.backend.conformance.formatting import blocks
-from hetrun.backend.conformance.report import Report, conformance, standing
+from hetrun.backend.conformance.report import ConformanceReport, conformance, standing
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import has_compiler
 
@@ -27,7 +27,7 @@ def here() -> Sequence[Descriptor]:
     return [d for n, d in known if not registry.stranger(n) and standing(d).standing in ("tried", "oracle")]
 
 
-def to_markdown(report: Report) -> Iterator[str]:
+def to_markdown(report: ConformanceReport) -> Iterator[str]:
     """The tables as they stand in the page."""
     for block in blocks(report):
         yield ""
@@ -52,7 +52,7 @@ def written() -> Sequence[Marks]:
     return tables
 
 
-def marks(report: Report) -> Sequence[Marks]:
+def marks(report: ConformanceReport) -> Sequence[Marks]:
     """The same of a report."""
     return [
         {(name, c.backend): mark for name, all_ in b.lines for c, mark in zip(b.columns, all_, strict=True)}

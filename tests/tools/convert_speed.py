@@ -20,7 +20,7 @@ from time import perf_counter
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hetrun.tools.convert import Wish, convert_model
+from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models.hf import write_tokenizer
 from tests.tools.make_model import SHAPES, Shape
@@ -71,7 +71,7 @@ def main() -> None:
     folder, floats = args.work / "model", args.work / "bf16.gguf"
     ours, theirs = args.work / "ours.gguf", args.work / "theirs.gguf"
     write_folder(folder, SHAPES[args.shape])
-    convert_model(Wish(folder, by_option("bf16"), floats, force=True))
+    convert_model(ConversionOptions(folder, by_option("bf16"), floats, force=True))
     threads, kind = str(args.threads), str(by_option(args.quant).number)
     hetrun = [sys.executable, "-m", "hetrun", "convert", folder, "-q", args.quant, "-o", ours, "--force"]
     commands: dict[str, list[str | Path]] = {

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from statistics import mean
 from timeit import repeat
 
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 
-WORK = Work("attn", "any", 2)
+WORK = OpWork("attn", "any", 2)
 SEEDS, QUESTIONS, RUNS = 20, 50, 5
 Truth = Callable[[float, float], float]
 Sizes = Sequence[tuple[int, float]]
@@ -31,9 +31,9 @@ FULL: Sizes = [(1, d) for d in (40, 300, 1000, 3500)] + [
 FEW: Sizes = [(1, 20), (1, 1000), (8, 30), (64, 50), (512, 256), (512, 1300)]
 
 
-def taught(truth: Truth, sizes: Sizes, noise: float, wild: float, chance: random.Random) -> Forecast:
+def taught(truth: Truth, sizes: Sizes, noise: float, wild: float, chance: random.Random) -> WorkTimes:
     """A forecast that has seen some runs of each size."""
-    forecast = Forecast()
+    forecast = WorkTimes()
     for tokens, depth in sizes:
         for _ in range(RUNS):
             seconds = truth(tokens, depth) * max(0.5, chance.gauss(1, noise))

@@ -13,7 +13,7 @@ from dataclasses import fields
 
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import OPTIONS
-from hetrun.option_types import Choice
+from hetrun.option_types import WordChoice
 from tests.support.paths import ROOT
 
 PATH = ROOT / "hetrun" / "api" / "keywords.py"
@@ -77,7 +77,7 @@ def sampling_meanings() -> dict[str, str]:
 
 def _type(name: str) -> str:
     parse = OPTIONS[name].parse
-    if not isinstance(parse, Choice):
+    if not isinstance(parse, WordChoice):
         return f"{TYPES[parse.__qualname__.partition('.')[0]]} | None"
     if parse.group:  # to which packages add words
         return "str | None"

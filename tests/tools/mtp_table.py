@@ -29,11 +29,11 @@ from unittest.mock import patch
 from hetrun import LLM, SamplingParams
 from hetrun.backend import Floats
 from hetrun.engine.output_processor import Choices
-from hetrun.engine.sequence import Chosen, Drafts, Running
-from hetrun.engine.speculation.mtp import Predicted
-from hetrun.engine.speculation.speculator import Speculating
+from hetrun.engine.sequence import Chosen, Drafts, RunningRequest
+from hetrun.engine.speculation.mtp import MtpSequence
+from hetrun.engine.speculation.speculator import Speculator
 from hetrun.executor.steps import Step
-from hetrun.sampling.interface import Choice
+from hetrun.sampling.interface import SampledToken
 from hetrun.tools.bench.report import aligned
 from tests.tools.speculation_table import Apart, free, tokens_of
 
@@ -55,14 +55,14 @@ class Script:
         """The one at a place of the sequence."""
         return self.text[(at - self.n_prompt) % len(self.text)]
 
-    def together(self, running: Sequence[Running], step: Step, drafts: Drafts, logits: Floats
+    def together(self, running: Sequence[RunningRequest], step: Step, drafts: Drafts, logits: Floats
                  ) -> Iterator[Choices]:  # fmt: skip
         """In place of what the model says."""
         for r in running:
             rows = 1 + len(drafts.get(r.id, ()))
-            yield [Choice(self.token(len(r.tokens) + i)) for i in range(rows)]
+            yield [SampledToken(self.token(len(r.tokens) + i)) for i in range(rows)]
 
-    def propose(self, real: Callable[[Predicted, int], object], mine: Predicted, n: int) -> list[int]:
+    def propose(self, real: Callable[[MtpSequence, int], object], mine: MtpSequence, n: int) -> list[int]:
         """In place of what the block says."""
         start = perf_counter()
         real(mine, n)
@@ -98,9 +98,9 @@ class Work(NamedTuple):
 def serve(asks: Connection, options: Mapping[str, Any]) -> None:
     """Write what is asked for; runs in a process of its own."""
     script = Script()
-    propose, compiled = Predicted.propose, Speculating.compiled
+    propose, compiled = MtpSequence.propose, Speculator.compiled
 
-    def timed(mine: Speculating, chosen: Chosen, drafts: Drafts, seconds: float) -> bool:
+    def timed(mine: Speculator, chosen: Chosen, drafts: Drafts, seconds: float) -> bool:
         first = compiled(mine, chosen, drafts, seconds)
         if not first and all(n == 1 for _, n in chosen):
             script.took(drafts, seconds)
@@ -108,8 +108,8 @@ def serve(asks: Connection, options: Mapping[str, Any]) -> None:
 
     with (
         patch("hetrun.engine.loop.together", script.together),
-        patch.object(Predicted, "propose", lambda mine, n: script.propose(propose, mine, n)),
-        patch.object(Speculating, "compiled", timed),
+        patch.object(MtpSequence, "propose", lambda mine, n: script.propose(propose, mine, n)),
+        patch.object(Speculator, "compiled", timed),
         LLM(**options) as llm,
     ):
         asks.send("ready")

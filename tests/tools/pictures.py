@@ -19,8 +19,8 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
 from hetrun.tui import streaming
 from hetrun.tui.app import ChatApp
-from hetrun.tui.host import Doors, Offered, Opening
-from hetrun.tui.screens.dialogs import Ask, Choose
+from hetrun.tui.host import Doors, HostModel, Opening
+from hetrun.tui.screens.dialogs import Choose, TextDialog
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.settings import SettingsScreen
 from hetrun.tui.screens.template import TemplateScreen
@@ -131,7 +131,7 @@ async def attach(chat: Driver) -> None:
     chat.screen.parts.draft.files["notes.txt"] = "some notes"
     chat.screen.parts.draft.show()
     await chat.press("ctrl+o")
-    await chat.opened(Ask)
+    await chat.opened(TextDialog)
 
 
 async def pictures(chat: Driver) -> None:
@@ -222,8 +222,8 @@ async def picture(name: str, kept: str | None = None) -> str:
         return lambda: LocalClient(engine)
 
     offered = [
-        Offered("SmolLM2-135M-Instruct", "/a.gguf", "94 MiB"),
-        Offered("Qwen3-4B", "/b.gguf", "2.3 GiB"),
+        HostModel("SmolLM2-135M-Instruct", "/a.gguf", "94 MiB"),
+        HostModel("Qwen3-4B", "/b.gguf", "2.3 GiB"),
     ]
     client = unready() if scene is loading else LocalClient(engine)
     app = ChatApp(client, SamplingParams(seed=1), doors=Doors(reopen, lambda: offered))

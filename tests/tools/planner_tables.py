@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 
 from hetrun.tools.simulate.costs import decode, parts_of, prefill
-from hetrun.tools.simulate.evaluator import Clock, predict
+from hetrun.tools.simulate.evaluator import StepCosts, predict
 from hetrun.tools.simulate.machine_files import open_machine
 from hetrun.tools.simulate.policies import compare
 from hetrun.tools.simulate.policies.flexgen import streaming
 from hetrun.tools.simulate.policies.lia import best_policy, shown
 from hetrun.tools.simulate.policies.twinpilots import SEVEN, balanced, table
 from hetrun.tools.simulate.report import policies_table
-from hetrun.tools.simulate.types import Prediction, Setting
+from hetrun.tools.simulate.types import Prediction, SimulatedSetting
 from tests.simulate.questions import model
 from tests.simulate.test_policies import ON_CPU, ON_GPU
 
@@ -33,12 +33,12 @@ HEADING = (
 )
 
 
-def asked(machine: str, name: str, batch: int, prompt: int = PROMPT, generate: int = GENERATE) -> Clock:
+def asked(machine: str, name: str, batch: int, prompt: int = PROMPT, generate: int = GENERATE) -> StepCosts:
     """A question about one of the machines that ship."""
-    return Clock(Setting(open_machine(machine), model(name), batch, prompt, generate))
+    return StepCosts(SimulatedSetting(open_machine(machine), model(name), batch, prompt, generate))
 
 
-def by_name(clock: Clock) -> dict[str, Prediction]:
+def by_name(clock: StepCosts) -> dict[str, Prediction]:
     """Every policy's prediction."""
     return {p.placing.policy: p for p in compare(clock)}
 
@@ -130,7 +130,7 @@ def measured() -> Iterator[str]:
     yield _row("LIA's layers of OPT-30B whole on the A100, %", "62", 100 * pinned)
 
 
-def streamed(clock: Clock) -> Prediction:
+def streamed(clock: StepCosts) -> Prediction:
     """FlexGen's placement, which exists on every machine that ships."""
     found = streaming(clock)
     assert found is not None

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetrun.system import subprocesses
-from hetrun.tools.bench.serving.http_load import Endpoint
-from hetrun.tools.bench.serving.servers import Server
+from hetrun.tools.bench.serving.http_load import ServerEndpoint
+from hetrun.tools.bench.serving.servers import ServerProcess
 from tests.clients.__main__ import free_port
 
 LEAST_CACHED, MOST_SHARE, MOST_MORE_S = 0.95, 0.10, 0.100
@@ -108,7 +108,7 @@ def main() -> int:
     port = free_port()
     options = ["--port", str(port), "--ctx", "4096", *(["-m", model] if model else [])]
     command = subprocesses.python("from hetrun.cli import main; main()", "serve", *options)
-    server = Server(command, Endpoint(port=port))
+    server = ServerProcess(command, ServerEndpoint(port=port))
     try:
         first, second = measured(f"http://127.0.0.1:{port}")
     finally:

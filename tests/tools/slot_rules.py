@@ -95,7 +95,7 @@ def counted(name: str, rule: SlotRule, chosen: Choices, there: Sets) -> Found:
         rule.age(1)
         for i in range(layers):
             hits += int(lies[i, chosen[t, i]].sum())
-            rule.saw(i, chosen[t, i])
+            rule.observe(i, chosen[t, i])
         for change in rule.changes(lies, ~lies & ~coming, STAGED - len(under_way)):
             lies[change.mixture, change.goes], coming[change.mixture, change.comes] = False, True
             under_way.append((t + LATE, change.mixture, change.comes))

@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hetrun.config import Settings
-from hetrun.tools.bench.serving.http_load import Endpoint
-from hetrun.tools.bench.serving.servers import Server, hetrun_serve
+from hetrun.tools.bench.serving.http_load import ServerEndpoint
+from hetrun.tools.bench.serving.servers import ServerProcess, hetrun_serve
 from tests.tools.soak_traffic import FLOOD, MOST_S, Told, Traffic, probed
 from tests.tools.stress import MAY_GROW, Held, held, tiny_model
 
@@ -134,7 +134,7 @@ def summary(told: Told, probes: Sequence[tuple[float, float]], looks: Sequence[L
     }
 
 
-def helper(task: str, server: Server, seconds: float) -> subprocess.Popen[str]:
+def helper(task: str, server: ServerProcess, seconds: float) -> subprocess.Popen[str]:
     """One of the two other processes, a little less urgent than the server."""
     command = [
         sys.executable,
@@ -178,7 +178,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.task:
         name, socket, seconds = args.task
-        endpoint = Endpoint(uds=Path(socket))
+        endpoint = ServerEndpoint(uds=Path(socket))
         if name == "probe":
             print(json.dumps(asyncio.run(probed(endpoint, float(seconds)))))
         else:

@@ -11,7 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from hetrun.tools.bench.serving.http_load import CHAT, Endpoint, Gone, Reader, Refused
+from hetrun.tools.bench.serving.http_load import (
+    CHAT,
+    ConnectionLost,
+    HttpAnswerReader,
+    RequestRefused,
+    ServerEndpoint,
+)
 
 FLOOD = 200
 FLOOD_EVERY_S = 30.0
@@ -58,7 +64,7 @@ class Told:
 class Traffic:
     """Clients of all sorts."""
 
-    def __init__(self, endpoint: Endpoint, seed: int) -> None:
+    def __init__(self, endpoint: ServerEndpoint, seed: int) -> None:
         self.told = Told()
         self._endpoint = endpoint
         self._rng = random.Random(seed)
@@ -107,7 +113,7 @@ class Traffic:
     async def _one(self, sort: str, does: Callable[[], Awaitable[str]], right: Sequence[str]) -> None:
         try:
             status = await asyncio.wait_for(does(), MOST_S)
-        except (Gone, OSError, EOFError) as error:
+        except (ConnectionLost, OSError, EOFError) as error:
             status = "gone"
             said = repr(error)
         except TimeoutError:
@@ -134,19 +140,19 @@ class Traffic:
         ends: list[bytes] = []
         try:
             await connection.post(body, lambda event, at: ends.append(event), path)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             return str(refusal.status) + f" {refusal}"
         finally:
             connection.leave()
         if ends and ends[-1] != b"data: [DONE]":
-            raise Gone(f"a stream ended with {ends[-1][:200]!r}")
+            raise ConnectionLost(f"a stream ended with {ends[-1][:200]!r}")
         return "200"
 
     async def _get(self, path: str) -> str:
         connection = await self._endpoint.connect()
         try:
             await connection.get(path)
-        except Refused as refusal:
+        except RequestRefused as refusal:
             return str(refusal.status)
         finally:
             connection.leave()
@@ -214,11 +220,11 @@ class Traffic:
         return reader, writer
 
     async def _answered(self, reader: asyncio.StreamReader, pause: float = 0.0) -> str:
-        answer = Reader(lambda event, at: None)
+        answer = HttpAnswerReader(lambda event, at: None)
         while not answer.ended:
             piece = await reader.read(512)
             if not piece:
-                raise Gone("the server closed the connection in the middle of an answer")
+                raise ConnectionLost("the server closed the connection in the middle of an answer")
             answer.feed(piece, 0.0)
             await asyncio.sleep(pause)
         return str(answer.status)
@@ -263,7 +269,7 @@ class Traffic:
             writer.transport.abort()
 
 
-async def probed(endpoint: Endpoint, seconds: float) -> list[tuple[float, float]]:
+async def probed(endpoint: ServerEndpoint, seconds: float) -> list[tuple[float, float]]:
     """When /health was asked for, and how long it took."""
     found = []
     end = time.monotonic() + seconds

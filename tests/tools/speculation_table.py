@@ -32,9 +32,9 @@ from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.engine import output_processor
 from hetrun.engine.output_processor import Choices
-from hetrun.engine.sequence import Drafts, Running
+from hetrun.engine.sequence import Drafts, RunningRequest
 from hetrun.executor.steps import Step
-from hetrun.sampling.interface import Choice
+from hetrun.sampling.interface import SampledToken
 from hetrun.tools.bench.report import aligned
 
 ROOT = Path(__file__).parents[2]
@@ -125,14 +125,16 @@ def serve(asks: Connection, options: Mapping[str, Any]) -> None:
     """Write what is asked for; runs in a process of its own. Scripts are what the model is taken to say."""
     scripts: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-    def together(running: Sequence[Running], step: Step, drafts: Drafts, logits: Floats) -> Iterator[Choices]:
+    def together(
+        running: Sequence[RunningRequest], step: Step, drafts: Drafts, logits: Floats
+    ) -> Iterator[Choices]:
         if not scripts:
             yield from output_processor.together(running, step, drafts, logits)
             return
         for r in running:
             script, at = scripts[tuple(r.tokens[: r.n_prompt])], len(r.tokens) - r.n_prompt
             rows = 1 + len(drafts.get(r.id, ()))
-            yield [Choice(script[(at + i) % len(script)]) for i in range(rows)]
+            yield [SampledToken(script[(at + i) % len(script)]) for i in range(rows)]
 
     with patch("hetrun.engine.loop.together", together), LLM(**options) as llm:
         asks.send("ready")

@@ -24,14 +24,14 @@ import numpy as np
 
 from hetrun.config import STREAMING, Settings
 from hetrun.loader.open_model import open_model
-from hetrun.tools.bench.process import Process
+from hetrun.tools.bench.process import BenchProcess
 from hetrun.tools.bench.report import aligned
 from hetrun.tools.bench.roofline import demands
 from hetrun.tools.bench.sweep import sweep, worker
-from hetrun.tools.bench.sweep.budgets import Budget, SweepOptions
+from hetrun.tools.bench.sweep.budgets import SweepBudget, SweepOptions
 from hetrun.tools.bench.sweep.cgroup_sandbox import confined, why_not
 from hetrun.tools.bench.sweep.report import to_json, to_table
-from hetrun.tools.bench.sweep.results import Point, Sweep
+from hetrun.tools.bench.sweep.results import BudgetPoint, Sweep
 
 CONTEXT = 4096
 PERCENTS: Mapping[float, str] = {25.0: "q8_0", 50.0: "f16", 75.0: "f16", 90.0: "f16"}  # and the type of KV
@@ -39,7 +39,7 @@ RATIOS = {50.0: 2.5, 75.0: 4.0, 90.0: 7.0}  # against llama.cpp
 OF_BOUND, LOCKED, BYTES, BATCHES = 0.9, 0.97, 0.02, 12.0
 WAYS = tuple(way for way in STREAMING if way != "off")
 PROMPTS, PROMPT = 64, 100
-HALF = Budget(percent=50.0)
+HALF = SweepBudget(percent=50.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def speed(asked: Asked, details: Details) -> Iterator[Row]:
         yield from _speed_rows(asked, percent, found.points[-1], compute)
 
 
-def _speed_rows(asked: Asked, percent: float, point: Point, compute: float | None) -> Iterator[Row]:
+def _speed_rows(asked: Asked, percent: float, point: BudgetPoint, compute: float | None) -> Iterator[Row]:
     case = _name(percent)
     if point.failed or not point.turns or point.state is None:
         yield Row("it runs", case, "yes", point.failed or "no sample", False)
@@ -135,7 +135,7 @@ def _speed_rows(asked: Asked, percent: float, point: Point, compute: float | Non
         yield Row("locked, of the room for it", case, f"{LOCKED:.0%}", said, part >= LOCKED)
 
 
-def _against(percent: float, point: Point) -> Row:
+def _against(percent: float, point: BudgetPoint) -> Row:
     peer, what, bar = point.peer, "decode against llama.cpp", f"{RATIOS[percent]:g} times"
     if peer is None or point.ratio is None or peer.tok_s is None:
         return Row(what, _name(percent), bar, (peer and peer.failed) or "unknown", None)
@@ -148,12 +148,12 @@ def ablations(asked: Asked, details: Details) -> Iterator[Row]:
     settings = {"deterministic": True, "ctx": CONTEXT}
     with _ours(asked, None, **settings) as ours:
         prompt = _prompts(asked, 1)
-        expected = ours.ask(worker.Complete(prompt, asked.tokens), worker.Completed).tokens[0]
+        expected = ours.ask(worker.Complete(prompt, asked.tokens), worker.CaseCompleted).tokens[0]
     for way in asked.ways:
         what, case, bar = f"--streaming {way}", HALF.name, f"the same {asked.tokens} tokens"
         try:
             with _ours(asked, HALF, **settings, streaming=way) as ours:
-                found = ours.ask(worker.Complete(prompt, asked.tokens), worker.Completed)
+                found = ours.ask(worker.Complete(prompt, asked.tokens), worker.CaseCompleted)
         except Exception as error:
             yield Row(what, case, bar, str(error), False)
             continue
@@ -173,9 +173,11 @@ def batches(asked: Asked, details: Details) -> Iterator[Row]:
     """Many prompts share each pass over the weights; a few of them one by one say what that is worth."""
     with _ours(asked, HALF) as ours:
         prompts = _prompts(asked, PROMPTS)
-        ours.ask(worker.Complete(prompts[:1], 2), worker.Completed)
-        together = ours.ask(worker.Complete(prompts, asked.few), worker.Completed)
-        alone = [ours.ask(worker.Complete([p], asked.few), worker.Completed) for p in _prompts(asked, 3, 1)]
+        ours.ask(worker.Complete(prompts[:1], 2), worker.CaseCompleted)
+        together = ours.ask(worker.Complete(prompts, asked.few), worker.CaseCompleted)
+        alone = [
+            ours.ask(worker.Complete([p], asked.few), worker.CaseCompleted) for p in _prompts(asked, 3, 1)
+        ]
     rate = sum(map(len, together.tokens)) / together.seconds
     one = sum(len(a.tokens[0]) for a in alone) / sum(a.seconds for a in alone)
     details["batches"] = {"together_tok_s": rate, "alone_tok_s": one, "tokens_each": asked.few}
@@ -190,12 +192,12 @@ def _sweep(asked: Asked, percent: float, **given: object) -> Sweep:
         environ={}, model=str(asked.model), ctx=CONTEXT, kv_type=PERCENTS.get(percent, "f16")
     )
     options: dict[str, object] = {"rounds": asked.rounds, "control": False, **given}
-    chosen = SweepOptions((Budget(percent=percent),), **options)  # type: ignore[arg-type]
+    chosen = SweepOptions((SweepBudget(percent=percent),), **options)  # type: ignore[arg-type]
     return sweep.run(settings, chosen, lambda done, total, what: _say(what))
 
 
 @contextmanager
-def _ours(asked: Asked, budget: Budget | None, **options: object) -> Iterator[Process]:
+def _ours(asked: Asked, budget: SweepBudget | None, **options: object) -> Iterator[BenchProcess]:
     """hetrun with the model, in so much memory."""
     size = open_model(asked.model).nbytes
     nbytes = None if budget is None else budget.of(size)
@@ -204,7 +206,7 @@ def _ours(asked: Asked, budget: Budget | None, **options: object) -> Iterator[Pr
         process = worker.start(group.prefix)
         try:
             given = {"spec": "off"} | options | ({} if nbytes is None else {"ram": nbytes})
-            process.ask(worker.Open(str(asked.model), given, size), worker.Opened)
+            process.ask(worker.OpenModel(str(asked.model), given, size), worker.ModelOpened)
             yield process
         finally:
             process.close()

@@ -32,8 +32,8 @@ from hetrun.client.completion import completion
 from hetrun.client.events import GenerateRequest
 from hetrun.config import Settings
 from hetrun.engine.upkeep import REST_S
-from hetrun.tools.bench.serving.http_load import Endpoint, Gone, Refused
-from hetrun.tools.bench.serving.servers import Server, hetrun_serve, tree
+from hetrun.tools.bench.serving.http_load import ConnectionLost, RequestRefused, ServerEndpoint
+from hetrun.tools.bench.serving.servers import ServerProcess, hetrun_serve, tree
 from tests.tools import make_model
 
 LONGEST = 600  # tokens of a prompt, nearly
@@ -150,7 +150,7 @@ class Left(Exception):
     """The client does not want more."""
 
 
-async def answer(endpoint: Endpoint, wish: Wish) -> Said:
+async def answer(endpoint: ServerEndpoint, wish: Wish) -> Said:
     """What its client gets."""
     pieces: list[str] = []
     end: dict[str, Any] = {}
@@ -174,7 +174,7 @@ async def answer(endpoint: Endpoint, wish: Wish) -> Said:
             whole = await asyncio.wait_for(asking, wish.leaves_after)
         else:
             whole = await asking
-    except (Gone, TimeoutError):
+    except (ConnectionLost, TimeoutError):
         if wish.leaves_after is None:
             raise
         return Said("".join(pieces), left=True)
@@ -182,14 +182,14 @@ async def answer(endpoint: Endpoint, wish: Wish) -> Said:
         connection.leave()
     if wish.stream:
         if not end.get("done"):
-            raise Gone("a stream ended without [DONE]")
+            raise ConnectionLost("a stream ended without [DONE]")
         return Said("".join(pieces), end["finish_reason"], end["usage"]["completion_tokens"])
     body = json.loads(whole)
     choice = body["choices"][0]
     return Said(choice["message"]["content"], choice["finish_reason"], body["usage"]["completion_tokens"])
 
 
-async def ask_all(endpoint: Endpoint, asked: Sequence[Wish], at_once: int) -> list[Said | Exception]:
+async def ask_all(endpoint: ServerEndpoint, asked: Sequence[Wish], at_once: int) -> list[Said | Exception]:
     """The answers to all, `at_once` at a time."""
     places = asyncio.Semaphore(at_once)
 
@@ -197,7 +197,7 @@ async def ask_all(endpoint: Endpoint, asked: Sequence[Wish], at_once: int) -> li
         async with places:
             try:
                 return await answer(endpoint, wish)
-            except (Gone, Refused, OSError) as error:
+            except (ConnectionLost, RequestRefused, OSError) as error:
                 return error
 
     return await asyncio.gather(*map(one, asked))
@@ -221,7 +221,7 @@ def compare(asked: Sequence[Wish], got: Sequence[Said | Exception], alone: Seque
     return outcome
 
 
-def held(server: Server) -> Held:
+def held(server: ServerProcess) -> Held:
     """What the server's processes hold now."""
     memory = own = descriptors = threads = 0
     for pid in tree(server.pid):
@@ -233,7 +233,7 @@ def held(server: Server) -> Held:
     return Held(memory, own, descriptors, threads)
 
 
-def settled(server: Server, wanted: Held | None = None) -> Held:
+def settled(server: ServerProcess, wanted: Held | None = None) -> Held:
     """What it holds when all who left are forgotten: descriptors are closed a moment after their clients."""
     until = time.monotonic() + PATIENCE_S
     time.sleep(REST_S + 1)  # what is not used goes back to the system

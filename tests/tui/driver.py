@@ -18,7 +18,7 @@ from hetrun.tui.app import ChatApp
 from hetrun.tui.host import Doors
 from hetrun.tui.screens.chat import ChatScreen
 from hetrun.tui.screens.dialogs import Choose
-from hetrun.tui.transcript.turn import Entry
+from hetrun.tui.transcript.turn import TurnLines
 from hetrun.tui.transcript.widget import Transcript
 from hetrun.tui.widgets.notice import Notice
 from hetrun.tui.widgets.prompt import Prompt
@@ -113,7 +113,7 @@ class Driver:
     def transcript(self) -> Transcript:
         return self.screen.query_one(Transcript)
 
-    def entries(self, kind: str) -> list[Entry]:
+    def entries(self, kind: str) -> list[TurnLines]:
         return [entry for entry in self.transcript.entries if entry.kind == kind]
 
     @property

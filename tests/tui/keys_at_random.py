@@ -16,8 +16,8 @@ from textual.widgets import Footer
 from hetrun.client.engine_client import LocalClient
 from hetrun.tui.app import ChatApp
 from hetrun.tui.commands import COMMANDS
-from hetrun.tui.host import Doors, Offered, Opening
-from hetrun.tui.store.store import Store
+from hetrun.tui.host import Doors, HostModel, Opening
+from hetrun.tui.store.store import ConversationStore
 from hetrun.tui.store.tree import Turn
 from tests.support.fakes import FakeEngine
 from tests.tui.driver import Driver
@@ -101,7 +101,7 @@ MESSAGES = (
 EVERY = 40  # keys, between two looks whether all is well
 
 
-class Kept(Store):
+class Kept(ConversationStore):
     """Knows what was said, and what was taken away because the user wanted that."""
 
     def __init__(self, path: Path) -> None:
@@ -236,7 +236,7 @@ async def _press(
     def reopen(options: object, tell: object) -> Opening:
         return lambda: LocalClient(engine)
 
-    doors = Doors(reopen, lambda: [Offered("one", "/m/one", "1 MB"), Offered("two", "/m/two", "2 MB")])
+    doors = Doors(reopen, lambda: [HostModel("one", "/m/one", "1 MB"), HostModel("two", "/m/two", "2 MB")])
     app = ChatApp(LocalClient(engine), place=place, doors=doors, reports=folder / "reports")
     app._store.close()
     app._store = app._screen.talk.store = kept = Kept(place)
@@ -253,7 +253,7 @@ async def _press(
         raise AssertionError(f"after {keys.pressed[-80:]}: {_reports(folder)}") from error
     finally:
         await asyncio.to_thread(engine.close)
-    beside = Store(place)
+    beside = ConversationStore(place)
     found = {
         turn.id: turn.text
         for conversation in beside.conversations()

@@ -10,8 +10,8 @@ from textual.widgets import OptionList, Static
 
 from hetrun.client.engine_client import LocalClient
 from hetrun.tui.commands import COMMANDS
-from hetrun.tui.host import Doors, Offered, Opening
-from hetrun.tui.screens.dialogs import Ask, Choose
+from hetrun.tui.host import Doors, HostModel, Opening
+from hetrun.tui.screens.dialogs import Choose, TextDialog
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.settings import SettingsScreen
 from hetrun.tui.screens.template import TemplateScreen
@@ -35,7 +35,7 @@ def doors(engine: FakeEngine) -> Doors:
     def reopen(options: object, tell: object) -> Opening:
         return lambda: LocalClient(engine)
 
-    return Doors(reopen, lambda: [Offered("one", "/m/one", "1 MB")])
+    return Doors(reopen, lambda: [HostModel("one", "/m/one", "1 MB")])
 
 
 # --- slash commands, each behind one exchange
@@ -315,7 +315,7 @@ async def test_a_conversation_is_deleted_with_the_key_of_that_name(engine: FakeE
 async def test_a_dialog_is_left_by_its_button(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         await chat.press("ctrl+o")
-        await chat.opened(Ask)
+        await chat.opened(TextDialog)
         await chat.pilot.click("#cancel")
         await chat.until(lambda: len(chat.app.screen_stack) == 1)
         assert chat.screen.parts.draft.files == {}

@@ -35,8 +35,8 @@ from hetrun.tui.paths import dropped, without_paths
 from hetrun.tui.pictures import Gallery, size_before
 from hetrun.tui.screens.dialogs import Choose
 from hetrun.tui.store import store as module
-from hetrun.tui.store.store import SCHEMA, Store
-from hetrun.tui.store.tree import Pictured
+from hetrun.tui.store.store import SCHEMA, ConversationStore
+from hetrun.tui.store.tree import TurnPicture
 from hetrun.tui.transcript.thumbnails import Card, KittyPainter, has_placeholders, reduced
 from hetrun.tui.widgets.chips import Chips
 from tests.support.fakes import FakeEngine
@@ -315,7 +315,7 @@ async def test_exports_have_the_pictures_and_come_back(
 
 async def test_a_server_gets_the_same_pictures(engine: FakeEngine, folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "s"
-    with listen.listening(listen.Address(uds=place)) as bound:
+    with listen.listening(listen.ListenAddress(uds=place)) as bound:
         async with listen.served(create_app(LocalClient(engine)), bound), chat_over(place) as chat:
             await chat.exchange(f"say one '{folder}/cat.png'")
             await chat.exchange(f"say two '{folder}/the dog.png'")
@@ -393,7 +393,7 @@ def test_a_store_of_before_pictures_is_brought_up_to_date(tmp_path: Path) -> Non
         db.execute("INSERT INTO conversation (title, changed) VALUES ('old', 1)")
         db.execute("INSERT INTO turn (conversation, role, text) VALUES (1, 'user', 'hello')")
         db.execute("PRAGMA user_version = 1")
-    store = Store(place)
+    store = ConversationStore(place)
     (found,) = store.conversations()
     assert [(turn.text, turn.pictures) for turn in store.tree(found)] == [("hello", ())]
     store.close()
@@ -403,20 +403,20 @@ def test_pictures_have_a_limit_and_their_room_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "c.db"
-    store = Store(place)
+    store = ConversationStore(place)
     small, large = random.Random(1).randbytes(1 << 10), random.Random(2).randbytes(1 << 20)
     pictures = [
-        (Pictured(sha256(file).hexdigest(), name), file) for name, file in (("a", small), ("b", large))
+        (TurnPicture(sha256(file).hexdigest(), name), file) for name, file in (("a", small), ("b", large))
     ]
     talk = Talk(store, SamplingParams(), "")
     talk.say("both", None, pictures)
     monkeypatch.setattr(module, "MOST_KEPT", len(large))
     more = random.Random(3).randbytes(10)
     with pytest.raises(UserError, match="no room for c: the pictures of all conversations"):
-        talk.say("one more", talk.tree.leaf, [(Pictured(sha256(more).hexdigest(), "c"), more)])
+        talk.say("one more", talk.tree.leaf, [(TurnPicture(sha256(more).hexdigest(), "c"), more)])
     fresh = Talk(store, SamplingParams(), "")
     with pytest.raises(UserError, match="no room"):
-        fresh.say("first", None, [(Pictured(sha256(more).hexdigest(), "c"), more)])
+        fresh.say("first", None, [(TurnPicture(sha256(more).hexdigest(), "c"), more)])
     (found,) = store.conversations()  # none was begun for what is not kept
     assert found.title == "both"
     store.delete(found.id)
@@ -516,12 +516,12 @@ async def test_a_clipboard_that_does_not_answer_is_left(
 ) -> None:
     monkeypatch.setattr(clipboard, "PATIENCE_S", 0.2)
     with pytest.raises(UserError, match="gives no answer"):
-        await copied_picture(clipboard.Reader(("sleep", "60"), lambda kind: ()))
+        await copied_picture(clipboard.ClipboardReader(("sleep", "60"), lambda kind: ()))
     monkeypatch.setattr(clipboard, "PATIENCE_S", 20.0)
     with pytest.raises(UserError, match="larger than"):
-        await copied_picture(clipboard.Reader((), lambda kind: ("cat", "/dev/zero")))
+        await copied_picture(clipboard.ClipboardReader((), lambda kind: ("cat", "/dev/zero")))
     with pytest.raises(UserError, match="does not start"):
-        await copied_picture(clipboard.Reader((), lambda kind: (str(tmp_path / "none"),)))
+        await copied_picture(clipboard.ClipboardReader((), lambda kind: (str(tmp_path / "none"),)))
 
 
 def test_kittys_placeholders_are_text_and_the_picture_is_sent_once() -> None:

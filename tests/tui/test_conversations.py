@@ -13,9 +13,9 @@ from textual.widgets import Input
 
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.tui.conversation import UNFINISHED
-from hetrun.tui.screens.dialogs import Ask, Choose
+from hetrun.tui.screens.dialogs import Choose, TextDialog
 from hetrun.tui.screens.settings import SettingsScreen
-from hetrun.tui.store.store import Store
+from hetrun.tui.store.store import ConversationStore
 from hetrun.tui.widgets.sidebar import Sidebar, Titles
 from tests.support.fakes import FakeEngine
 from tests.tui.driver import Driver, chatting
@@ -57,7 +57,7 @@ async def test_a_question_is_kept_before_it_is_answered(engine: FakeEngine, plac
     async with chatting(engine, place=place) as chat:
         await chat.send("silence")
         await chat.until(lambda: engine.requests != [])
-        beside = Store(place)  # as if the file were opened after this program was killed
+        beside = ConversationStore(place)  # as if the file were opened after this program was killed
         kept = beside.tree(beside.conversations()[0])
         beside.close()
         assert [(turn.role, turn.text) for turn in kept.path] == [("user", "silence")]
@@ -69,7 +69,7 @@ async def test_an_answer_is_kept_while_it_comes(engine: FakeEngine, place: Path)
         beside: list[tuple[str, str, str]] = []
 
         def kept() -> bool:
-            store = Store(place)
+            store = ConversationStore(place)
             beside[:] = [
                 (turn.role, turn.text[:2], turn.note)
                 for conversation in store.conversations()
@@ -101,13 +101,13 @@ async def test_search_rename_delete_and_export(engine: FakeEngine, place: Path, 
         await chat.press("down", "right")
         await chat.opened(Choose)
         await chat.press("r")
-        await chat.opened(Ask)
+        await chat.opened(TextDialog)
         await chat.press("!", "enter")
         await chat.until(lambda: chat.titles == ["say PEARS!"])
         await chat.press("right")
         await chat.opened(Choose)
         await chat.press("x")
-        await chat.opened(Ask)
+        await chat.opened(TextDialog)
         chat.front.query_one(Input).value = str(tmp_path / "out.md")
         await chat.press("enter")
         await chat.until((tmp_path / "out.md").exists)
@@ -308,7 +308,7 @@ async def test_a_text_file_goes_with_the_next_message(engine: FakeEngine, tmp_pa
     (tmp_path / "notes.txt").write_text("three ``` ticks\n")
     async with chatting(engine) as chat:
         await chat.press("ctrl+o")
-        await chat.opened(Ask)
+        await chat.opened(TextDialog)
         chat.front.query_one(Input).value = str(tmp_path / "notes.txt")
         await chat.press("enter")
         await chat.until(lambda: chat.screen.parts.draft.files != {})
@@ -365,7 +365,7 @@ async def test_sampling_and_presets_belong_to_the_conversation(engine: FakeEngin
         await chat.opened(SettingsScreen)
         await _fill(chat, temperature="0.5", top_k="7")
         await chat.pilot.click("#keep")
-        await chat.opened(Ask)
+        await chat.opened(TextDialog)
         await chat.press(*"calm", "enter")
         await chat.opened(SettingsScreen)
         await chat.press("ctrl+s")

@@ -16,7 +16,7 @@ from hetrun.client.engine_client import LocalClient
 from hetrun.config import Settings
 from hetrun.tui.app import ChatApp
 from hetrun.tui.screens.chat import ChatScreen
-from hetrun.tui.store.store import Store
+from hetrun.tui.store.store import ConversationStore
 from hetrun.tui.store.tree import Tree, Turn
 from hetrun.tui.widgets.sidebar import Titles
 from tests.support.fakes import FakeEngine
@@ -61,7 +61,7 @@ async def test_a_fault_is_a_sentence_and_a_file_without_the_conversation(
     for said in (text, app.fault, out.out, out.err):
         assert SECRET not in said
     assert "Traceback" not in out.out + out.err
-    store = Store(place)
+    store = ConversationStore(place)
     (conversation,) = store.conversations()
     turns = store.tree(conversation).path
     store.close()
@@ -94,7 +94,7 @@ async def test_what_fails_beside_an_answer_ends_nothing(tmp_path: Path) -> None:
         chat = Driver(app, pilot)
         await chat.until(lambda: chat.screen.parts.engine.info is not None)
         await chat.exchange("say hello")
-        with patch.object(Store, "conversation", fail):
+        with patch.object(ConversationStore, "conversation", fail):
             chat.screen.post_message(Titles.Wanted("rename", 1))
             await chat.until(lambda: any("ValueError" in said for said in chat.said))
         assert SECRET not in chat.said[0]

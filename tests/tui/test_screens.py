@@ -16,13 +16,13 @@ from textual.widgets import Button, Input, Static, TextArea
 
 from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.client.interface import ChatClient, Health
-from hetrun.client.queries import EngineState, Foreseen, LayerPlace, State
+from hetrun.client.queries import EngineState, Foreseen, LayerPlace, StateQuery
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.tui.app import ChatApp
-from hetrun.tui.host import Doors, Offered, Opening, Tell
+from hetrun.tui.host import Doors, HostModel, Opening, Tell
 from hetrun.tui.machine import Facts, draw, look
-from hetrun.tui.screens.dialogs import Ask, Choice, Choose, Dialog, Read
+from hetrun.tui.screens.dialogs import Choose, Dialog, DialogChoice, TextDialog, TextView
 from hetrun.tui.screens.engine_control import ANOTHER, EXCHANGING
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.template import TemplateScreen
@@ -83,7 +83,7 @@ async def test_a_gpu_is_shown_with_its_memory_and_its_link() -> None:
 
 def test_figures_of_another_process_are_no_rates() -> None:
     engine = FakeEngine(vram=1 << 30)
-    before = engine.ask(State())
+    before = engine.ask(StateQuery())
     facts = Facts(state=before, links={"cuda": 1.0})
     asyncio.run(look(facts, LocalClient(engine)))
     assert facts.links["cuda"] == pytest.approx(3e9, rel=0.01)
@@ -141,7 +141,7 @@ class Engines:
     @property
     def doors(self) -> Doors:
         return Doors(
-            self.reopen, lambda: [Offered("big", "/m/big", "4 GB"), Offered("small", "/m/s", "1 GB")]
+            self.reopen, lambda: [HostModel("big", "/m/big", "4 GB"), HostModel("small", "/m/s", "1 GB")]
         )
 
     def close(self) -> None:
@@ -303,7 +303,7 @@ async def test_a_model_that_is_not_in_the_list(engine: FakeEngine, engines: Engi
         await chat.press("f6")
         await chat.opened(Choose)
         await chat.press("up", "enter")
-        await chat.opened(Ask)
+        await chat.opened(TextDialog)
         await chat.press(*"/m/x", "enter")
         await chat.until(lambda: engines.options == [{"model": "/m/x"}])
 
@@ -390,7 +390,7 @@ async def test_models_are_listed_and_another_may_be_written_with_a_hint(
         await chat.press("f6")
         await chat.opened(Choose)
         await chat.press("up", "enter")
-        await chat.opened(Ask)
+        await chat.opened(TextDialog)
         hint = str(chat.front.query_one(".hint", Static).content)
         assert "hf:user/repo" in hint
         assert "ollama:NAME" in hint
@@ -454,7 +454,7 @@ async def test_going_back_to_an_earlier_plan_is_told() -> None:
         ["1 thread instead of 2", "1 thread instead of 2", "cores are free again: 2 threads"],
     )
     engine = FakeEngine()
-    state = engine.ask(State())
+    state = engine.ask(StateQuery())
     for reason in [*said, said[0]]:
         with patch.object(FakeEngine, "ask", partial(_state, replace(state, reason=reason))):
             await look(facts, LocalClient(engine))
@@ -465,7 +465,7 @@ async def test_going_back_to_an_earlier_plan_is_told() -> None:
 
 async def test_threads_that_the_engine_gives_no_reason_for_are_told() -> None:
     facts, engine = Facts(), FakeEngine()
-    state = engine.ask(State())
+    state = engine.ask(StateQuery())
     for decode in (1, 2, 2, 1):
         with patch.object(FakeEngine, "ask", partial(_state, replace(state, threads={"decode": decode}))):
             await look(facts, LocalClient(engine))
@@ -486,9 +486,9 @@ async def test_an_old_reason_is_not_told_again_after_what_the_user_changed() -> 
 async def test_a_dialog_may_be_left_before_there_is_anything_in_it(engine: FakeEngine) -> None:
     async with chatting(engine) as chat:
         for make in (
-            lambda: Choose("Which?", [Choice("a", "A")]),
-            lambda: Ask("What?"),
-            lambda: Read("", "x"),
+            lambda: Choose("Which?", [DialogChoice("a", "A")]),
+            lambda: TextDialog("What?"),
+            lambda: TextView("", "x"),
         ):
             dialog: Dialog[str | None] | Dialog[None] = make()
             chat.app.push_screen(dialog)
@@ -506,4 +506,4 @@ async def test_lines_of_the_help_are_not_broken_again(engine: FakeEngine, size: 
 
 
 def _state(state: EngineState, question: object) -> object:
-    return state if isinstance(question, State) else (LayerPlace("blk.0", 1, 0, 0, {"a": 1}, {"a": 1}),)
+    return state if isinstance(question, StateQuery) else (LayerPlace("blk.0", 1, 0, 0, {"a": 1}, {"a": 1}),)

@@ -17,8 +17,8 @@ from hetrun.client.engine_client import LocalClient
 from hetrun.client.events import ModelInfo
 from hetrun.client.http_client import RemoteClient
 from hetrun.client.interface import ChatClient, Health
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_catalog import CatalogModel
+from hetrun.client.model_pool import ModelPool
 from hetrun.config import Settings
 from hetrun.server import listen
 from hetrun.server.app import create_app
@@ -55,10 +55,10 @@ class Server:
         self.loads: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
-        found = [Found(name, Path(f"/models/{name}.gguf"), 1 << 20) for name in names]
-        self.shelf = Shelf(found, self._start)
+        found = [CatalogModel(name, Path(f"/models/{name}.gguf"), 1 << 20) for name in names]
+        self.shelf = ModelPool(found, self._start)
 
-    def _start(self, found: Found, ram: int | None) -> ChatClient:
+    def _start(self, found: CatalogModel, ram: int | None) -> ChatClient:
         self.loads.append(found.name)
         fake = FakeEngine()
         fake.info = replace(INFO, path=str(found.path), context=self.contexts[found.name])
@@ -67,7 +67,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(server: Server, place: Path) -> AsyncIterator[None]:
-    with listen.listening(listen.Address(uds=place)) as bound:
+    with listen.listening(listen.ListenAddress(uds=place)) as bound:
         async with listen.served(create_app(server.shelf.only or server.shelf), bound):
             yield
     await server.shelf.close()

@@ -18,15 +18,15 @@ from hypothesis import given, strategies as st
 
 from hetrun.errors import UserError
 from hetrun.tui.store.export import FORMAT, read, to_json
-from hetrun.tui.store.store import VERSION, Store
+from hetrun.tui.store.store import VERSION, ConversationStore
 from hetrun.tui.store.tree import Conversation, Tree, Turn
 
 # Writes turns for ever, and says of each that it is kept once it should be.
 WRITER = """
 import sys
 from pathlib import Path
-from hetrun.tui.store.store import Store
-store = Store(Path(sys.argv[1]))
+from hetrun.tui.store.store import ConversationStore
+store = ConversationStore(Path(sys.argv[1]))
 number = store.begin("written").id
 parent = None
 for i in range(1_000_000):
@@ -55,7 +55,7 @@ def test_killed_at_any_point_nothing_kept_is_lost(tmp_path: Path) -> None:
                 kept[int(words[0])] = int(words[1])
         writer.wait()
         writer.stdout.close()
-    store = Store(place)
+    store = ConversationStore(place)
     for number, last in kept.items():
         conversation = store.conversation(number)
         assert conversation is not None
@@ -70,7 +70,7 @@ def test_killed_at_any_point_nothing_kept_is_lost(tmp_path: Path) -> None:
 
 
 def test_two_programs_use_one_file(tmp_path: Path) -> None:
-    one, other = Store(tmp_path / "c.db"), Store(tmp_path / "c.db")
+    one, other = ConversationStore(tmp_path / "c.db"), ConversationStore(tmp_path / "c.db")
     number = one.begin("from one").id
     other.add(number, None, "user", "from the other")
     found = one.conversation(number)
@@ -82,17 +82,17 @@ def test_two_programs_use_one_file(tmp_path: Path) -> None:
 
 def test_a_file_of_a_newer_hetrun_is_left_alone(tmp_path: Path) -> None:
     place = tmp_path / "c.db"
-    Store(place).close()
+    ConversationStore(place).close()
     with closing(sqlite3.connect(place)) as db:
         db.execute(f"PRAGMA user_version = {VERSION + 1}")
     with pytest.raises(UserError, match="written by a newer hetrun"):
-        Store(place)
+        ConversationStore(place)
     with closing(sqlite3.connect(place)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (VERSION + 1,)
 
 
 def test_only_the_user_reads_what_was_said(tmp_path: Path) -> None:
-    Store(tmp_path / "new" / "c.db").close()
+    ConversationStore(tmp_path / "new" / "c.db").close()
     assert (tmp_path / "new" / "c.db").stat().st_mode & 0o077 == 0
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
 
@@ -100,7 +100,7 @@ def test_only_the_user_reads_what_was_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "zeros", "noise", "folder"])
 def test_a_damaged_file_is_one_sentence(tmp_path: Path, damage: str) -> None:
     place = tmp_path / "c.db"
-    store = Store(place)
+    store = ConversationStore(place)
     number = store.begin("long").id
     for i in range(200):
         store.add(number, None, "user", f"{i} " * 100)
@@ -121,7 +121,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, damage: str) -> None:
 
 
 def _read_all(place: Path) -> None:
-    store = Store(place)
+    store = ConversationStore(place)
     try:
         for conversation in store.conversations("9"):
             store.tree(conversation)
@@ -138,13 +138,13 @@ def test_out_and_in_again_is_the_same(rows: list[tuple[str, bool, int]], title: 
         Turn(i + 1, None if i == 0 else 1 + at % i, "user" if user else "assistant", text)
         for i, (text, user, at) in enumerate(rows)
     ]
-    store = Store(None)
+    store = ConversationStore(None)
     first = store.keep(Conversation(0, title, system, {"seed": 1}), turns)
     text = to_json(first, store.tree(first))
     store.close()
     facts = json.loads(text)
     assert [turn["content"] for turn in facts["turns"]] == [turn.text for turn in turns]
-    again = Store(None)
+    again = ConversationStore(None)
     second = again.keep(Conversation(0, title, system, {"seed": 1}), turns)
     assert [t.text for t in again.tree(second).path] == [t.text for t in Tree(turns).path]
     again.close()

@@ -18,13 +18,13 @@ from hetrun.engine.admission import (
     FIRST_ANSWER,
     MOST_RETRY_S,
     Admission,
-    Forecast,
-    Work,
+    RequestForecast,
+    RequestWork,
     in_front,
     in_words,
     letters,
 )
-from hetrun.engine.step_time import Shape, StepTimes
+from hetrun.engine.step_time import StepShape, StepTimes
 from tests.support.step_times import Said, unpredicted
 from tests.support.tiers import in_pairs
 
@@ -45,17 +45,17 @@ def admission(
 def ran(times: StepTimes, answers: int, read: int, seconds: float) -> None:
     """A step with `answers` running answers and `read` tokens of a prompt took `seconds`."""
     if answers or read:
-        times.saw(Shape(answers + bool(read), answers + read, read), seconds)
+        times.observe(StepShape(answers + bool(read), answers + read, read), seconds)
 
 
-def forecast(admission: Admission, own: Work, others: Sequence[Work] = ()) -> Forecast:
+def forecast(admission: Admission, own: RequestWork, others: Sequence[RequestWork] = ()) -> RequestForecast:
     found = admission.forecast(own, others)
     assert found is not None
     return found
 
 
 works = st.builds(
-    Work,
+    RequestWork,
     prompt=st.integers(0, 4000),
     answer=st.floats(0, 500),
     running=st.booleans(),
@@ -70,7 +70,7 @@ asides = st.sampled_from((0.0, 0.3, 0.5))
 
 
 @given(own=newcomers, aside=asides)
-def test_an_empty_engine_takes_its_own_time(own: Work, aside: float) -> None:
+def test_an_empty_engine_takes_its_own_time(own: RequestWork, aside: float) -> None:
     found = forecast(admission(aside=aside), own)
     assert found.place_s == 0
     # The planner's times are asked at a few sizes, and lines drawn between these.
@@ -80,7 +80,7 @@ def test_an_empty_engine_takes_its_own_time(own: Work, aside: float) -> None:
 
 @given(own=newcomers, others=st.lists(works, max_size=12), more=works, at=st.integers(0, 12), aside=asides)
 def test_more_work_never_shortens_the_wait(
-    own: Work, others: list[Work], more: Work, at: int, aside: float
+    own: RequestWork, others: list[RequestWork], more: RequestWork, at: int, aside: float
 ) -> None:
     asked, all_of_them = admission(aside=aside), [*others[:at], more, *others[at:]]
     # Clients take turns: a client's own request may push another one of it after this.
@@ -94,7 +94,7 @@ def test_more_work_never_shortens_the_wait(
 
 @given(own=newcomers, others=st.lists(works, max_size=12), aside=asides)
 def test_a_request_waits_for_its_place_then_its_first_token_then_its_end(
-    own: Work, others: list[Work], aside: float
+    own: RequestWork, others: list[RequestWork], aside: float
 ) -> None:
     asked = admission(aside=aside)
     found = forecast(asked, own, others)
@@ -105,7 +105,7 @@ def test_a_request_waits_for_its_place_then_its_first_token_then_its_end(
 
 
 def test_nothing_runs_beside_the_encoding_of_pictures() -> None:
-    own, other = Work(1000, 10), Work(100, 1000, running=True)
+    own, other = RequestWork(1000, 10), RequestWork(100, 1000, running=True)
     alone, seeing = replace(own, pictures_s=3.0), replace(other, pictures_s=5.0)
     asked = admission(aside=0.5)
     first = forecast(asked, own, [other]).first_s
@@ -117,7 +117,11 @@ def test_nothing_runs_beside_the_encoding_of_pictures() -> None:
 
 
 def test_running_answers_keep_their_share_until_they_are_over() -> None:
-    own, short, long = Work(1000, 10), Work(0, 10, running=True), Work(0, 1000, running=True)
+    own, short, long = (
+        RequestWork(1000, 10),
+        RequestWork(0, 10, running=True),
+        RequestWork(0, 1000, running=True),
+    )
     alone = forecast(admission(aside=0.5), own).first_s
     assert forecast(admission(aside=0.5), own, [short]).first_s == pytest.approx(alone + 10 * 0.012)
     assert forecast(admission(aside=0.5), own, [long]).first_s == pytest.approx(2 * alone)
@@ -125,9 +129,9 @@ def test_running_answers_keep_their_share_until_they_are_over() -> None:
 
 def test_before_anything_is_known_nothing_is_predicted_and_no_deadline_refused() -> None:
     asked = admission(most_waiting=0, times=unpredicted())
-    others = [Work(100, 100, running=True)]
-    assert asked.forecast(Work(10, 10), others) is None
-    assert asked.refuse(Work(10, 10), others, 0.001) is None
+    others = [RequestWork(100, 100, running=True)]
+    assert asked.forecast(RequestWork(10, 10), others) is None
+    assert asked.refuse(RequestWork(10, 10), others, 0.001) is None
     full = asked.refuse_arrival(PLACES, others)
     assert full is not None
     assert full.retry_after_s == 1
@@ -139,7 +143,7 @@ def test_what_was_seen_takes_the_place_of_the_planners_word() -> None:
     for _ in range(50):
         ran(times, 0, 512, 2.0)
         ran(times, 1, 0, 0.1)
-    found = forecast(asked, Work(512, 10))
+    found = forecast(asked, RequestWork(512, 10))
     assert found.first_s == pytest.approx(2.0, rel=0.02)
     assert found.end_s == pytest.approx(3.0, rel=0.02)
 
@@ -148,12 +152,12 @@ def test_steps_of_both_kinds_are_told_apart() -> None:
     times = unpredicted()
     asked = admission(times=times)
     ran(times, 2, 100, 5.0)  # says nothing by itself
-    assert asked.forecast(Work(1, 1), []) is None
+    assert asked.forecast(RequestWork(1, 1), []) is None
     ran(times, 0, 100, 0.9)
     ran(times, 2, 0, 0.1)
     for _ in range(100):
         ran(times, 2, 100, 2.0)  # twice as slow as the two together
-    found = forecast(asked, Work(100, 10), [Work(0, 0, running=True)])
+    found = forecast(asked, RequestWork(100, 10), [RequestWork(0, 0, running=True)])
     assert found.first_s == pytest.approx(1.8, rel=0.01)
     assert found.end_s == pytest.approx(3.8, rel=0.01)
 
@@ -177,15 +181,18 @@ def test_how_long_answers_are_is_learned() -> None:
 
 
 def test_clients_take_turns_and_priorities_go_first() -> None:
-    running = Work(0, 9, running=True, priority=9, client="a")
-    flood = [Work(i, 1, client="a") for i in range(5)]
-    urgent, patient = Work(100, 1, priority=-1, client="a"), Work(200, 1, priority=1, client="a")
+    running = RequestWork(0, 9, running=True, priority=9, client="a")
+    flood = [RequestWork(i, 1, client="a") for i in range(5)]
+    urgent, patient = (
+        RequestWork(100, 1, priority=-1, client="a"),
+        RequestWork(200, 1, priority=1, client="a"),
+    )
     others = [*flood, patient, running, urgent]
-    assert in_front(Work(0, 1, client="b"), others) == [running, flood[0], urgent]
-    mine = Work(50, 1, client="b")
-    assert in_front(Work(0, 1, client="b"), [*others, mine]) == [running, *flood[:2], urgent, mine]
-    assert in_front(Work(0, 1, client="a"), others) == [running, *flood, urgent]
-    assert in_front(Work(0, 1, priority=-1, client="b"), others) == [running, urgent]
+    assert in_front(RequestWork(0, 1, client="b"), others) == [running, flood[0], urgent]
+    mine = RequestWork(50, 1, client="b")
+    assert in_front(RequestWork(0, 1, client="b"), [*others, mine]) == [running, *flood[:2], urgent, mine]
+    assert in_front(RequestWork(0, 1, client="a"), others) == [running, *flood, urgent]
+    assert in_front(RequestWork(0, 1, priority=-1, client="b"), others) == [running, urgent]
 
 
 # --- refusals
@@ -193,7 +200,7 @@ def test_clients_take_turns_and_priorities_go_first() -> None:
 
 def test_the_queue_is_bounded() -> None:
     asked = admission(most_waiting=2)
-    running = [Work(0, 10.0 * i, running=True) for i in range(1, PLACES + 1)]
+    running = [RequestWork(0, 10.0 * i, running=True) for i in range(1, PLACES + 1)]
     assert [asked.refuse_arrival(held, running) is None for held in range(8)] == [True] * 6 + [False] * 2
     assert admission(most_waiting=None).refuse_arrival(10**6, running) is None
     none = admission(most_waiting=0)
@@ -203,7 +210,7 @@ def test_the_queue_is_bounded() -> None:
 
 def test_who_is_sent_away_is_told_when_to_come_back_each_a_little_later() -> None:
     asked = admission(most_waiting=1)
-    running = [Work(0, 200.0, running=True)] * PLACES
+    running = [RequestWork(0, 200.0, running=True)] * PLACES
     times = []
     for _ in range(200):
         refused = asked.refuse_arrival(PLACES + 1, running)
@@ -221,16 +228,16 @@ def test_who_is_sent_away_is_told_when_to_come_back_each_a_little_later() -> Non
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
-    asked, others = admission(), [Work(10_000, 100, running=True)]
-    refused = asked.refuse(Work(100, 100), others, 3)
+    asked, others = admission(), [RequestWork(10_000, 100, running=True)]
+    refused = asked.refuse(RequestWork(100, 100), others, 3)
     assert refused is not None
     assert refused.retry_after_s == pytest.approx(7.1, abs=0.3)
     assert str(refused).startswith("the answer's first token is expected in 10 s, but wanted within 3 s")
-    assert asked.refuse(Work(100, 100), others, 11) is None
-    refused = asked.refuse(Work(100, 100), others, 11, whole=True)
+    assert asked.refuse(RequestWork(100, 100), others, 11) is None
+    refused = asked.refuse(RequestWork(100, 100), others, 11, whole=True)
     assert "the answer's end is expected in 11 s" in str(refused)
-    assert asked.refuse(Work(100, 100), others, None) is None
-    assert asked.refuse(Work(10_000, 100), [], 0.001) is None  # alone: it is measured instead
+    assert asked.refuse(RequestWork(100, 100), others, None) is None
+    assert asked.refuse(RequestWork(10_000, 100), [], 0.001) is None  # alone: it is measured instead
 
 
 def test_how_much_of_a_text_must_be_read_is_learned() -> None:
@@ -289,10 +296,10 @@ class Machine:
     running: list[Asked] = field(default_factory=list)
     waiting: list[Asked] = field(default_factory=list)
 
-    def work(self, asked: Asked) -> Work:
+    def work(self, asked: Asked) -> RequestWork:
         limit = asked.answer if self.certain else 2048
         left = self.admission.expected_answer(asked.given, limit, self.certain)
-        return Work(asked.prompt - asked.read, left, asked in self.running)
+        return RequestWork(asked.prompt - asked.read, left, asked in self.running)
 
     def arrive(self, asked: Asked) -> None:
         others = [self.work(a) for a in (*self.running, *self.waiting)]

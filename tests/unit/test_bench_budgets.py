@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrun.errors import OptionError, UserError
-from hetrun.tools.bench.cases import BenchOptions, Case
-from hetrun.tools.bench.disk_bandwidth import Ceiling, Disk
-from hetrun.tools.bench.options import Asked, options_of
-from hetrun.tools.bench.process import Died, Process
+from hetrun.tools.bench.cases import BenchCase, BenchOptions
+from hetrun.tools.bench.disk_bandwidth import Ceiling, ModelDisk
+from hetrun.tools.bench.options import TypedBenchOptions, options_of
+from hetrun.tools.bench.process import BenchProcess, BenchProcessDied
 from hetrun.tools.bench.sweep import cgroup_sandbox
-from hetrun.tools.bench.sweep.budgets import BESIDE, Budget, SweepOptions, budgets, is_sweep
+from hetrun.tools.bench.sweep.budgets import BESIDE, SweepBudget, SweepOptions, budgets, is_sweep
 from hetrun.tools.bench.sweep.cgroup_sandbox import VERSION_1, VERSION_2, confined, why_not
 
 GIB = 1 << 30
@@ -32,7 +32,7 @@ GIB = 1 << 30
 
 def test_budgets_are_sizes_and_shares() -> None:
     found = budgets("1GiB, 50%,2.5%,1GiB,")
-    assert found == (Budget(GIB), Budget(percent=50.0), Budget(percent=2.5))
+    assert found == (SweepBudget(GIB), SweepBudget(percent=50.0), SweepBudget(percent=2.5))
     assert [b.name for b in found] == ["1.0 GiB", "50%", "2.5%"]
     assert [b.of(1000) for b in found] == [GIB, 500 + BESIDE, 25 + BESIDE]
 
@@ -69,21 +69,21 @@ def test_one_size_is_no_sweep() -> None:
     assert is_sweep("50%")
 
 
-def asked(**given: Any) -> Asked:  # noqa: ANN401 - those of Asked
+def asked(**given: Any) -> TypedBenchOptions:  # noqa: ANN401 - those of Asked
     typed: dict[str, Any] = {"generate": "64", "rounds": 5, "output": "table", "explain": False}
     typed |= dict.fromkeys(("prompt", "depth", "batch", "vs", "clients", "requests", "shared_prefix"))
-    return Asked(**(typed | {"arrival": None} | given))
+    return TypedBenchOptions(**(typed | {"arrival": None} | given))
 
 
 def test_several_budgets_ask_for_a_sweep() -> None:
     found = options_of(asked(ram="1GiB,50%"))
-    assert found == SweepOptions((Budget(GIB), Budget(percent=50.0)))
+    assert found == SweepOptions((SweepBudget(GIB), SweepBudget(percent=50.0)))
     assert isinstance(found, SweepOptions)
-    assert found.case == Case("decode", 64, 32)
+    assert found.case == BenchCase("decode", 64, 32)
     typed = asked(ram="50%", generate="8", depth="0", batch="4", vs="llama.cpp", vs_threads="2", rounds=3)
     found = options_of(replace(typed, picture=Path("a.svg")))
     assert isinstance(found, SweepOptions)
-    assert (found.case, found.rounds, found.vs_threads) == (Case("decode", 8, 0, 4), 3, 2)
+    assert (found.case, found.rounds, found.vs_threads) == (BenchCase("decode", 8, 0, 4), 3, 2)
     assert options_of(asked(ram="1GiB")) == BenchOptions()
 
 
@@ -263,8 +263,8 @@ def test_the_kernel_kills_who_wants_more() -> None:
 # --- processes that are told what to do
 
 
-def told(code: str) -> Process:
-    return Process("someone", "from hetrun.tools.bench.process import obey; " + code)
+def told(code: str) -> BenchProcess:
+    return BenchProcess("someone", "from hetrun.tools.bench.process import obey; " + code)
 
 
 def test_what_it_answers_comes_back_and_so_do_errors() -> None:
@@ -285,10 +285,10 @@ def test_what_it_answers_comes_back_and_so_do_errors() -> None:
 def test_its_death_is_an_error_that_says_how() -> None:
     process = told("import os; obey({pipe}, 'someone', lambda order: os.kill(os.getpid(), order))")
     try:
-        with pytest.raises(Died, match="the process of someone was killed") as found:
+        with pytest.raises(BenchProcessDied, match="the process of someone was killed") as found:
             process.ask(9, int)
         assert found.value.code == -signal.SIGKILL
-        with pytest.raises(Died):
+        with pytest.raises(BenchProcessDied):
             process.ask(9, int)
     finally:
         process.close()
@@ -296,10 +296,10 @@ def test_its_death_is_an_error_that_says_how() -> None:
 
 IN_A_SESSION = """
 from pathlib import Path
-from hetrun.tools.bench.process import Process
+from hetrun.tools.bench.process import BenchProcess
 Path("/proc/self/autogroup").write_text("5")
 obeying = "from hetrun.tools.bench.process import obey; obey({pipe}, 'x', lambda order: [order])"
-process = Process("x", obeying)
+process = BenchProcess("x", obeying)
 process.ask(1, int)
 print(Path(f"/proc/{process.pid}/autogroup").read_text())
 process.close()
@@ -330,15 +330,17 @@ def file(tmp_path: Path) -> Path:
 def test_the_ceiling_is_the_best_way(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {(1, 1): 1e9, (1, 2): 2e9, (2, 1): 3e9, (2, 2): 5e9, (4, 1): 4e9, (4, 2): 2e9}
     # The best of short times is too good: it is measured once more.
-    monkeypatch.setattr(Disk, "_rate", lambda self, fd, n, request, s: rates.pop((n, request >> 20), 4e9))
-    found = Disk([file]).ceiling()
+    monkeypatch.setattr(
+        ModelDisk, "_rate", lambda self, fd, n, request, s: rates.pop((n, request >> 20), 4e9)
+    )
+    found = ModelDisk([file]).ceiling()
     assert found is not None
     assert (found.rate, found.threads, found.request) == (4e9, 2, 2 << 20)
     assert found.text.startswith("4.00 GB/s (2 threads, requests of 2 MiB")
 
 
 def test_bytes_are_counted_that_were_read(file: Path) -> None:
-    disk = Disk([file])
+    disk = ModelDisk([file])
     found = disk.ceiling(0.001, 0.001)
     assert found is not None
     assert found.rate > 0
@@ -355,7 +357,7 @@ def test_measurements_walk_through_the_file(file: Path, monkeypatch: pytest.Monk
         return read(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", note)
-    disk = Disk([file])
+    disk = ModelDisk([file])
     descriptor, _ = disk._open()
     offsets.clear()
     for _ in range(7):
@@ -369,7 +371,7 @@ def test_measurements_walk_through_the_file(file: Path, monkeypatch: pytest.Monk
 
 def test_a_short_file_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "short").write_bytes(b"x" * 4096)
-    assert Disk([tmp_path / "short"]).ceiling() is None
+    assert ModelDisk([tmp_path / "short"]).ceiling() is None
 
 
 def test_a_disk_behind_the_page_cache_is_told() -> None:

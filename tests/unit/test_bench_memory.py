@@ -12,10 +12,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrun.tools.bench import memory_bandwidth, read_kernels
-from hetrun.tools.bench.cases import Case
-from hetrun.tools.bench.memory_bandwidth import Memory, bandwidth, last_caches, memory, rounded, usual
-from hetrun.tools.bench.read_kernels import LINE, Block, InC, Reader, Work, by_search, side_by_side
-from hetrun.tools.bench.roofline import Demands, Experts, Traffic
+from hetrun.tools.bench.cases import BenchCase
+from hetrun.tools.bench.memory_bandwidth import (
+    MemoryBandwidth,
+    bandwidth,
+    last_caches,
+    memory,
+    rounded,
+    usual,
+)
+from hetrun.tools.bench.read_kernels import LINE, InC, ReadBlock, Reader, ReadRound, by_search, side_by_side
+from hetrun.tools.bench.roofline import Demands, LayerExperts, ReadBytes
 
 GIGA = 1e9
 
@@ -29,7 +36,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("way", [*read_kernels.readers(), by_search])
 def test_every_way_reads_in_every_round(way: Reader, threads: int) -> None:
-    with Block(Work(threads, 64 * LINE, 3)) as block:
+    with ReadBlock(ReadRound(threads, 64 * LINE, 3)) as block:
         assert block.work.nbytes == threads * 3 * 64 * LINE
         assert [block.part(i) - block.part(0) for i in range(threads)] == [
             i * 64 * LINE for i in range(threads)
@@ -39,7 +46,7 @@ def test_every_way_reads_in_every_round(way: Reader, threads: int) -> None:
 
 
 def test_more_to_read_takes_longer() -> None:
-    with Block(Work(1, 64 * LINE)) as small, Block(Work(1, 64 * LINE, 2000)) as large:
+    with ReadBlock(ReadRound(1, 64 * LINE)) as small, ReadBlock(ReadRound(1, 64 * LINE, 2000)) as large:
         for way in (*read_kernels.readers(), by_search):
             assert min(way(large, 3)) > 10 * min(way(small, 3))
 
@@ -98,7 +105,7 @@ def test_the_fastest_way_counts_and_the_best_quarter_of_its_rounds(monkeypatch: 
     def way(name: str, *seconds: float) -> Reader:
         rounds: Iterator[float] = iter(seconds * 20)
 
-        def read(block: Block, n: int) -> Sequence[float]:
+        def read(block: ReadBlock, n: int) -> Sequence[float]:
             asked.append(f"{name}{n}")
             return [next(rounds) for _ in range(n)]
 
@@ -112,7 +119,7 @@ def test_the_fastest_way_counts_and_the_best_quarter_of_its_rounds(monkeypatch: 
     found = bandwidth(2, memory_bandwidth.LEAST, rounds=8, tries=4)
     assert asked == ["slow5", "fast5", "odd5", "fast8"]
     assert found == pytest.approx(memory_bandwidth.LEAST / 2.0)
-    with Block(Work(1, LINE)) as block:
+    with ReadBlock(ReadRound(1, LINE)) as block:
         assert usual(way("w", 5.0, 1.0, 2.0, 3.0, 9.0, 9.0, 9.0, 9.0), block, 8) == 1.5
 
 
@@ -142,7 +149,7 @@ def test_a_block_that_a_cache_holds_has_two_numbers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(memory_bandwidth, "_bandwidth", measure)
     monkeypatch.setattr(memory_bandwidth, "_large", lambda: 10**9)
     small = memory(2, 98.4e6)
-    assert small == Memory(2, 98_000_000, 60 * GIGA, 40 * GIGA)
+    assert small == MemoryBandwidth(2, 98_000_000, 60 * GIGA, 40 * GIGA)
     assert small.cached
     assert small.text == (
         "memory gives 60.0 GB/s to 2 threads for blocks of 93 MiB (in part from a cache), 40.0 from DRAM"
@@ -182,16 +189,16 @@ def test_each_last_cache_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_experts_that_rest_are_part_of_the_block() -> None:
-    model = Demands(Traffic(100, ((2, 0),), (Experts(800, 8, 2),)), None)
-    step = model.of(Case("decode", 9, 100))
+    model = Demands(ReadBytes(100, ((2, 0),), (LayerExperts(800, 8, 2),)), None)
+    step = model.of(BenchCase("decode", 9, 100))
     assert step.nbytes == 100 + 200 + 2 * 105
     assert step.block == 100 + 800 + 2 * 105
-    dense = Demands(Traffic(100, ((2, 0),)), None).of(Case("decode", 9, 100))
+    dense = Demands(ReadBytes(100, ((2, 0),)), None).of(BenchCase("decode", 9, 100))
     assert dense.block == dense.nbytes
 
 
 def test_addresses_are_whole_lines_of_pages() -> None:
-    with Block(Work(3, 5 * LINE)) as block:
+    with ReadBlock(ReadRound(3, 5 * LINE)) as block:
         assert block.part(0) % 4096 == 0
         assert ctypes.string_at(block.part(2), 5 * LINE) == b"\1" * 5 * LINE
 

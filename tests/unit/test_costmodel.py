@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetrun.config import dirs
-from hetrun.planner.costmodel import Cell, Forecast, Work, path_of_machine
+from hetrun.planner.costmodel import OpWork, TimingBin, WorkTimes, path_of_machine
 from hetrun.planner.costmodel.store import MOST_BYTES, MOST_FACTS, MOST_WORKS, cpu_facts
 from hetrun.planner.costmodel.timing_bin import BELIEVED, LEAST_S, depth_class, tokens_class
 from tests.support.examples import examples
 
-WORK = Work("attn-1", "fast", 2)
+WORK = OpWork("attn-1", "fast", 2)
 Truth = Callable[[float, float], float]
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 DEPTHS = [0, 512, 2048, 4096]  # seen before the pass
@@ -35,17 +35,17 @@ def taught(
     sizes: Iterable[tuple[int, float]] = GRID,
     noise: float = 0.0,
     runs: int = 4,
-    work: Work = WORK,
+    work: OpWork = WORK,
     seed: int = 1,
-) -> Forecast:
-    chance, forecast = random.Random(seed), Forecast()
+) -> WorkTimes:
+    chance, forecast = random.Random(seed), WorkTimes()
     for tokens, depth in sizes:
         for _ in range(runs):
             forecast.learn(work, tokens, depth, truth(tokens, depth) * chance.uniform(1 - noise, 1 + noise))
     return forecast
 
 
-def predicted(forecast: Forecast, tokens: int, depth: float, work: Work = WORK) -> float:
+def predicted(forecast: WorkTimes, tokens: int, depth: float, work: OpWork = WORK) -> float:
     seconds = forecast.seconds(work, tokens, depth)
     assert seconds is not None
     return seconds
@@ -85,7 +85,7 @@ def test_classes_double_in_tokens_and_grow_fourfold_in_depth() -> None:
 
 
 def test_a_cell_is_a_mean_at_first_and_then_follows_slowly() -> None:
-    cell = Cell()
+    cell = TimingBin()
     for seconds in (1.0, 1.1, 1.2):
         cell.add(4, 100, seconds)
     assert (cell.runs, cell.tokens, cell.depth, cell.best) == (3, 4, 100, 1.0)
@@ -99,7 +99,7 @@ def test_a_cell_is_a_mean_at_first_and_then_follows_slowly() -> None:
 
 @pytest.mark.parametrize("before", [1, 3, 30])
 def test_another_process_taking_the_core_is_no_news_unless_it_stays(before: int) -> None:
-    cell = Cell()
+    cell = TimingBin()
     for _ in range(before):
         cell.add(8, 100, 1e-3)
     for _ in range(BELIEVED - 1):
@@ -114,21 +114,21 @@ def test_another_process_taking_the_core_is_no_news_unless_it_stays(before: int)
 
 
 def test_a_larger_run_of_the_class_may_be_as_much_slower_as_it_is_larger() -> None:
-    cell = Cell()
+    cell = TimingBin()
     cell.add(257, 1024, 1.0)
     cell.add(512, 4095, 7.9)
     assert cell.runs == 2
 
 
 def test_a_slow_start_is_forgotten() -> None:
-    cell = Cell()
+    cell = TimingBin()
     for seconds in (4.0, 1.0, 1.0):
         cell.add(1, 20, seconds)
     assert cell.smoothed == pytest.approx(1.0)
 
 
 def test_far_faster_is_believed_at_once() -> None:
-    cell = Cell()
+    cell = TimingBin()
     for _ in range(30):
         cell.add(1, 20, 1.0)
     cell.add(1, 20, 0.1)
@@ -136,7 +136,7 @@ def test_far_faster_is_believed_at_once() -> None:
 
 
 def test_nothing_takes_no_time(tmp_path: Path) -> None:
-    cell = Cell()
+    cell = TimingBin()
     cell.add(1, 10, 0.0)
     assert cell.smoothed == cell.best == LEAST_S
     cell.rescale(0.0)
@@ -144,18 +144,18 @@ def test_nothing_takes_no_time(tmp_path: Path) -> None:
     path, data = saved(tmp_path)
     data["works"][0][4] = [[5, 1, 10, 0.0, 0.0, 0.0, 0.0], [5, 8, 10, 5e-324, 0.0, 0.0, 0.0]]
     path.write_text(json.dumps(data))
-    forecast = Forecast.load(path)
+    forecast = WorkTimes.load(path)
     assert predicted(forecast, 1, 10) >= LEAST_S
     assert predicted(forecast, 8, 10) >= LEAST_S
 
 
 def test_what_was_measured_beside_others_counts_until_something_better_is_known(tmp_path: Path) -> None:
-    forecast = Forecast()
+    forecast = WorkTimes()
     forecast.learn(WORK, 4, 10.0, 5.0, rough=0.5)
     assert predicted(forecast, 4, 10) == 5.0
     assert forecast.rough(WORK) == 0.5
     forecast.save(tmp_path / "times.json")
-    again = Forecast.load(tmp_path / "times.json")
+    again = WorkTimes.load(tmp_path / "times.json")
     assert (predicted(again, 4, 10), again.rough(WORK)) == (5.0, 0.5)
     again.learn(WORK, 4, 10.0, 1.0)
     assert (predicted(again, 4, 10), again.rough(WORK)) == (1.0, 0.0)
@@ -164,7 +164,7 @@ def test_what_was_measured_beside_others_counts_until_something_better_is_known(
 
 
 def test_what_was_rescaled_at_one_size_has_changed_less_at_others() -> None:
-    forecast = Forecast()
+    forecast = WorkTimes()
     for tokens in (1, 64, 512):
         forecast.learn(WORK, tokens, 10.0, tokens / 10)
     forecast.rescale(WORK, 2.0, tokens=512)
@@ -174,7 +174,7 @@ def test_what_was_rescaled_at_one_size_has_changed_less_at_others() -> None:
 
 
 def test_drift_is_more_than_noise_and_more_than_a_tenth() -> None:
-    chance, steady, noisy = random.Random(3), Cell(), Cell()
+    chance, steady, noisy = random.Random(3), TimingBin(), TimingBin()
     for _ in range(200):
         steady.add(1, 20, chance.gauss(1.0, 0.02))
         noisy.add(1, 20, abs(chance.gauss(1.0, 0.6)))
@@ -183,7 +183,7 @@ def test_drift_is_more_than_noise_and_more_than_a_tenth() -> None:
     assert steady.drifted(0.8)
     assert steady.drifted(1.3)
     assert not noisy.drifted(0.8)
-    assert not Cell().drifted(1.0)
+    assert not TimingBin().drifted(1.0)
     for _ in range(10):
         steady.add(1, 20, chance.gauss(1.4, 0.02))
     assert steady.drifted(1.0)
@@ -193,7 +193,7 @@ def test_drift_is_more_than_noise_and_more_than_a_tenth() -> None:
     st.lists(st.tuples(st.integers(5, 8), st.floats(64, 255), st.floats(1e-7, 10)), min_size=1, max_size=40)
 )
 def test_a_cell_stands_for_something_between_its_runs(runs: list[tuple[int, float, float]]) -> None:
-    cell = Cell()
+    cell = TimingBin()
     for run in runs:
         cell.add(*run)
     for values, value in zip(zip(*runs, strict=True), (cell.tokens, cell.depth, cell.smoothed), strict=True):
@@ -247,7 +247,7 @@ sizes = st.tuples(st.integers(1, 512), st.floats(0, 9000), st.floats(1e-7, 10))
 def test_never_negative_whatever_was_measured(
     runs: list[tuple[int, float, float]], tokens: int, depth: float
 ) -> None:
-    forecast = Forecast()
+    forecast = WorkTimes()
     for run in runs:
         forecast.learn(WORK, *run)
     assert predicted(forecast, tokens, depth) >= 0
@@ -285,14 +285,14 @@ def test_outside_of_what_was_measured() -> None:
 
 def test_nothing_is_known_of_other_work() -> None:
     forecast = taught(affine(1e-3, 0, 0))
-    for other in (Work("attn-2", "fast", 2), Work("attn-1", "slow", 2), Work("attn-1", "fast", 1)):
+    for other in (OpWork("attn-2", "fast", 2), OpWork("attn-1", "slow", 2), OpWork("attn-1", "fast", 1)):
         assert forecast.seconds(other, 1, 10) is None
     assert list(forecast.works()) == [WORK]
 
 
 def test_one_sequence_and_several_stand_in_for_each_other() -> None:
     truth = affine(1e-3, 1e-4, 1e-7)
-    forecast, several = taught(truth), Work("attn-1", "fast", 2, several=True)
+    forecast, several = taught(truth), OpWork("attn-1", "fast", 2, several=True)
     assert predicted(forecast, 16, 600, several) == predicted(forecast, 16, 600)
     assert not forecast.knows(several)
     for depth in (20, 600, 3000):
@@ -304,7 +304,7 @@ def test_one_sequence_and_several_stand_in_for_each_other() -> None:
 
 
 def test_a_held_cell_stays_in_use() -> None:
-    forecast = Forecast()
+    forecast = WorkTimes()
     cell = forecast.cell(WORK, 4, 100)
     cell.add(4, 100, 1.0)
     assert forecast.seconds(WORK, 4, 100) == 1.0
@@ -316,7 +316,7 @@ def test_a_held_cell_stays_in_use() -> None:
 
 
 def test_facts_are_smoothed() -> None:
-    forecast = Forecast()
+    forecast = WorkTimes()
     assert forecast.fact("start_s", "fast") is None
     forecast.learn_fact("start_s", "fast", 2.0)
     forecast.learn_fact("start_s", "fast", 3.0)
@@ -331,7 +331,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     forecast, path = taught(affine(1e-3, 1e-4, 1e-7), noise=0.1), tmp_path / "deep" / "times.json"
     forecast.learn_fact("start_s", "fast", 2.0)
     forecast.save(path)
-    loaded = Forecast.load(path)
+    loaded = WorkTimes.load(path)
     assert list(loaded.works()) == [WORK]
     assert loaded.fact("start_s", "fast") == 2.0
     for tokens, depth in [*GRID, (100, 777)]:
@@ -340,20 +340,20 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_two_processes_keep_what_both_learned(tmp_path: Path) -> None:
-    path, other, third = tmp_path / "times.json", Work("ffn-1", "fast", 2), Work("ffn-2", "fast", 2)
-    begin = Forecast()
+    path, other, third = tmp_path / "times.json", OpWork("ffn-1", "fast", 2), OpWork("ffn-2", "fast", 2)
+    begin = WorkTimes()
     begin.learn(third, 1, 10, 3.0)
     begin.save(path)
-    one, two = Forecast.load(path), Forecast.load(path)
+    one, two = WorkTimes.load(path), WorkTimes.load(path)
     one.learn(WORK, 1, 10, 1.0)
     two.learn(other, 1, 10, 2.0)
     one.save(path)
     two.save(path)
-    assert set(Forecast.load(path).works()) == {WORK, other, third}
+    assert set(WorkTimes.load(path).works()) == {WORK, other, third}
 
 
 def test_no_file_is_nothing_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert not list(Forecast.load(tmp_path / "none").works())
+    assert not list(WorkTimes.load(tmp_path / "none").works())
     assert not caplog.records
 
 
@@ -385,7 +385,7 @@ def test_a_damaged_cell(cell: object, tmp_path: Path, caplog: pytest.LogCaptureF
     path, data = saved(tmp_path)
     data["works"][0][4].append(cell)
     path.write_text(json.dumps(data))
-    assert not list(Forecast.load(path).works())
+    assert not list(WorkTimes.load(path).works())
     assert str(path) in caplog.text
 
 
@@ -407,7 +407,7 @@ def test_a_damaged_cell(cell: object, tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_foreign_file(change: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, data = saved(tmp_path)
     path.write_text(json.dumps({**data, **change}))
-    assert not list(Forecast.load(path).works())
+    assert not list(WorkTimes.load(path).works())
     assert str(path) in caplog.text
 
 
@@ -417,7 +417,7 @@ def test_a_foreign_file(change: dict[str, object], tmp_path: Path, caplog: pytes
 def test_no_json(content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "times.json"
     path.write_bytes(content)
-    assert not list(Forecast.load(path).works())
+    assert not list(WorkTimes.load(path).works())
     assert str(path) in caplog.text
 
 
@@ -427,7 +427,7 @@ def test_any_byte_may_be_wrong(choice: st.DataObject, tmp_path_factory: pytest.T
     content = bytearray(path.read_bytes())
     content[choice.draw(st.integers(0, len(content) - 1))] = choice.draw(st.integers(0, 255))
     path.write_bytes(content)
-    forecast = Forecast.load(path)
+    forecast = WorkTimes.load(path)
     for work in forecast.works():
         assert predicted(forecast, 3, 200, work) >= 0
 
@@ -446,61 +446,61 @@ def test_a_folder_that_takes_nothing_is_said_and_no_more(
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda f: f.learn(Work("ffn" * 100, "fast", 2), 1, 10, 1.0),
-        lambda f: f.learn(Work("ffn", "fast" * 100, 2), 1, 10, 1.0),
-        lambda f: f.learn(Work("ffn", "fast", 2), 1, 10, 1e9),
-        lambda f: f.learn(Work("ffn", "fast", 2), 1, 10, math.inf),
+        lambda f: f.learn(OpWork("ffn" * 100, "fast", 2), 1, 10, 1.0),
+        lambda f: f.learn(OpWork("ffn", "fast" * 100, 2), 1, 10, 1.0),
+        lambda f: f.learn(OpWork("ffn", "fast", 2), 1, 10, 1e9),
+        lambda f: f.learn(OpWork("ffn", "fast", 2), 1, 10, math.inf),
         lambda f: f.learn_fact("rate", "fast", math.inf),
         lambda f: f.learn_fact("rate", "fast", -1.0),
         lambda f: f.learn_fact("rate" * 100, "fast", 1.0),
     ],
 )
 def test_what_could_not_be_read_back_does_not_cost_the_rest(
-    spoil: Callable[[Forecast], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spoil: Callable[[WorkTimes], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     forecast, path = taught(affine(1, 0, 0)), tmp_path / "times.json"
     spoil(forecast)
     forecast.save(path)
-    assert WORK in Forecast.load(path).works()
+    assert WORK in WorkTimes.load(path).works()
     assert not caplog.records
 
 
 def test_a_damaged_file_is_said_once_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "times.json"
     path.write_text("{")
-    forecast = Forecast.load(path)
+    forecast = WorkTimes.load(path)
     forecast.learn(WORK, 1, 10, 1.0)
     forecast.save(path)
     assert caplog.text.count("is ignored") == 1
-    assert list(Forecast.load(path).works()) == [WORK]
+    assert list(WorkTimes.load(path).works()) == [WORK]
 
 
 def test_facts_that_are_asked_for_stay_when_a_file_is_full(tmp_path: Path) -> None:
-    path, forecast = tmp_path / "times.json", Forecast()
+    path, forecast = tmp_path / "times.json", WorkTimes()
     for name in ("start_s", "never asked"):
         forecast.learn_fact(name, "fast", 2.0)
     for i in range(MOST_FACTS + 10):
         forecast.learn_fact(f"asked {i}", "fast", 1.0)
         if i % 100 == 0:
             forecast.save(path)
-            forecast = Forecast.load(path)
+            forecast = WorkTimes.load(path)
             assert forecast.fact("start_s", "fast") == 2.0
     forecast.save(path)
-    last = Forecast.load(path)
+    last = WorkTimes.load(path)
     assert last.fact("start_s", "fast") == 2.0
     assert last.fact("never asked", "fast") is None
     assert last.fact(f"asked {MOST_FACTS + 9}", "fast") == 1.0
 
 
 def test_files_stay_small(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, forecast = tmp_path / "times.json", Forecast()
+    path, forecast = tmp_path / "times.json", WorkTimes()
     for i in range(MOST_WORKS + 10):
-        forecast.learn(Work(f"ffn-{i}", "fast", 2), 1, 10, 1.0)
+        forecast.learn(OpWork(f"ffn-{i}", "fast", 2), 1, 10, 1.0)
     forecast.save(path)
-    again = Forecast.load(path)
+    again = WorkTimes.load(path)
     again.learn(WORK, 1, 10, 1.0)  # what is in use stays
     again.save(path)
-    works = list(Forecast.load(path).works())
+    works = list(WorkTimes.load(path).works())
     assert len(works) == MOST_WORKS
     assert WORK in works
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
@@ -528,7 +528,7 @@ def test_what_a_cpu_is(tmp_path: Path) -> None:
 
 
 def test_a_work_that_became_faster_is_faster_at_every_size() -> None:
-    times, work = Forecast(), Work("ffn", "a", 1)
+    times, work = WorkTimes(), OpWork("ffn", "a", 1)
     for tokens, seconds in ((1, 0.001), (64, 0.01), (512, 0.04)):
         times.learn(work, tokens, 1.0, seconds)
     before = [times.seconds(work, n, 1.0) or 0.0 for n in (1, 30, 512, 900)]

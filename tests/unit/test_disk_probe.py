@@ -24,8 +24,8 @@ from hetrun.prefetch.disk_probe import (
     WAYS,
     Disk,
     DiskRate,
-    Found,
-    Way,
+    ProbeResult,
+    ReadMethod,
     cached_share,
     choose,
     device_of,
@@ -52,8 +52,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @given(st.dictionaries(st.sampled_from(WAYS), st.floats(1e7, 1e10), min_size=1))
-def test_the_fastest_way_is_taken_but_the_cache_only_where_it_is_far_faster(rates: dict[Way, float]) -> None:
-    chosen = choose(Found(rates))
+def test_the_fastest_way_is_taken_but_the_cache_only_where_it_is_far_faster(
+    rates: dict[ReadMethod, float],
+) -> None:
+    chosen = choose(ProbeResult(rates))
     direct = max((r for w, r in rates.items() if w.direct), default=0.0)
     cached = max((r for w, r in rates.items() if not w.direct), default=0.0)
     assert chosen.rate == rates[chosen.way]
@@ -69,21 +71,21 @@ def test_the_fastest_way_is_taken_but_the_cache_only_where_it_is_far_faster(rate
 def test_of_equally_fast_ways_the_one_with_fewest_readers_is_taken() -> None:
     few, many = DIRECT
     assert few.readers < many.readers
-    assert choose(Found({few: 2e9, many: 2e9})).way == few
-    assert choose(Found({few: 2e9, many: 3e9})).way == many
+    assert choose(ProbeResult({few: 2e9, many: 2e9})).way == few
+    assert choose(ProbeResult({few: 2e9, many: 3e9})).way == many
 
 
 def test_reasons_are_given_in_words() -> None:
-    both = {Way(True, 4, MIB): 2e9, Way(False, 2, 2 * MIB): 2.2e9}
-    assert choose(Found(both)).why == (
+    both = {ReadMethod(True, 4, MIB): 2e9, ReadMethod(False, 2, 2 * MIB): 2.2e9}
+    assert choose(ProbeResult(both)).why == (
         "direct, 4 threads, 1 MiB at a time: 2.00 GB/s; through the system's cache 2.20 GB/s"
     )
-    refused = choose(Found({Way(False, 2, 2 * MIB): 2e9}, "Invalid argument"))
+    refused = choose(ProbeResult({ReadMethod(False, 2, 2 * MIB): 2e9}, "Invalid argument"))
     assert refused.why == (
         "cached, 2 threads, 2 MiB at a time: 2.00 GB/s: direct reads are refused (Invalid argument)"
     )
-    assert not choose(Found({}, "Invalid argument")).way.direct
-    nothing = choose(Found({}))
+    assert not choose(ProbeResult({}, "Invalid argument")).way.direct
+    nothing = choose(ProbeResult({}))
     assert nothing.way.direct
     assert nothing.rate == UNKNOWN_RATE
     assert "too small" in nothing.why
@@ -193,9 +195,9 @@ def test_a_disk_is_measured_once_and_running_corrects_it(
 ) -> None:
     measured = []
 
-    def once(path: str) -> Found:
+    def once(path: str) -> ProbeResult:
         measured.append(path)
-        return Found({Way(True, 4, MIB): 3e9, Way(True, 2, 2 * MIB): 2e9})
+        return ProbeResult({ReadMethod(True, 4, MIB): 3e9, ReadMethod(True, 2, 2 * MIB): 2e9})
 
     monkeypatch.setattr(disk_probe, "measure", once)
     monkeypatch.setattr(disk_probe, "go_direct", lambda file: "")
@@ -207,13 +209,16 @@ def test_a_disk_is_measured_once_and_running_corrects_it(
     assert len(measured) == 1
     for _ in range(20):
         remember(str(model), first.way, 1e9)
-    assert disk_of([str(model)]).way == Way(True, 2, 2 * MIB)
+    assert disk_of([str(model)]).way == ReadMethod(True, 2, 2 * MIB)
     assert len(measured) == 1
     assert device_of(str(small)) == device_of(str(model))
 
 
 def test_a_disk_that_refuses_now_is_measured_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [Found({Way(True, 4, MIB): 3e9}), Found({Way(False, 4, MIB): 1e9}, "not here")]
+    answers = [
+        ProbeResult({ReadMethod(True, 4, MIB): 3e9}),
+        ProbeResult({ReadMethod(False, 4, MIB): 1e9}, "not here"),
+    ]
     monkeypatch.setattr(disk_probe, "measure", lambda path: answers.pop(0))
     monkeypatch.setattr(disk_probe, "go_direct", lambda file: "")
     assert disk_of([str(model)]).way.direct
@@ -228,26 +233,26 @@ def test_a_disk_that_refuses_now_is_measured_again(model: Path, monkeypatch: pyt
 def test_a_rate_stays_between_what_was_seen(first: float, seen: list[float]) -> None:
     rate = DiskRate(first)
     for r in seen:
-        rate.saw(MIB * 100, MIB * 100 / r, MIB * 100 / r)
+        rate.observe(MIB * 100, MIB * 100 / r, MIB * 100 / r)
     assert min(first, *seen) * 0.999 <= rate.rate <= max(first, *seen) * 1.001
 
 
 def test_a_rate_follows_the_disk_within_some_gigabytes() -> None:
     rate = DiskRate(4e9)
-    rate.saw(HORIZON, HORIZON / 1e9, HORIZON / 1e9)
+    rate.observe(HORIZON, HORIZON / 1e9, HORIZON / 1e9)
     assert rate.rate == pytest.approx(1.6e9)  # the mean of the times
     for _ in range(10):
-        rate.saw(HORIZON, HORIZON / 1e9, HORIZON / 1e9)
+        rate.observe(HORIZON, HORIZON / 1e9, HORIZON / 1e9)
     assert rate.rate == pytest.approx(1e9, rel=0.01)
 
 
 def test_a_pass_that_never_waited_says_only_what_the_disk_gives_at_least() -> None:
     rate = DiskRate(2e9)
-    rate.saw(10**9, 1.0, 0.0)
+    rate.observe(10**9, 1.0, 0.0)
     assert rate.rate == 2e9
-    rate.saw(10**9, 0.25, 0.0)
+    rate.observe(10**9, 0.25, 0.0)
     assert rate.rate > 2e9
     for nothing in (0, -1):
-        rate.saw(nothing, 1.0, 1.0)
-        rate.saw(10**9, nothing, 1.0)
+        rate.observe(nothing, 1.0, 1.0)
+        rate.observe(10**9, nothing, 1.0)
     assert rate.rate < 4e9

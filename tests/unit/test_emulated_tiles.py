@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from hetrun.backends.llamacpp.kernels import matmul as module
-from hetrun.backends.llamacpp.kernels.matmul import LEVELS, PLAIN, PORTABLE, SWIGLU, Products
+from hetrun.backends.llamacpp.kernels.matmul import LEVELS, PLAIN, PORTABLE, SWIGLU, MatmulLibrary
 from hetrun.graph.quant import by_name
 from tests.support.paths import ROOT
 from tests.support.tiers import exhaustive
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 
-class Emulated(Products):
+class Emulated(MatmulLibrary):
     """It takes this CPU for what it is, and tiles want more rows of activations at once."""
 
     def scratch(self, ggml_id: int, n: int, cols: int) -> int:
@@ -38,7 +38,7 @@ class Emulated(Products):
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Products:
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> MatmulLibrary:
     """The library as it is compiled for users, but for tiles."""
     made = tmp_path_factory.mktemp("tiles") / "products.so"
     shared = next((ROOT / "hetrun").rglob("supply.h"))
@@ -52,7 +52,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Products:
 @pytest.mark.parametrize("activation", [PLAIN, SWIGLU])
 @pytest.mark.parametrize("name", sorted(SCALES))
 def test_tiles_make_the_same_bits(
-    name: str, activation: int, exact: bool, emulated: Products, monkeypatch: pytest.MonkeyPatch
+    name: str, activation: int, exact: bool, emulated: MatmulLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "BUILT", emulated)
     fused = Fused(activation=activation, exact=exact)

@@ -9,7 +9,7 @@ import pytest
 
 from hetrun.errors import PluginError
 from hetrun.system import entry_points
-from hetrun.system.entry_points import API, Point
+from hetrun.system.entry_points import API, PluginPoint
 from tests.plugins.strangers import Register, point
 
 
@@ -52,7 +52,7 @@ def test_one_for_another_version_is_not_even_imported(
 
 def test_one_that_does_not_say_its_version() -> None:
     made = point("samplers", "mute", lambda: None)
-    mute = Point(made.group, made.name, made.package, made.version, made.entry, ())
+    mute = PluginPoint(made.group, made.name, made.package, made.version, made.entry, ())
     assert 'needs [project.entry-points."hetrun.api"]' in mute.fault
 
 

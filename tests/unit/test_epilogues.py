@@ -8,7 +8,7 @@ import pytest
 
 from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp.epilogues import join
-from hetrun.backends.llamacpp.fusion import Fused, Product, fuse, members, uses
+from hetrun.backends.llamacpp.fusion import Fused, StackedProduct, fuse, members, uses
 from hetrun.graph import Constant, Op, Value, Weight
 from hetrun.graph.ops import NONE, Attrs, Gelu, RmsNorm
 from hetrun.graph.quant import by_name
@@ -46,9 +46,9 @@ def names(ops: Sequence[Op], kept: Collection[Value] = ()) -> list[set[str]]:
     return [{o.out.name for o in members(item)} for item in join(fuse(ops), kept, ours)]
 
 
-def only(items: Sequence[Fused]) -> Product:
+def only(items: Sequence[Fused]) -> StackedProduct:
     (item,) = items
-    assert isinstance(item, Product)
+    assert isinstance(item, StackedProduct)
     return item
 
 
@@ -59,8 +59,8 @@ def test_a_feed_forward_part_is_two_products() -> None:
     down = linear("down", both.out)
     total = op("add", "total", [STREAM, down.out])
     first, second = join(fuse([n, gate, up, both, down, total]), (total.out,), ours)
-    assert isinstance(first, Product)
-    assert isinstance(second, Product)
+    assert isinstance(first, StackedProduct)
+    assert isinstance(second, StackedProduct)
     assert (first.input, first.norm, first.gate, first.last) == (STREAM, n, both, both)
     assert first.added is None
     assert (second.input, second.norm, second.added, second.last) == (both.out, None, STREAM, total)
@@ -71,9 +71,9 @@ def test_a_feed_forward_part_is_two_products() -> None:
 def test_a_norm_goes_into_every_product_that_reads_it() -> None:
     n = norm()
     q, v = linear("q", n.out), linear("v", n.out, 32)
-    apart = [Product((o,), o.weights[0], None) for o in (q, v)]  # of two types, say
+    apart = [StackedProduct((o,), o.weights[0], None) for o in (q, v)]  # of two types, say
     joined = join([n, *apart], (), ours)
-    assert [p.norm for p in joined if isinstance(p, Product)] == [n, n]
+    assert [p.norm for p in joined if isinstance(p, StackedProduct)] == [n, n]
     assert len(joined) == 2
 
 
@@ -90,7 +90,7 @@ def test_a_norm_that_others_read_stays(reader: str) -> None:
 
 
 def unfused(ops: Sequence[Op]) -> list[Fused]:
-    return [Product((o,), o.weights[0], None) if o.kind == "linear" else o for o in ops]
+    return [StackedProduct((o,), o.weights[0], None) if o.kind == "linear" else o for o in ops]
 
 
 @pytest.mark.parametrize("why", ["the other way round", "one is read elsewhere", "odd", "kept", "bias"])
@@ -104,8 +104,8 @@ def test_a_gate_stays_outside_if_it_is_not_of_two_halves_alone(why: str) -> None
     fused = fuse(ops)
     if why == "bias":
         first = fused[0]
-        assert isinstance(first, Product)
-        fused[0] = Product(first.ops, first.weight, weight("bias", 1))
+        assert isinstance(first, StackedProduct)
+        fused[0] = StackedProduct(first.ops, first.weight, weight("bias", 1))
     joined = join(fused, (up.out,) if why == "kept" else (), ours)
     assert {"both"} in [{o.out.name for o in members(i)} for i in joined]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrun.prefetch.streamed_weights import FEW, Compute
-from hetrun.system.estimate import Estimate, Tracked
+from hetrun.system.estimate import Estimate, TrackedEstimate
 
 FEW_STEPS = 5  # after a shift
 Noise = Callable[[int, random.Random], float]
@@ -39,12 +39,12 @@ def moved(noise: Noise, period: int) -> Noise:
 
 def told(noise: Noise, n: int, seed: int) -> list[tuple[Estimate, float]]:
     """What was expected of each of n measurements, and what it was."""
-    chance, tracked, found = random.Random(seed), Tracked(1.0), []
+    chance, tracked, found = random.Random(seed), TrackedEstimate(1.0), []
     for i in range(n):
         value, expected = noise(i, chance), tracked.estimate
         assert expected is not None
         found.append((expected, value))
-        tracked.saw(value)
+        tracked.observe(value)
     return found
 
 
@@ -95,37 +95,37 @@ def test_a_shift_is_followed_within_a_few_and_back(noise: Noise, seed: int) -> N
 
 @given(st.integers(0, 10**6), st.floats(5, 1000))
 def test_one_alone_moves_nothing(seed: int, slow: float) -> None:
-    chance, tracked = random.Random(seed), Tracked()
+    chance, tracked = random.Random(seed), TrackedEstimate()
     for _ in range(100):
-        tracked.saw(chance.lognormvariate(0, 0.03))
+        tracked.observe(chance.lognormvariate(0, 0.03))
     before = tracked.value
-    tracked.saw(slow)
+    tracked.observe(slow)
     assert tracked.value == pytest.approx(before, rel=0.03)
-    tracked.saw(chance.lognormvariate(0, 0.03))
+    tracked.observe(chance.lognormvariate(0, 0.03))
     assert tracked.value == pytest.approx(before, rel=0.05)
 
 
 def test_a_guess_counts_until_two_agree_and_without_one_the_first_does() -> None:
-    tracked = Tracked(1.0)
-    tracked.saw(7.0)
+    tracked = TrackedEstimate(1.0)
+    tracked.observe(7.0)
     assert tracked.value == 1
-    tracked.saw(8.0)
+    tracked.observe(8.0)
     assert tracked.value == pytest.approx(7)
-    tracked = Tracked()
+    tracked = TrackedEstimate()
     assert (tracked.value, tracked.estimate) == (0, None)
-    tracked.saw(7.0)
+    tracked.observe(7.0)
     assert tracked.value == 7
 
 
 def test_what_may_be_another_thing_is_learned_as_if_it_were_new() -> None:
-    old, new = Tracked(), Tracked()
+    old, new = TrackedEstimate(), TrackedEstimate()
     for tracked in (old, new):
         for _ in range(50):
-            tracked.saw(1.0)
+            tracked.observe(1.0)
     new.reopen()
     for tracked in (old, new):
         for _ in range(2):
-            tracked.saw(1.01)
+            tracked.observe(1.01)
     assert old.value < new.value == pytest.approx(1.01)
     new.scale(3)
     assert new.value == pytest.approx(3.03)
@@ -133,9 +133,9 @@ def test_what_may_be_another_thing_is_learned_as_if_it_were_new() -> None:
 
 @given(st.lists(st.floats(0, 1e300), min_size=1))
 def test_there_is_always_an_estimate(values: list[float]) -> None:
-    tracked = Tracked()
+    tracked = TrackedEstimate()
     for value in values:
-        tracked.saw(value)
+        tracked.observe(value)
         found = tracked.estimate
         assert found is not None
         assert 0 <= found.least <= found.seconds <= found.most
@@ -146,13 +146,13 @@ def test_passes_whose_weights_come_from_disk() -> None:
     compute = Compute()
     assert compute.seconds(1) is None
     for _ in range(5):
-        compute.saw(1, 0.1)
-        compute.saw(100, 0.3)
+        compute.observe(1, 0.1)
+        compute.observe(100, 0.3)
     assert compute.seconds(1) == compute.seconds(FEW) == pytest.approx(0.1)
     assert compute.seconds(200) == pytest.approx(0.5)
-    compute.saw(1, 5.0)
+    compute.observe(1, 5.0)
     assert compute.seconds(1) == pytest.approx(0.1)
     for seconds in (0.01, 0.01):  # less than the weights alone took
-        compute.saw(100, seconds)
+        compute.observe(100, seconds)
     times = [compute.seconds(n) or 0.0 for n in range(1, 300)]
     assert all(a <= b for a, b in pairwise(times))

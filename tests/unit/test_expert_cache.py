@@ -16,7 +16,7 @@ from hetrun.backend.weight_streaming import Mixture
 from hetrun.graph import Extent, Weight
 from hetrun.graph.quant import by_name
 from hetrun.prefetch import expert_cache
-from hetrun.prefetch.expert_cache import ExpertCache, Reading
+from hetrun.prefetch.expert_cache import ExpertCache, ExpertReading
 from hetrun.prefetch.expert_records import Records, records_of
 from hetrun.prefetch.expert_trace import lru
 
@@ -106,7 +106,7 @@ def opened(
 ) -> Iterator[tuple[Driver, Records]]:
     found = records_of(mixtures_in(path, mixtures))
     assert found is not None
-    cache = ExpertCache(found, Reading(buffers, 2, most=most))
+    cache = ExpertCache(found, ExpertReading(buffers, 2, most=most))
     try:
         cache.resize([slots])
         yield Driver(cache), found
@@ -217,7 +217,7 @@ def test_experts_that_lie_beside_each_other_are_one_read(tmp_path: Path) -> None
     )
     found = records_of([Mixture("blk.0", weights, EXPERTS, 4, (0, size, 2 * size), 3 * size)])
     assert found is not None
-    cache = ExpertCache(found, Reading(4, 1))
+    cache = ExpertCache(found, ExpertReading(4, 1))
     try:
         cache.resize([8])
         cache.begin(1)

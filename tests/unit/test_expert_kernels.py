@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
-from hetrun.backends.llamacpp.kernels.matmul import CLAMPED, COUNTERS, PLAIN, ROWS, ExpertProducts, Routing
+from hetrun.backends.llamacpp.kernels.matmul import (
+    CLAMPED,
+    COUNTERS,
+    PLAIN,
+    ROWS,
+    ExpertProducts,
+    RoutingStruct,
+)
 from hetrun.graph.quant import Floats
 from tests.unit.test_matmul_kernels import (
     LEVELS,
@@ -38,7 +45,7 @@ UNTOUCHED = 7.0
 class Routes:
     """What a router chose, in rows that are wider than what counts, and how the library sorted it."""
 
-    made: Routing
+    made: RoutingStruct
     chosen: Ints
     left_out: NDArray[np.uint8]
     table: Ints
@@ -61,7 +68,7 @@ def routed(n: int, used: int, experts: int, without: list[int], seed: int) -> Ro
     left_out = np.zeros(experts, np.uint8)
     left_out[without] = 1
     table = np.full(experts + 1 + 2 * n * used, -1, np.int32)
-    made = Routing(chosen=chosen.ctypes.data, rows=n, used=used, stride=experts, experts=experts)
+    made = RoutingStruct(chosen=chosen.ctypes.data, rows=n, used=used, stride=experts, experts=experts)
     made.left_out = left_out.ctypes.data if without else None
     made.first = table.ctypes.data
     made.row = made.first + 4 * (experts + 1)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hetrun.backend.weight_streaming import Mixture
-from hetrun.prefetch.expert_outlook import Expected
+from hetrun.prefetch.expert_outlook import TokenForecast
 from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.expert_trace import best, judge, lru
-from hetrun.prefetch.extents import Stretch
+from hetrun.prefetch.extents import FileExtent
 from hetrun.prefetch.hint_trial import BLOCK, HELD, PAIRS, HintTrial
 
 CHOSEN = [1, 2, 3, 1, 4, 1, 2, 5, 1]
@@ -20,7 +20,7 @@ CHOSEN = [1, 2, 3, 1, 4, 1, 2, 5, 1]
 def records(mixtures: int = 2, experts: int = 8, used: int = 2) -> Records:
     each = tuple(Mixture(f"blk.{i}.ffn", (), experts, used, (0, 0, 0), 4096) for i in range(mixtures))
     where = tuple(
-        tuple(Stretch("m", (3 * i + k) * 4096, 4096) for k in range(3)) for i in range(mixtures * experts)
+        tuple(FileExtent("m", (3 * i + k) * 4096, 4096) for k in range(3)) for i in range(mixtures * experts)
     )
     return Records(each, where, (4096,), (0,) * mixtures)
 
@@ -71,13 +71,13 @@ def test_a_trace_is_judged_where_it_is_long_enough() -> None:
 
 def test_more_memory_and_a_faster_disk_are_told() -> None:
     of = records(40, 256, 8)
-    some = Expected(of, of.packed_bytes // 2, 1e6, 0.01)
+    some = TokenForecast(of, of.packed_bytes // 2, 1e6, 0.01)
     assert some.chosen_bytes == 40 * 8 * 3 * 4096
     assert 0.65 < some.found < 0.81  # published traces, LRU over half of the experts
     assert some.token.bound == "disk"
     assert any("bound by disk" in note for note in some.notes)
     assert any("with 4.0 GiB more" in note for note in some.notes)
-    assert Expected(of, 2 * of.packed_bytes, 1e6, 0.01).missing_bytes == 0
+    assert TokenForecast(of, 2 * of.packed_bytes, 1e6, 0.01).missing_bytes == 0
 
 
 @pytest.mark.parametrize("pays", [True, False])
@@ -88,7 +88,7 @@ def test_hints_are_followed_where_they_pay(pays: bool) -> None:
     for i in range(2 * PAIRS * BLOCK + HELD // 2):
         on.append(trial.on)
         seconds = 0.1 + 0.1 * (i > 50) + rng.random() / 100
-        trial.saw(seconds * (0.8 if trial.on == pays else 1.0))
+        trial.observe(seconds * (0.8 if trial.on == pays else 1.0))
     tried, after = on[: 2 * PAIRS * BLOCK], on[2 * PAIRS * BLOCK :]
     assert sum(tried) == len(tried) // 2
     assert set(after) == {pays}

@@ -7,14 +7,14 @@ import numpy as np
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.graph.top_logits import Best
 from hetrun.sampling.batch import choose
-from hetrun.sampling.forced import Forced
+from hetrun.sampling.forced import ForcedSampler
 from hetrun.sampling.sampler import make_sampler
 
 ROW = np.array([0.0, 3.0, 1.0, 2.0], np.float32)
 
 
-def greedy() -> Forced:
-    return Forced(make_sampler(SamplingParams(temperature=0, seed=5)), (3, 0, 2))
+def greedy() -> ForcedSampler:
+    return ForcedSampler(make_sampler(SamplingParams(temperature=0, seed=5)), (3, 0, 2))
 
 
 def test_the_script_is_taken_and_then_what_the_real_one_chooses() -> None:

@@ -18,8 +18,8 @@ from hetrun.graph import KvShape
 from hetrun.graph.quant import by_name
 from hetrun.memory.kv import paged_allocator, virtual_memory
 from hetrun.memory.kv.cache import MOST_UNITS, KvCache, unit_rows
-from hetrun.memory.kv.paged_allocator import BLOCK, KvView, Paged, RowIndex
-from hetrun.memory.kv.virtual_memory import Memory
+from hetrun.memory.kv.paged_allocator import BLOCK, KvView, PagedGroup, RowIndex
+from hetrun.memory.kv.virtual_memory import ZeroedMemory
 from hetrun.memory.kv.window_allocator import Runs
 from tests.support.examples import examples
 
@@ -98,7 +98,7 @@ class Sequences(RuleBasedStateMachine):
             one = self.kv.groups[0].rows // SEQUENCES
             size = 8 * self.width * len(self.windows)
             self.kv = cache(windows=self.windows, width=self.width, limit=one * size + self.units)
-        self.group = next((g for g in self.kv.groups if isinstance(g, Paged)), None)
+        self.group = next((g for g in self.kv.groups if isinstance(g, PagedGroup)), None)
         self.tokens: dict[int, list[int]] = {}
         self.held: dict[int, list[int]] = {}  # by each sequence: a name for each unit of memory
         self.safe: dict[int, int] = {}  # where a sequence can be cut in any case
@@ -371,7 +371,7 @@ del case  # it would be found once more
 
 def unit_of(kv: KvCache) -> int:
     group = kv.groups[0]
-    assert isinstance(group, Paged)
+    assert isinstance(group, PagedGroup)
     return group.unit
 
 
@@ -563,14 +563,14 @@ def test_where_mappings_run_out_all_is_copied(monkeypatch: pytest.MonkeyPatch) -
     kv = cache(context=4 * unit, sequences=2)
     a = kv.alloc()
     write(kv, kv.extend(a, len(tokens)), tokens)
-    ends, show = [False, True], Memory.show  # the second of the next calls
+    ends, show = [False, True], ZeroedMemory.show  # the second of the next calls
 
-    def refuse(self: Memory, at: int, pages: int, size: int) -> None:
+    def refuse(self: ZeroedMemory, at: int, pages: int, size: int) -> None:
         if ends and ends.pop(0):
             raise OSError(12, "mmap")
         show(self, at, pages, size)
 
-    monkeypatch.setattr(Memory, "show", refuse)
+    monkeypatch.setattr(ZeroedMemory, "show", refuse)
     b = kv.fork(a)
     assert kv.used_bytes == 6 * unit * 8 * WIDTH * 2
     assert read(kv, seen(kv, b)) == [tokens]
@@ -579,7 +579,7 @@ def test_where_mappings_run_out_all_is_copied(monkeypatch: pytest.MonkeyPatch) -
     kv.free(b)
     b = kv.fork(a)
     kv.truncate(b, unit + 1)
-    monkeypatch.setattr(Memory, "show", refuse)
+    monkeypatch.setattr(ZeroedMemory, "show", refuse)
     for n in (0, 1, 2, 3):
         ends[:] = [*[False] * n, True]
         monkeypatch.setattr(kv.groups[0], "_spare", lambda at: 7)
@@ -592,14 +592,14 @@ def test_where_mappings_run_out_all_is_copied(monkeypatch: pytest.MonkeyPatch) -
 def test_where_there_is_little_address_space_there_are_fewer_places(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[int] = []
 
-    class Little(Memory):
+    class Little(ZeroedMemory):
         def __init__(self, size: int) -> None:
             wanted.append(size)
             if size > 1 << 20:
                 raise OSError(12, "Cannot allocate memory")
             super().__init__(size)
 
-    monkeypatch.setattr(virtual_memory, "Memory", Little)
+    monkeypatch.setattr(virtual_memory, "ZeroedMemory", Little)
     kv = cache(context=512, sequences=65)
     assert kv.max_sequences == 3
     assert kv.groups[0].rows == 3 * 512
@@ -669,7 +669,7 @@ def test_very_long_texts_leave_room_for_fewer() -> None:
     kv = KvCache({0: KvShape(1, 32)}, by_name("F16"), 1 << 28, 129, 8)
     assert 2 <= kv.max_sequences < 129
     group = kv.groups[0]
-    assert isinstance(group, Paged)
+    assert isinstance(group, PagedGroup)
     assert group._shown.size <= max(MOST_UNITS, 2 * (1 << 28) // group.unit)
     seq = kv.alloc()
     kv.extend(seq, 100)

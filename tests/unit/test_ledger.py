@@ -20,7 +20,7 @@ from hetrun.memory.ledger import (
     KINDS,
     Books,
     Figures,
-    Granted,
+    MemoryGrant,
     granted,
     helper_bytes,
     kernel_figures,
@@ -46,7 +46,7 @@ STEPS = st.lists(
 def test_the_books_are_sums_and_never_pass_the_limit_by_a_booking(
     steps: list[tuple[str, str, Kind, int]], reserve: int
 ) -> None:
-    books, held = Books(Granted(100, "--ram"), reserve), Counter[tuple[str, Kind]]()
+    books, held = Books(MemoryGrant(100, "--ram"), reserve), Counter[tuple[str, Kind]]()
     promised = Counter[str]()
     held[breakdown.RESERVE, "anonymous"] = reserve
     limit = 100
@@ -54,7 +54,7 @@ def test_the_books_are_sums_and_never_pass_the_limit_by_a_booking(
         free, before = limit - held.total() - promised.total(), held[account, kind]
         if what == "change":
             limit = 3 * n
-            books.granted = Granted(limit, "--ram")
+            books.granted = MemoryGrant(limit, "--ram")
         elif what == "found":
             books.found(account, kind, n)
             held[account, kind] += n
@@ -93,7 +93,7 @@ def _grow(books: Books, what: str, account: str, kind: Kind, n: int) -> None:
 
 
 def test_nothing_is_booked_for_what_could_not_be_allocated() -> None:
-    books = Books(Granted(100, "--ram"), 0)
+    books = Books(MemoryGrant(100, "--ram"), 0)
 
     def fail() -> None:
         raise MemoryError
@@ -119,7 +119,7 @@ def test_without_a_budget_it_is_what_is_free_less_a_margin() -> None:
     found = granted(None, 0.25)
     assert 0.6 * free.nbytes < found.nbytes - own < 0.9 * free.nbytes
     assert found.words.endswith(f", with 75% of what is free of {free.of},")
-    assert granted(1 << 20, 0.25) == Granted(1 << 20, "--ram 1 MiB")
+    assert granted(1 << 20, 0.25) == MemoryGrant(1 << 20, "--ram 1 MiB")
 
 
 @pytest.mark.parametrize("is_more", [False, True])
@@ -262,7 +262,7 @@ def test_what_is_not_booked_is_found_again_and_again() -> None:
 def test_the_reserve_is_booked_but_not_in_use() -> None:
     """What is seen of the books is what lies in memory."""
     figures = Figures(anonymous=70 * MIB, file_backed=9 * MIB)
-    books = Books(Granted(200 * MIB, "--ram"), figures=lambda: figures, helpers=lambda: 12 * MIB)
+    books = Books(MemoryGrant(200 * MIB, "--ram"), figures=lambda: figures, helpers=lambda: 12 * MIB)
     books.book(breakdown.WEIGHTS, "anonymous", 50 * MIB)
     books.reconcile()
     assert breakdown.RESERVE in books.bill()
@@ -279,7 +279,7 @@ def test_helpers_that_take_long_to_count_are_counted_seldom(monkeypatch: pytest.
         clock[0] += 0.002
         return 12 * MIB
 
-    books = Books(Granted(200 * MIB, "--ram"), figures=lambda: Figures(anonymous=70 * MIB), helpers=count)
+    books = Books(MemoryGrant(200 * MIB, "--ram"), figures=lambda: Figures(anonymous=70 * MIB), helpers=count)
     for _ in range(20):
         books.reconcile()
         clock[0] += 0.25
@@ -307,7 +307,7 @@ def test_helpers_are_processes_that_this_one_has_started() -> None:
 
 
 def test_a_limit_below_what_is_in_use_is_told_with_the_way_out() -> None:
-    wanted = Granted(200 << 20, "--ram 200 MiB")
+    wanted = MemoryGrant(200 << 20, "--ram 200 MiB")
     assert str(wanted.below_use(416 << 20, f"Restart with {wanted.as_option}")) == (
         "the memory limit cannot be lowered to 200 MiB while the model runs: 416 MiB are in use, including "
         "room for one answer as long as the context. Restart with --ram 200MiB"

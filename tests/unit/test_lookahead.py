@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 from hetrun.backend.weight_streaming import Cut, Piece
 from hetrun.graph import Extent, Weight
 from hetrun.graph.quant import by_name
-from hetrun.prefetch.lookahead import ROOM_SHARE, Load, predict, window
-from hetrun.prefetch.residency_policy import Kept, Policy, choose
+from hetrun.prefetch.lookahead import ROOM_SHARE, DiskLoad, predict, window
+from hetrun.prefetch.residency_policy import PinnedPieces, Policy, choose
 from tests.support.examples import examples
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ TOTAL = sum(p.nbytes for p in CUT.pieces)
 LARGEST = max(p.nbytes for p in CUT.pieces)
 
 
-def seconds_of_pass(kept: Kept, slots: int, compute_s: float, rate: float) -> float:
+def seconds_of_pass(kept: PinnedPieces, slots: int, compute_s: float, rate: float) -> float:
     """A ring of `slots` slots, one disk and one thread that computes, in time that is only counted."""
     ready = now = 0.0
     released: list[float] = []
@@ -58,8 +58,8 @@ def seconds_of_pass(kept: Kept, slots: int, compute_s: float, rate: float) -> fl
     return (ends[-1] - ends[0]) / 3
 
 
-def load_of(kept: Kept, compute_s: float | None) -> Load:
-    return Load(kept.streamed_bytes, len(kept.streamed), LARGEST, N_LAYERS, compute_s)
+def load_of(kept: PinnedPieces, compute_s: float | None) -> DiskLoad:
+    return DiskLoad(kept.streamed_bytes, len(kept.streamed), LARGEST, N_LAYERS, compute_s)
 
 
 def slowdown(part: float, compute_s: float, rate: float, policy: Policy = "balanced") -> float:
@@ -102,8 +102,8 @@ def test_reasons_are_given_in_words() -> None:
     small = window(load_of(choose(CUT, 0), None), READERS, TAKERS, 1e9, 0)
     assert small.pieces == 5
     assert "the fewest for 2 reading and 2 computing threads" in small.why
-    assert window(Load(0, 0, 0, 16), READERS, TAKERS, 1e9, TOTAL).pieces == 0
-    assert "all that is streamed" in window(Load(3 * MIB, 3, MIB, 16), 2, 2, 1e9, TOTAL).why
+    assert window(DiskLoad(0, 0, 0, 16), READERS, TAKERS, 1e9, TOTAL).pieces == 0
+    assert "all that is streamed" in window(DiskLoad(3 * MIB, 3, MIB, 16), 2, 2, 1e9, TOTAL).why
 
 
 def test_predictions() -> None:

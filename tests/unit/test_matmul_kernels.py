@@ -23,9 +23,9 @@ from hetrun.backends.llamacpp.kernels.matmul import (
     PLAIN,
     ROWS,
     SWIGLU,
-    Lookup,
-    Product,
-    Products,
+    MatmulLibrary,
+    ProductStruct,
+    RowLookup,
 )
 from hetrun.graph.quant import Bytes, Floats, QuantType, by_name
 
@@ -46,7 +46,7 @@ Doubles = npt.NDArray[np.float64]
 NODE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 
 
-def library() -> Products:
+def library() -> MatmulLibrary:
     assert BUILT is not None
     return BUILT
 
@@ -143,7 +143,7 @@ def computed(
     out = np.full((n, width + gap), 7, np.float32)
     size = lib.scratch(w.quant.ggml_id, 2 * n if fused.exact else n, w.cols)
     scratch, counters = aligned(size * slots), np.zeros(COUNTERS, np.int32)
-    product = Product(
+    product = ProductStruct(
         weights=w.packed.ctypes.data,
         type=w.quant.ggml_id,
         rows=w.rows,
@@ -195,7 +195,7 @@ def apart(a: npt.NDArray[np.floating], b: npt.NDArray[np.floating]) -> float:
 def looked_up(w: Weight, ids: list[int], level: int, threads: int = 1) -> Floats:
     lib, out = library(), np.full((len(ids), w.cols + 3), 7, np.float32)
     tokens = np.array(ids, np.int32)
-    lookup = Lookup(
+    lookup = RowLookup(
         weights=w.packed.ctypes.data,
         type=w.quant.ggml_id,
         rows=w.rows,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hetrun.tools import doctor, missing_packages
-from hetrun.tools.doctor import Finding
-from hetrun.tools.missing_packages import Missing
+from hetrun.tools.doctor import DoctorFinding
+from hetrun.tools.missing_packages import MissingPackage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ REQUIRES = [
     'numba>=0.61; extra == "test"',
     'torch>=2.6; extra == "test"',
 ]
-IPEX = Missing("intel-extension-for-pytorch", ("ipex",))
+IPEX = MissingPackage("intel-extension-for-pytorch", ("ipex",))
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,13 @@ IPEX = Missing("intel-extension-for-pytorch", ("ipex",))
         ((3, 13), [], []),
         # torch is to be had, though not the one that IPEX wants.
         ((3, 14), [], [IPEX]),
-        ((3, 14), ["numba"], [IPEX, Missing("numba", ("test",))]),
-        ((3, 13), ["torch"], [Missing("torch", ("amx", "ipex", "test"))]),
+        ((3, 14), ["numba"], [IPEX, MissingPackage("numba", ("test",))]),
+        ((3, 13), ["torch"], [MissingPackage("torch", ("amx", "ipex", "test"))]),
         ((3, 13), ["numpy", "pandas"], []),  # no extra asks for these
     ],
 )
 def test_what_this_python_cannot_have(
-    python: tuple[int, int], without: list[str], found: list[Missing]
+    python: tuple[int, int], without: list[str], found: list[MissingPackage]
 ) -> None:
     assert missing_packages.unavailable(REQUIRES, without, python) == found
 
@@ -75,27 +75,32 @@ def test_what_the_installation_left_out_holds_for_the_python_that_it_was_for(tmp
 
 def test_one_line_says_which_and_what_is_lost() -> None:
     version = re.escape(".".join(map(str, missing_packages.HERE)))
-    said = Missing("torch", ("amx", "test")).to_text()
+    said = MissingPackage("torch", ("amx", "test")).to_text()
     assert re.fullmatch(f"torch has no wheel for Python {version}: no backend amx; tests .* skipped", said)
-    assert Missing("cupy-cuda13x", ()).module == "cupy_cuda13x"
+    assert MissingPackage("cupy-cuda13x", ()).module == "cupy_cuda13x"
 
 
 def test_doctor_names_each_and_does_not_advise_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "not_to_be_had", lambda: [IPEX])
     monkeypatch.setattr("importlib.metadata.requires", lambda name: [])
     text, mend = "IPEX is not installed: pip install 'hetrun[ipex]'", "pip install 'hetrun[ipex]'"
-    other = Finding("backends", "amx", "note", "torch is not installed", "pip install 'hetrun[amx]'")
-    given = [Finding("backends", "amx-ipex", "note", f"{text} in an environment of its own", mend), other]
+    other = DoctorFinding("backends", "amx", "note", "torch is not installed", "pip install 'hetrun[amx]'")
+    given = [
+        DoctorFinding("backends", "amx-ipex", "note", f"{text} in an environment of its own", mend),
+        other,
+    ]
     monkeypatch.setattr(doctor, "CHECKS", (("hetrun", doctor._packages), ("backends", lambda: iter(given))))
     named, *rest = [finding for finding in doctor.examine() if finding.state == "note"]
-    assert named == Finding("hetrun", "packages", "note", IPEX.to_text())
+    assert named == DoctorFinding("hetrun", "packages", "note", IPEX.to_text())
     assert rest == [
-        Finding("backends", "amx-ipex", "note", f"IPEX is not installed: {IPEX.to_text()}"),
+        DoctorFinding("backends", "amx-ipex", "note", f"IPEX is not installed: {IPEX.to_text()}"),
         other,
     ]
 
 
 def test_a_package_that_is_to_be_installed_by_its_own_name_is_known_too() -> None:
-    finding = Finding("backends", "cuda", "note", "no crt", "pip install nvidia-cuda-crt nvidia-cuda-runtime")
-    found = doctor.possible(finding, [IPEX, Missing("nvidia-cuda-crt", ("cuda",))])
+    finding = DoctorFinding(
+        "backends", "cuda", "note", "no crt", "pip install nvidia-cuda-crt nvidia-cuda-runtime"
+    )
+    found = doctor.possible(finding, [IPEX, MissingPackage("nvidia-cuda-crt", ("cuda",))])
     assert (found.mend, "nvidia-cuda-crt has no wheel" in found.text) == ("", True)

@@ -13,9 +13,9 @@ import pytest
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import ChatClient, Health
-from hetrun.client.model_catalog import Found
-from hetrun.client.model_pool import PROCESS, OnDemand, Shelf
-from hetrun.client.queries import Question, SetRam, State
+from hetrun.client.model_catalog import CatalogModel
+from hetrun.client.model_pool import PROCESS, ModelPool, OnDemand
+from hetrun.client.queries import Question, SetRam, StateQuery
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import BudgetError, EngineStopped, ModelFileError, UserError
 from tests.support.fakes import INFO
@@ -29,7 +29,7 @@ ASKED = GenerateRequest(SamplingParams(), text="?")
 class Engine:
     """A client whose answers last until they are let go."""
 
-    def __init__(self, found: Found, ram: int | None) -> None:
+    def __init__(self, found: CatalogModel, ram: int | None) -> None:
         self.found, self.ram = found, ram
         self.go = asyncio.Event()
         self.closed = False
@@ -57,7 +57,7 @@ class Engine:
         yield Event("done")
 
     async def ask(self, question: Question[A]) -> A:
-        if isinstance(question, State):  # the pool wants to know before it is unloaded
+        if isinstance(question, StateQuery):  # the pool wants to know before it is unloaded
             raise UserError("a fake has no state")
         assert isinstance(question, SetRam)
         if question.nbytes < self.least:
@@ -75,7 +75,7 @@ class Started:
     def __init__(self) -> None:
         self.all: list[Engine] = []
 
-    def __call__(self, found: Found, ram: int | None) -> ChatClient:
+    def __call__(self, found: CatalogModel, ram: int | None) -> ChatClient:
         self.all.append(Engine(found, ram))
         return self.all[-1]
 
@@ -93,12 +93,12 @@ def started() -> Started:
     return Started()
 
 
-def found(name: str, nbytes: int = 100 * MIB) -> Found:
-    return Found(name, Path(f"/models/{name}.gguf"), nbytes)
+def found(name: str, nbytes: int = 100 * MIB) -> CatalogModel:
+    return CatalogModel(name, Path(f"/models/{name}.gguf"), nbytes)
 
 
-def shelf(started: Started, *names: str, ram: int | None = 4096 * MIB, **more: object) -> Shelf:
-    return Shelf([found(name) for name in names], started, ram=ram, **more)  # type: ignore[arg-type]
+def shelf(started: Started, *names: str, ram: int | None = 4096 * MIB, **more: object) -> ModelPool:
+    return ModelPool([found(name) for name in names], started, ram=ram, **more)  # type: ignore[arg-type]
 
 
 async def answer(model: OnDemand) -> list[Event]:
@@ -135,7 +135,7 @@ async def test_a_model_is_loaded_when_it_is_asked_for_and_stays(started: Started
 
 
 async def test_shares_are_equal_or_what_is_needed(started: Started) -> None:
-    several = Shelf([found("small"), found("large", 2000 * MIB)], started, ram=4000 * MIB)
+    several = ModelPool([found("small"), found("large", 2000 * MIB)], started, ram=4000 * MIB)
     await several.models["small"].info()
     await several.models["large"].info()
     need = several.models["large"].need
@@ -146,7 +146,7 @@ async def test_shares_are_equal_or_what_is_needed(started: Started) -> None:
 
 
 async def test_one_that_is_larger_than_everything_has_everything(started: Started) -> None:
-    several = Shelf([found("small"), found("huge", 9000 * MIB)], started, ram=4000 * MIB)
+    several = ModelPool([found("small"), found("huge", 9000 * MIB)], started, ram=4000 * MIB)
     await several.models["huge"].info()
     assert started.all[0].ram == 4000 * MIB
 
@@ -220,7 +220,7 @@ async def test_it_sleeps_without_requests_and_wakes_up(started: Started) -> None
     assert models["a"].health.status == "ok"
     assert (await models["a"].info()).name == "a"  # known: it is not woken up for that
     with pytest.raises(EngineStopped, match="is asleep"):
-        await models["a"].ask(State())  # who looks does not wake it either
+        await models["a"].ask(StateQuery())  # who looks does not wake it either
     assert started.open == []
     await begun(models["a"])
     let_go(models["a"])

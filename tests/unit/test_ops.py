@@ -12,11 +12,11 @@ from hetrun.graph.ops import (
     CausalConv,
     DeltaNet,
     EverySecond,
-    Form,
     Gelu,
     Grow,
     LayerNorm,
     Moe,
+    OpForm,
     PerHead,
     Positions,
     RmsNorm,
@@ -74,12 +74,12 @@ OUT = {"concat": 16, "every_second": 4, "per_head": 8}
 INPUTS = {"delta_net": (20, 4, 4), "attention": (8, 8, 8)}
 
 
-def fitting(kind: str) -> Form:
+def fitting(kind: str) -> OpForm:
     inputs = INPUTS.get(kind, (8,) * OPS[kind].n_inputs)
-    return Form(ATTRS.get(kind, Attrs()), inputs, WEIGHTS.get(kind, ()), OUT.get(kind, 8))
+    return OpForm(ATTRS.get(kind, Attrs()), inputs, WEIGHTS.get(kind, ()), OUT.get(kind, 8))
 
 
-def wrong(kind: str, form: Form) -> list[str]:
+def wrong(kind: str, form: OpForm) -> list[str]:
     return [what for what, found, wanted in OPS[kind].sizes(form) if found != wanted]
 
 
@@ -89,7 +89,7 @@ def test_each_kind_accepts_what_fits_and_notices_another_width(kind: str) -> Non
     assert type(fits.attrs) is OPS[kind].attrs
     assert len(fits.weights) in OPS[kind].n_weights
     assert wrong(kind, fits) == []
-    assert wrong(kind, Form(fits.attrs, fits.inputs, fits.weights, 24)) != []
+    assert wrong(kind, OpForm(fits.attrs, fits.inputs, fits.weights, 24)) != []
 
 
 @pytest.mark.parametrize(
@@ -99,28 +99,28 @@ def test_each_weight_must_have_its_shape(kind: str, index: int) -> None:
     fits = fitting(kind)
     rows, cols = fits.weights[index]
     longer = (*fits.weights[:index], (rows, cols + 1), *fits.weights[index + 1 :])
-    assert wrong(kind, Form(fits.attrs, fits.inputs, longer, 8)) != []
+    assert wrong(kind, OpForm(fits.attrs, fits.inputs, longer, 8)) != []
 
 
 def test_heads_share_one_norm() -> None:
-    assert wrong("rms_norm", Form(RmsNorm(1e-6, heads=2), (8,), ((1, 4),), 8)) == []
-    assert wrong("rms_norm", Form(RmsNorm(1e-6, heads=2), (8,), ((1, 8),), 8)) == ["weight"]
-    assert wrong("rms_norm", Form(RmsNorm(1e-6, heads=3), (8,), ((1, 2),), 8)) == ["width of all heads"]
+    assert wrong("rms_norm", OpForm(RmsNorm(1e-6, heads=2), (8,), ((1, 4),), 8)) == []
+    assert wrong("rms_norm", OpForm(RmsNorm(1e-6, heads=2), (8,), ((1, 8),), 8)) == ["weight"]
+    assert wrong("rms_norm", OpForm(RmsNorm(1e-6, heads=3), (8,), ((1, 2),), 8)) == ["width of all heads"]
 
 
 @pytest.mark.parametrize("used", [0, 4])
 def test_a_mixture_uses_some_of_its_experts(used: int) -> None:
     attrs = Moe(n_experts=3, n_used=used, n_ff=16, normalise=True)
-    assert wrong("moe", Form(attrs, (8,), WEIGHTS["moe"], 8)) == ["number of experts used"]
+    assert wrong("moe", OpForm(attrs, (8,), WEIGHTS["moe"], 8)) == ["number of experts used"]
 
 
 def test_a_share_of_a_mixture_has_the_weights_of_its_experts() -> None:
     share = Moe(n_experts=3, n_used=2, n_ff=16, normalise=True, first=1, held=2)
     weights = ((3, 8), (32, 8), (32, 8), (16, 16))
-    assert wrong("moe", Form(share, (8,), weights, 8)) == []
-    assert wrong("moe", Form(share, (8,), WEIGHTS["moe"], 8)) == ["gate", "up", "down"]
+    assert wrong("moe", OpForm(share, (8,), weights, 8)) == []
+    assert wrong("moe", OpForm(share, (8,), WEIGHTS["moe"], 8)) == ["gate", "up", "down"]
     outside = Moe(n_experts=3, n_used=2, n_ff=16, normalise=True, first=2, held=2)
-    assert wrong("moe", Form(outside, (8,), weights, 8)) == ["last expert"]
+    assert wrong("moe", OpForm(outside, (8,), weights, 8)) == ["last expert"]
 
 
 def test_only_products_count_as_arithmetic() -> None:

@@ -36,10 +36,10 @@ def test_each_tenth_of_the_weights_has_times_of_its_own(tmp_path: Path) -> None:
 
 def test_only_passes_of_answers_are_kept() -> None:
     compute, late = Compute(), Late()
-    compute.saw(32, 0.2)
+    compute.observe(32, 0.2)
     late.add(0.2, 0.1, 50_000_000, 32, answering=False)
     assert compute.times(late, rate=1e9) is None
-    compute.saw(1, 0.02)
+    compute.observe(1, 0.02)
     late.add(0.06, 0.04, 50_000_000, 1, answering=True)
     times = compute.times(late, rate=1e9)
     assert times is not None
@@ -49,7 +49,7 @@ def test_only_passes_of_answers_are_kept() -> None:
 
 def test_what_comes_between_passes_of_an_answer_counts() -> None:
     compute, late = Compute(), Late()
-    compute.saw(1, 0.02)
+    compute.observe(1, 0.02)
     late.add(0.9, 0.1, 50_000_000, 32, answering=False)
     late.add(0.06, 0.04, 40_000_000, 1, answering=True, gap=0.01)
     late.add(0.08, 0.04, 60_000_000, 1, answering=True, gap=0.03)

@@ -21,7 +21,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrun.errors import BudgetError, UserError
 from hetrun.memory.kv import prefix_file
-from hetrun.memory.kv.prefix_cache import Entry
+from hetrun.memory.kv.prefix_cache import PrefixEntry
 from hetrun.memory.kv.prefix_file import DIGEST, HEADER, ROW, Unusable, load, save
 from tests.support.examples import examples
 from tests.support.tiers import first
@@ -65,8 +65,8 @@ class Texts:
     def free(self, seq: int) -> None:
         del self.texts[seq], self.second[seq]
 
-    def entries(self) -> list[Entry]:
-        return [Entry(seq, np.array(text, np.int32)) for seq, text in self.texts.items()]
+    def entries(self) -> list[PrefixEntry]:
+        return [PrefixEntry(seq, np.array(text, np.int32)) for seq, text in self.texts.items()]
 
 
 def texts(*some: list[int], shares: bool = True) -> Texts:

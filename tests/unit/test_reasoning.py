@@ -12,7 +12,7 @@ from hetrun.text.chat.answer_parser import AnswerReader
 from hetrun.text.chat.reasoning import ThoughtSplitter, mark_of, opened_in
 from hetrun.text.tool_parsers.formats import FORMATS
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought, joined
+from hetrun.text.tool_parsers.parts import Arguments, CallStart, Piece, Prose, Thought, joined
 
 
 def split(pieces: Sequence[str], opened: bool = False) -> list[Piece]:
@@ -23,14 +23,14 @@ def split(pieces: Sequence[str], opened: bool = False) -> list[Piece]:
 
 
 ANSWERS = [
-    ("<think>\nHm, a <b>?\n</think>\n\nYes.\n", False, [Thought("Hm, a <b>?"), Text("Yes.\n")]),
-    (" \n<think>Hm</think>Yes", False, [Thought("Hm"), Text("Yes")]),
-    ("Hm\n</think>\nYes <think>", True, [Thought("Hm"), Text("Yes <think>")]),
-    ("<think>\n\n</think>\n\nYes", False, [Text("Yes")]),
+    ("<think>\nHm, a <b>?\n</think>\n\nYes.\n", False, [Thought("Hm, a <b>?"), Prose("Yes.\n")]),
+    (" \n<think>Hm</think>Yes", False, [Thought("Hm"), Prose("Yes")]),
+    ("Hm\n</think>\nYes <think>", True, [Thought("Hm"), Prose("Yes <think>")]),
+    ("<think>\n\n</think>\n\nYes", False, [Prose("Yes")]),
     ("<think>Hm, </thi", False, [Thought("Hm, </thi")]),
     ("<think>Hm  ", False, [Thought("Hm")]),
-    ("  Yes <think>no</think>", False, [Text("  Yes <think>no</think>")]),
-    ("<thin", False, [Text("<thin")]),
+    ("  Yes <think>no</think>", False, [Prose("  Yes <think>no</think>")]),
+    ("<thin", False, [Prose("<thin")]),
     ("", False, []),
     ("", True, []),
 ]
@@ -59,7 +59,7 @@ def test_no_call_is_made_in_a_thought() -> None:
     call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
     reader = AnswerReader(ThoughtSplitter("<think>"), CallReader(FORMATS["hermes"], {"now": {}}))
     found = joined(reader.push(f"<think>Perhaps {call}</think>\n{call}") + reader.finish())
-    assert found == [Thought(f"Perhaps {call}"), Begin(0, "now"), Arguments(0, "{}")]
+    assert found == [Thought(f"Perhaps {call}"), CallStart(0, "now"), Arguments(0, "{}")]
 
 
 def test_marks_are_found_in_templates_and_prompts() -> None:

@@ -19,8 +19,8 @@ from hetrun.backends.llamacpp.kernels import delta_net as module
 from hetrun.backends.llamacpp.kernels.delta_net import (
     FIELDS,
     Convolution,
-    Delta,
     DeltaNets,
+    DeltaRule,
     PassStates,
     delta_nets,
 )
@@ -154,7 +154,7 @@ def computed(
         "out_stride": width + gap,
         "level": level,
     }
-    call: Convolution | Delta
+    call: Convolution | DeltaRule
     if isinstance(a, CausalConv):
         weights = {name: w.ctypes.data for name, w in zip(("kernel", "bias"), data.w, strict=False)}
         call = Convolution(**shared, **weights, width=a.width, taps=a.kernel, silu=a.silu)
@@ -162,7 +162,7 @@ def computed(
         names = ("k_heads", "v_heads", "k_dim", "v_dim", "row", "tiled", "mamba")
         dims = {name: getattr(a, name) for name in names}
         dims |= dict(zip(("q_at", "k_at", "v_at"), a.columns, strict=True))
-        call = Delta(
+        call = DeltaRule(
             **shared,
             **dims,
             decay=xs[1].ctypes.data,

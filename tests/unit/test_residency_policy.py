@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from hetrun.backend.weight_streaming import Cut, Piece
 from hetrun.graph import Extent, Weight
 from hetrun.graph.quant import by_name
-from hetrun.prefetch.residency_policy import POLICIES, Kept, Policy, choose, layers_of, resize, switch
+from hetrun.prefetch.residency_policy import POLICIES, PinnedPieces, Policy, choose, layers_of, resize, switch
 from tests.support.examples import examples
 
 MIB = 1 << 20
@@ -50,7 +50,7 @@ def total(cut: Cut) -> int:
     return sum(p.kept_bytes for p in cut.pieces)
 
 
-def held(kept: Kept, prefix: str) -> int:
+def held(kept: PinnedPieces, prefix: str) -> int:
     return sum(p.kept_bytes for p in kept.pieces if p.scope.startswith(prefix))
 
 
@@ -58,7 +58,7 @@ def of_layer(cut: Cut, layer: str) -> int:
     return sum(p.kept_bytes for p in cut.pieces if p.scope.startswith(layer + "."))
 
 
-def part_of_columns(kept: Kept) -> dict[str, float]:
+def part_of_columns(kept: PinnedPieces) -> dict[str, float]:
     """How much of every column of the first layer stays."""
     cols = layers_of(kept.cut)["blk.0"]
     return {c.name: sum(n in kept.numbers for n in c.numbers) / len(c.numbers) for c in cols}

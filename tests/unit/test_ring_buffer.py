@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from hetrun.errors import BackendError
 from hetrun.prefetch import ring_buffer as module
-from hetrun.prefetch.native import File
-from hetrun.prefetch.ring_buffer import BOUNCE, ENDED, MISTAKE, PAGE, PIECE, Ring, Shape
+from hetrun.prefetch.native import OpenFile
+from hetrun.prefetch.ring_buffer import BOUNCE, ENDED, MISTAKE, PAGE, PIECE, RingBuffer, RingShape
 from tests.support.supplies import Disk, Taker, eventually
 
 pytestmark = pytest.mark.skipif(module.library() is None, reason="there was no C compiler at installation")
@@ -44,17 +44,19 @@ def content(piece: int) -> bytes:
 @contextmanager
 def ring_of(
     disk: Disk, slots: int = 4, threads: int = 1, synchronous: bool = False, direct: bool = True
-) -> Iterator[tuple[Ring, Taker]]:
+) -> Iterator[tuple[RingBuffer, Taker]]:
     """A ring on a disk of the test's own."""
-    files = [File(i, direct) for i in range(len(disk.files))]
-    made = Ring(files, Shape(slots, 4 * PAGE, 0 if synchronous else threads, synchronous), disk.function)
+    files = [OpenFile(i, direct) for i in range(len(disk.files))]
+    made = RingBuffer(
+        files, RingShape(slots, 4 * PAGE, 0 if synchronous else threads, synchronous), disk.function
+    )
     try:
         yield made, Taker(made.address)
     finally:
         made.close()
 
 
-def run_pass(ring: Ring, taker: Taker, wanted: bool, pieces: Sequence[int]) -> bool:
+def run_pass(ring: RingBuffer, taker: Taker, wanted: bool, pieces: Sequence[int]) -> bool:
     """Take all pieces in their order, and check them; whether they came."""
     ring.begin(wanted)
     for rank, piece in enumerate(pieces):

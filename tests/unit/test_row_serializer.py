@@ -12,7 +12,7 @@ from hetrun.errors import BudgetError
 from hetrun.graph import KvShape
 from hetrun.graph.quant import by_name
 from hetrun.memory.kv.cache import KvCache
-from hetrun.memory.kv.prefix_cache import Entry
+from hetrun.memory.kv.prefix_cache import PrefixEntry
 from hetrun.memory.kv.prefix_file import load, save
 from hetrun.memory.kv.row_serializer import SavedRows
 
@@ -49,14 +49,14 @@ def seen(kv: KvCache, seq: int) -> list[list[float]]:
     ]
 
 
-def several(kv: KvCache, lengths: list[tuple[int, int]]) -> list[Entry]:
+def several(kv: KvCache, lengths: list[tuple[int, int]]) -> list[PrefixEntry]:
     """Sequences that begin alike, each with its own end."""
     found = []
     for i, (n, own) in enumerate(lengths):
         tokens = [*range(n), *([100 + i] * own)]
         seq = kv.alloc()
         run(kv, seq, tokens)
-        found.append(Entry(seq, np.array(tokens, np.int32)))
+        found.append(PrefixEntry(seq, np.array(tokens, np.int32)))
     return found
 
 

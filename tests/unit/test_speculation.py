@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrun.engine.speculation import methods
-from hetrun.engine.speculation.acceptance import Acceptance, Shared
-from hetrun.engine.speculation.cost import Costs
-from hetrun.engine.speculation.draft_length import NOTHING, PATIENCE, Candidate, Decision, decide
-from hetrun.engine.speculation.prompt_lookup import AT_ONCE, Lookup
+from hetrun.engine.speculation.acceptance import Acceptance, SharedAcceptance
+from hetrun.engine.speculation.cost import DraftCosts
+from hetrun.engine.speculation.draft_length import NOTHING, PATIENCE, Decision, DraftCandidate, decide
+from hetrun.engine.speculation.prompt_lookup import AT_ONCE, PromptLookup
 from hetrun.engine.speculation.speculator import Promise
-from hetrun.engine.step_time import FORGOTTEN, Shape, StepTimes
+from hetrun.engine.step_time import FORGOTTEN, StepShape, StepTimes
 from tests.support.step_times import Said, unpredicted
 
 TEXTS = st.lists(st.integers(0, 3), min_size=1, max_size=80)
 
 
-def following(tokens: list[int], n_prompt: int = 1) -> Lookup:
+def following(tokens: list[int], n_prompt: int = 1) -> PromptLookup:
     """A lookup that has seen all of a text."""
-    found = Lookup(tokens, n_prompt, Acceptance(Shared()))
+    found = PromptLookup(tokens, n_prompt, Acceptance(SharedAcceptance()))
     while found._known < len(tokens):
         found.follow()
     return found
@@ -60,7 +60,7 @@ def test_a_text_that_comes_token_by_token_is_known_as_one_that_comes_at_once(
 ) -> None:
     n_prompt = min(n_prompt, len(tokens))
     growing = tokens[:n_prompt]
-    found = Lookup(growing, n_prompt, Acceptance(Shared()))
+    found = PromptLookup(growing, n_prompt, Acceptance(SharedAcceptance()))
     for token in tokens[n_prompt:]:
         found.follow()
         growing.append(token)
@@ -88,7 +88,7 @@ def test_a_copy_goes_on_while_it_is_right() -> None:
 
 def test_a_long_prompt_is_taken_in_part_by_part() -> None:
     n = 3 * AT_ONCE
-    found = Lookup([*range(n), 7, 8], n + 2, Acceptance(Shared()))
+    found = PromptLookup([*range(n), 7, 8], n + 2, Acceptance(SharedAcceptance()))
     for part in (1, 2, 3):
         assert found.chances(1) == ()
         found.follow()
@@ -101,25 +101,25 @@ def test_a_long_prompt_is_taken_in_part_by_part() -> None:
 
 
 def test_what_is_often_right_becomes_likely_and_what_is_not_does_not() -> None:
-    good, bad = Acceptance(Shared()), Acceptance(Shared())
+    good, bad = Acceptance(SharedAcceptance()), Acceptance(SharedAcceptance())
     first = good.chances(3, 1)[0]
     for _ in range(50):
-        good.saw(3, True)
-        bad.saw(3, False)
+        good.observe(3, True)
+        bad.observe(3, False)
     assert bad.chances(3, 1)[0] < 0.1 < first < 0.9 < good.chances(3, 1)[0]
 
 
 def test_a_new_sequence_begins_with_what_others_have_seen() -> None:
-    shared = Shared()
+    shared = SharedAcceptance()
     before = Acceptance(shared).chances(2, 1)[0]
     other = Acceptance(shared)
     for _ in range(100):
-        other.saw(2, True)
+        other.observe(2, True)
     assert Acceptance(shared).chances(2, 1)[0] > before + 0.2
 
 
 def test_each_guess_needs_all_before_it() -> None:
-    found = Acceptance(Shared()).chances(1, 15)
+    found = Acceptance(SharedAcceptance()).chances(1, 15)
     assert len(found) == 15
     assert all(0 < b < a < 1 for a, b in pairwise(found))
 
@@ -127,14 +127,14 @@ def test_each_guess_needs_all_before_it() -> None:
 # --- whether it pays
 
 
-def timed(each: float, base: float = 1.0) -> Costs:
+def timed(each: float, base: float = 1.0) -> DraftCosts:
     """Steps of one sequence take `base`, and so much longer for each token more."""
     return timed_by(StepTimes(Said(lambda chunks: base + each * (sum(n for n, _ in chunks) - 1))))
 
 
-def timed_by(times: StepTimes) -> Costs:
+def timed_by(times: StepTimes) -> DraftCosts:
     """Every shape was compiled."""
-    found = Costs(times)
+    found = DraftCosts(times)
     for drafting, length in [(1, n) for n in (1, 3, 7, 15)] + [(2, n) for n in (1, 3, 7)]:
         for n in (1, 8):
             assert found.compiled([0] * n, drafting, length, 0.0)
@@ -143,7 +143,7 @@ def timed_by(times: StepTimes) -> Costs:
 
 def ran(times: StepTimes, length: int, seconds: float) -> None:
     """A step of one sequence with a draft of `length` tokens took `seconds`."""
-    times.saw(Shape(1, 1 + length, 0, length, 1), seconds)
+    times.observe(StepShape(1, 1 + length, 0, length, 1), seconds)
 
 
 CERTAIN, UNSURE, POOR = ([p ** (i + 1) for i in range(15)] for p in (0.99, 0.8, 0.1))
@@ -165,20 +165,20 @@ CERTAIN, UNSURE, POOR = ([p ** (i + 1) for i in range(15)] for p in (0.99, 0.8, 
     ],
 )
 def test_a_draft_is_as_long_as_it_pays(chances: Sequence[float], each: float, length: int) -> None:
-    found = decide([Candidate(0, chances, 15)], [100], timed(each), 31)
+    found = decide([DraftCandidate(0, chances, 15)], [100], timed(each), 31)
     assert found.length == length
     assert found.places == ((0,) if length else ())
 
 
 def test_no_more_than_there_is_room_for() -> None:
-    assert decide([Candidate(0, CERTAIN, 5)], [100], timed(0.0), 31).length == 3
-    assert decide([Candidate(0, CERTAIN, 0)], [100], timed(0.0), 31) is NOTHING
-    assert decide([Candidate(0, CERTAIN, 15)], [100], timed(0.0), 2).length == 1
-    assert decide([Candidate(0, CERTAIN, 15)], [100], timed(0.0), 0) is NOTHING
+    assert decide([DraftCandidate(0, CERTAIN, 5)], [100], timed(0.0), 31).length == 3
+    assert decide([DraftCandidate(0, CERTAIN, 0)], [100], timed(0.0), 31) is NOTHING
+    assert decide([DraftCandidate(0, CERTAIN, 15)], [100], timed(0.0), 2).length == 1
+    assert decide([DraftCandidate(0, CERTAIN, 15)], [100], timed(0.0), 0) is NOTHING
 
 
 def test_of_many_sequences_those_that_repeat_themselves_carry_drafts() -> None:
-    candidates = [Candidate(i, CERTAIN if i in (2, 5) else POOR, 15) for i in range(8)]
+    candidates = [DraftCandidate(i, CERTAIN if i in (2, 5) else POOR, 15) for i in range(8)]
     found = decide(candidates, [100] * 8, timed(0.02, base=2.0), 14)
     assert (sorted(found.places), found.length) == ([2, 5], 7)
 
@@ -186,14 +186,14 @@ def test_of_many_sequences_those_that_repeat_themselves_carry_drafts() -> None:
 def test_no_sequence_waits_much_longer_for_what_others_win() -> None:
     """What all of them carry may take as long as it likes."""
     depths, found = [100] * 4, timed(0.05)
-    two = decide([Candidate(i, CERTAIN if i < 2 else (), 15) for i in range(4)], depths, found, 60)
+    two = decide([DraftCandidate(i, CERTAIN if i < 2 else (), 15) for i in range(4)], depths, found, 60)
     assert (two.places, two.length) == ((0, 1), 7)
     assert found.seconds(depths, 2, 7) < PATIENCE * found.seconds(depths, 0, 0) < found.seconds(depths, 2, 15)
-    assert decide([Candidate(i, CERTAIN, 15) for i in range(4)], depths, found, 60).length == 15
+    assert decide([DraftCandidate(i, CERTAIN, 15) for i in range(4)], depths, found, 60).length == 15
 
 
 def test_it_takes_more_to_begin_than_to_go_on_and_what_is_not_kept_is_not_believed() -> None:
-    one = [Candidate(0, [0.15], 1)]
+    one = [DraftCandidate(0, [0.15], 1)]
     assert decide(one, [1], timed(0.1), 8, drafting=True).length == 1
     assert decide(one, [1], timed(0.1), 8, drafting=False) is NOTHING
     assert decide(one, [1], timed(0.1), 8, drafting=True, trust=0.8) is NOTHING
@@ -217,7 +217,7 @@ def test_promises_that_are_not_kept_are_forgiven_in_the_end() -> None:
 
 def test_steps_that_take_longer_than_predicted_end_it_and_are_tried_again_much_later() -> None:
     times = StepTimes(Said(lambda chunks: 1.0 + 0.1 * (sum(n for n, _ in chunks) - 1)))
-    found, one = timed_by(times), [Candidate(0, CERTAIN, 7)]
+    found, one = timed_by(times), [DraftCandidate(0, CERTAIN, 7)]
     assert decide(one, [1], found, 8).length == 7
     for _ in range(10):
         ran(times, 7, 20.0)
@@ -250,19 +250,19 @@ def test_one_slow_step_is_no_news_of_the_others() -> None:
 
 def test_what_was_asked_for() -> None:
     assert methods.lookup(exact=True).exact
-    assert isinstance(methods.lookup(exact=False).proposer([1, 2], 2), Lookup)
+    assert isinstance(methods.lookup(exact=False).proposer([1, 2], 2), PromptLookup)
     assert Decision() == NOTHING
 
 
 def test_what_stands_for_a_picture_is_no_guess() -> None:
     """Rows of pictures are negative numbers; a draft ends before them, and pairs with them are told apart."""
     text = [1, 2, 3, 4, -7, -8, 5, 6, 1, 2, 3]
-    found = Lookup(text, len(text), Acceptance(Shared()))
+    found = PromptLookup(text, len(text), Acceptance(SharedAcceptance()))
     while found._known < len(text):
         found.follow()
     assert found.propose(4) == [4]
     text = [9, -7, 5, 3, -7, 6, 9, -7]
-    found = Lookup(text, len(text), Acceptance(Shared()))
+    found = PromptLookup(text, len(text), Acceptance(SharedAcceptance()))
     while found._known < len(text):
         found.follow()
     assert found.propose(1) == [5]

@@ -17,11 +17,11 @@ from hetrun.graph import KvShape, StateShape
 from hetrun.graph.quant import by_name
 from hetrun.memory.kv import cache as cache_module
 from hetrun.memory.kv.cache import KvCache, sequence_bytes
-from hetrun.memory.kv.prefix_cache import Entry
+from hetrun.memory.kv.prefix_cache import PrefixEntry
 from hetrun.memory.kv.prefix_file import load, save
 from hetrun.memory.kv.row_serializer import SavedRows
-from hetrun.memory.kv.states import LEAST_DISTANCE, MOST_CHECKPOINTS, NONE, Mark, States, StateView
-from hetrun.memory.kv.virtual_memory import Memory
+from hetrun.memory.kv.states import LEAST_DISTANCE, MOST_CHECKPOINTS, NONE, StateMark, States, StateView
+from hetrun.memory.kv.virtual_memory import ZeroedMemory
 from tests.support.examples import examples
 
 F32 = by_name("F32")
@@ -85,13 +85,13 @@ def run(kv: KvCache, seq: int, numbers: Sequence[int], cuts: Iterable[int] = ())
                 write(kv, slot, number)
 
 
-def extend(kv: KvCache, seq: int, n: int, marks: Sequence[Mark]) -> None:
+def extend(kv: KvCache, seq: int, n: int, marks: Sequence[StateMark]) -> None:
     """What a step begins with."""
     kv.extend(seq, n)
     kv.mark(seq, marks)
 
 
-def step(kv: KvCache, seq: int, n: int, marks: Sequence[Mark] = ()) -> None:
+def step(kv: KvCache, seq: int, n: int, marks: Sequence[StateMark] = ()) -> None:
     """A step whose tokens have their positions, from 1 on, as numbers."""
     extend(kv, seq, n, marks)
     run(kv, seq, range(kv.length(seq) - n + 1, kv.length(seq) + 1))
@@ -223,16 +223,16 @@ class Sequences(RuleBasedStateMachine):
         held = {seq: (self.kv.length(seq), kept(self.kv, seq), self.holds(seq)) for seq in self.tokens}
         return held, self.kv.used_bytes
 
-    def marks(self, data: st.DataObject, seq: int, n: int) -> list[Mark]:
+    def marks(self, data: st.DataObject, seq: int, n: int) -> list[StateMark]:
         """Some, also where there are none to be had: where the step begins, and behind its end."""
         length = len(self.tokens[seq])
         at = st.sets(st.integers(max(0, length - 1), length + n + 1), max_size=FEW)
-        marks = [Mark(p, data.draw(st.booleans())) for p in sorted(data.draw(at))]
+        marks = [StateMark(p, data.draw(st.booleans())) for p in sorted(data.draw(at))]
         states = of(self.kv)._held[seq].states
         many = sum(s.checkpoint for s in states) + len(marks) > MOST_CHECKPOINTS
         if many and states and states[-1].checkpoint:
             # test_a_step_keeps_the_state_that_it_began_with says why: without its mark this can go.
-            return [Mark(m.position, False) for m in marks]
+            return [StateMark(m.position, False) for m in marks]
         return marks
 
     @rule()
@@ -461,7 +461,7 @@ def test_marks_of_a_draft_are_gone_when_the_sequence_goes_on() -> None:
     kv = cache()
     a = kv.alloc()
     step(kv, a, 10)
-    step(kv, a, 4, [Mark(p, checkpoint=False) for p in (11, 12, 13, 14)])
+    step(kv, a, 4, [StateMark(p, checkpoint=False) for p in (11, 12, 13, 14)])
     assert kept(kv, a) == [10, 11, 12, 13, 14]
     kv.truncate(a, 12)
     assert kept(kv, a) == [10, 11, 12]
@@ -473,7 +473,7 @@ def test_marks_of_a_draft_are_gone_when_the_sequence_goes_on() -> None:
 def test_checkpoints_stay() -> None:
     kv = cache()
     a = kv.alloc()
-    step(kv, a, 10, [Mark(4), Mark(7, checkpoint=False), Mark(10)])
+    step(kv, a, 10, [StateMark(4), StateMark(7, checkpoint=False), StateMark(10)])
     assert kept(kv, a) == [4, 7, 10]
     for _ in range(2):
         step(kv, a, 10)
@@ -489,7 +489,7 @@ def test_marks_outside_of_a_step_are_none() -> None:
     kv = cache()
     a = kv.alloc()
     step(kv, a, 10)
-    step(kv, a, 10, [Mark(-1), Mark(0), Mark(5), Mark(10), Mark(21)])
+    step(kv, a, 10, [StateMark(-1), StateMark(0), StateMark(5), StateMark(10), StateMark(21)])
     assert kept(kv, a) == [10, 20]
 
 
@@ -497,9 +497,9 @@ def test_of_many_checkpoints_those_go_that_are_nearest_to_their_neighbours() -> 
     kv = cache(context=2000, most=1000)
     a = kv.alloc()
     at = [100 * i for i in range(1, MOST_CHECKPOINTS + 1)]
-    step(kv, a, 900, [Mark(p) for p in (*at, 205)])  # nothing goes that the step is about to write
+    step(kv, a, 900, [StateMark(p) for p in (*at, 205)])  # nothing goes that the step is about to write
     assert kept(kv, a) == sorted([*at, 205, 900])
-    step(kv, a, 200, [Mark(1000)])
+    step(kv, a, 200, [StateMark(1000)])
     assert kept(kv, a) == [*at[1:], 900, 1000, 1100]
     assert sum(s.checkpoint for s in of(kv)._held[a].states) == MOST_CHECKPOINTS
 
@@ -507,7 +507,7 @@ def test_of_many_checkpoints_those_go_that_are_nearest_to_their_neighbours() -> 
 def test_the_checkpoint_goes_without_which_least_is_computed_again() -> None:
     kv = cache(context=2000, most=1000)
     a = kv.alloc()
-    step(kv, a, 450, [Mark(100), Mark(110), Mark(400)])
+    step(kv, a, 450, [StateMark(100), StateMark(110), StateMark(400)])
     step(kv, a, 50)
     found = []
     while kv.thin():
@@ -520,7 +520,7 @@ def test_thinning_begins_with_the_sequence_that_has_most() -> None:
     kv = cache()
     a, b = kv.alloc(), kv.alloc()
     for seq, at in ((a, (10, 20)), (b, (5, 6, 7))):
-        step(kv, seq, 30, [Mark(p) for p in at])
+        step(kv, seq, 30, [StateMark(p) for p in at])
         step(kv, seq, 1)
     assert kv.thin()
     assert (kept(kv, a), len(kept(kv, b))) == ([10, 20, 30, 31], 4)
@@ -531,7 +531,7 @@ def test_without_checkpoints_there_is_nothing_to_thin() -> None:
     assert not kv.thin()
     a = kv.alloc()
     step(kv, a, 10)
-    step(kv, a, 10, [Mark(15, checkpoint=False), Mark(20)])
+    step(kv, a, 10, [StateMark(15, checkpoint=False), StateMark(20)])
     assert not kv.thin()
     assert kept(kv, a) == [10, 15, 20]
     assert not cache({}).thin()
@@ -543,7 +543,7 @@ def test_without_checkpoints_there_is_nothing_to_thin() -> None:
 def test_each_pass_goes_on_where_the_one_before_it_ended() -> None:
     kv = cache()
     a = kv.alloc()
-    extend(kv, a, 10, [Mark(3), Mark(6)])
+    extend(kv, a, 10, [StateMark(3), StateMark(6)])
     first, middle, last = view(kv, a, 0, 4), view(kv, a, 4, 6), view(kv, a, 6, 10)
     assert first.read == NONE
     assert (first.write[[0, 1]] == NONE).all()
@@ -556,7 +556,7 @@ def test_each_pass_goes_on_where_the_one_before_it_ended() -> None:
 def test_what_a_sequence_has_is_never_written_again() -> None:
     kv = cache()
     a = kv.alloc()
-    step(kv, a, 10, [Mark(5)])
+    step(kv, a, 10, [StateMark(5)])
     b = kv.fork(a)
     before = {view(kv, a, n, n).read for n in (5, 10)}
     for seq in (a, b):
@@ -602,7 +602,7 @@ def test_marks_have_what_room_there_is() -> None:
     for n in (30, 30, 30, 30, 30):
         step(kv, a, n)
     kv.limit_bytes = kv.used_bytes + 2 * of(kv).bytes
-    step(kv, a, 10, [Mark(p, checkpoint=False) for p in (182, 184, 186, 188)])
+    step(kv, a, 10, [StateMark(p, checkpoint=False) for p in (182, 184, 186, 188)])
     assert kept(kv, a) == [180, 182, 184, 190]
     assert kv.used_bytes == kv.limit_bytes
 
@@ -614,7 +614,7 @@ def test_marks_leave_room_for_where_a_step_ends() -> None:
         step(kv, a, 34)
     step(kv, b, 10)
     kv.limit_bytes = kv.used_bytes + 2 * of(kv).bytes
-    step(kv, b, 10, [Mark(p, checkpoint=False) for p in (12, 14, 16)])
+    step(kv, b, 10, [StateMark(p, checkpoint=False) for p in (12, 14, 16)])
     assert kept(kv, b) == [10, 12, 20]
     assert kv.used_bytes == kv.limit_bytes
 
@@ -630,7 +630,7 @@ def test_what_is_left_over_goes_before_marks_pass_the_limit() -> None:
     step(kv, b, 1)
     kv.free(b)
     assert kv.touched_bytes == kv.limit_bytes
-    step(kv, a, 10, [Mark(p, checkpoint=False) for p in (172, 174, 176, 178)])
+    step(kv, a, 10, [StateMark(p, checkpoint=False) for p in (172, 174, 176, 178)])
     assert kept(kv, a) == [170, 172, 174, 176, 180]
     assert kv.touched_bytes == kv.used_bytes == kv.limit_bytes
 
@@ -644,7 +644,7 @@ def test_what_goes_makes_room_for_what_comes() -> None:
     assert states.wants(a) == 1
     step(kv, a, 10)
     assert states.wants(a) == 0
-    step(kv, a, 4, [Mark(22, checkpoint=False)])
+    step(kv, a, 4, [StateMark(22, checkpoint=False)])
     assert states.wants(a) == -1
     c = kv.fork(a, 22)
     assert (states.wants(a), states.wants(c)) == (0, 1)  # the draft's is now the fork's as well
@@ -672,7 +672,7 @@ def test_without_room_for_a_state_nothing_changes() -> None:
 def test_unused_slots_are_given_back() -> None:
     kv = cache()
     a = kv.alloc()
-    step(kv, a, 10, [Mark(5)])
+    step(kv, a, 10, [StateMark(5)])
     kv.free(a)
     states = of(kv)
     assert (states.used_bytes, states.touched_bytes) == (0, 2 * states.bytes)
@@ -690,7 +690,7 @@ def test_without_address_space_there_are_fewer_slots(monkeypatch: pytest.MonkeyP
         tried.append(nbytes)
         if nbytes > 20 * 4096:
             raise OSError("no more")
-        return Memory(nbytes)
+        return ZeroedMemory(nbytes)
 
     monkeypatch.setattr("hetrun.memory.kv.states.Memory", narrow)
     assert States(SHAPES, SEQUENCES).slots == 18
@@ -705,7 +705,7 @@ def test_all_slots_in_use() -> None:
     states = of(kv)
     seqs = [kv.alloc() for _ in range(SEQUENCES)]
     for seq in seqs[:2]:  # marks leave a place for where a step ends, and none of the next one
-        extend(kv, seq, MOST, [Mark(p, checkpoint=False) for p in range(1, MOST)])
+        extend(kv, seq, MOST, [StateMark(p, checkpoint=False) for p in range(1, MOST)])
     assert states.used_bytes == states.slots * states.bytes
     used, rows = kv.used_bytes, kv.groups[0].used_rows
     with pytest.raises(BudgetError, match=f"all {states.slots} slots for states are in use"):
@@ -725,7 +725,7 @@ def test_who_gets_no_memory_stands_where_it_stood(monkeypatch: pytest.MonkeyPatc
     kv.guard_growth(no)
     used = kv.used_bytes
     with pytest.raises(BudgetError, match="someone needs it"):
-        extend(kv, a, 20, [Mark(15)])
+        extend(kv, a, 20, [StateMark(15)])
     assert (kv.length(a), kept(kv, a), kv.used_bytes) == (10, [10], used)
     kv.guard_growth(None)
     step(kv, a, 20)
@@ -770,9 +770,9 @@ def test_saved_rows_bring_states_back(tmp_path: Path, limit: int | None) -> None
     entries = []
     for i, n in enumerate((20, 33, 7)):
         seq = ours.alloc()
-        extend(ours, seq, n, [Mark(5)])
+        extend(ours, seq, n, [StateMark(5)])
         run(ours, seq, [100 * i + t for t in range(n)])
-        entries.append(Entry(seq, np.arange(100 * i, 100 * i + n, dtype=np.int32)))
+        entries.append(PrefixEntry(seq, np.arange(100 * i, 100 * i + n, dtype=np.int32)))
     blocks = list(rows.export(entries[0].seq, 0, 20))
     assert [len(b) for b in blocks] == rows.sizes(0, 20)
     assert rows.sizes(0, 20)[-1] == of(ours).size
@@ -817,8 +817,8 @@ def test_a_step_keeps_the_state_that_it_began_with() -> None:
     kv = cache(context=2000, most=1000)
     a = kv.alloc()
     for i in range(1, MOST_CHECKPOINTS + 1):
-        step(kv, a, 100, [Mark(100 * i)])
-    extend(kv, a, 100, [Mark(810), Mark(900)])
+        step(kv, a, 100, [StateMark(100 * i)])
+    extend(kv, a, 100, [StateMark(810), StateMark(900)])
     assert read(kv, view(kv, a, 800, 900).read) == 800
     assert kv.keepable(a, 800)
 
@@ -826,7 +826,7 @@ def test_a_step_keeps_the_state_that_it_began_with() -> None:
 def test_thinning_keeps_what_a_step_began_with() -> None:
     kv = cache()
     a = kv.alloc()
-    step(kv, a, 10, [Mark(10)])
+    step(kv, a, 10, [StateMark(10)])
     kv.extend(a, 10)
     kv.thin()
     assert read(kv, view(kv, a, 10, 20).read) == 10
@@ -836,8 +836,8 @@ def test_any_checkpoint_can_be_given_up() -> None:
     kv = cache()
     a, b = kv.alloc(), kv.alloc()
     step(kv, a, 10)
-    step(kv, a, 4, [Mark(11, checkpoint=False), Mark(12, checkpoint=False)])
-    step(kv, b, 10, [Mark(5)])
+    step(kv, a, 4, [StateMark(11, checkpoint=False), StateMark(12, checkpoint=False)])
+    step(kv, b, 10, [StateMark(5)])
     assert not kv.thin()  # it may not be written yet
     step(kv, b, 1)
     assert kv.thin()
@@ -850,7 +850,7 @@ def test_what_fits_can_be_extended_in_any_order() -> None:
     for _ in range(4):
         step(kv, a, MOST - 3)
     step(kv, b, 10)
-    step(kv, b, 4, [Mark(11, checkpoint=False), Mark(12, checkpoint=False)])
+    step(kv, b, 4, [StateMark(11, checkpoint=False), StateMark(12, checkpoint=False)])
     c = kv.fork(a)
     kv.limit_bytes = kv.used_bytes
     chunks = [(c, 1), (b, 1)]
@@ -863,7 +863,7 @@ def test_checkpoints_do_not_keep_others_from_going_on() -> None:
     kv = cache(sequences=16)
     for _ in range(16):
         seq = kv.alloc()
-        step(kv, seq, 30, [Mark(p) for p in range(2, 18, 2)])
+        step(kv, seq, 30, [StateMark(p) for p in range(2, 18, 2)])
         while not kv.fits([(seq, 10)]):
             assert kv.thin()
         step(kv, seq, 10)

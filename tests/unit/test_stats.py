@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hetrun.executor.stats import Key, Stats
+from hetrun.executor.stats import Stats, TimeKey
 
-KEY, OTHER = Key("model", "null", "1", 2), Key("model", "null", "2-4", 2)
+KEY, OTHER = TimeKey("model", "null", "1", 2), TimeKey("model", "null", "2-4", 2)
 
 
 def test_a_record_counts_runs() -> None:

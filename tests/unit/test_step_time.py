@@ -16,7 +16,7 @@ from hetrun.engine.step_time import (
     PREDICTED_S,
     READ,
     REMEMBERED,
-    Shape,
+    StepShape,
     StepTimes,
     answering,
     longer,
@@ -29,15 +29,17 @@ from tests.unit.test_estimate import FEW_STEPS, Noise, busy, idle, moved
 samples = st.lists(st.tuples(st.integers(1, 1000), st.floats(1e-6, 10)), min_size=1)
 shapes = st.lists(
     st.tuples(
-        st.sampled_from([answering(1), answering(3), answering(8), Shape(1, 300, 300), Shape(3, 202, 200)])
-        | st.builds(lambda n: Shape(2, 2 + n, 0, n), st.integers(1, 30)),
+        st.sampled_from(
+            [answering(1), answering(3), answering(8), StepShape(1, 300, 300), StepShape(3, 202, 200)]
+        )
+        | st.builds(lambda n: StepShape(2, 2 + n, 0, n), st.integers(1, 30)),
         st.floats(1e-6, 10),
     ),
     max_size=40,
 )
 
 
-def seconds_of(shape: Shape) -> float:
+def seconds_of(shape: StepShape) -> float:
     """A machine: what steps really take."""
     return 0.003 + 0.0006 * shape.prompts + 0.001 * (shape.tokens - shape.prompts) + 1e-6 * shape.depth
 
@@ -54,7 +56,7 @@ def predicted(factor: float = 1.0) -> StepTimes:
 def test_a_larger_size_never_takes_less(seen: list[tuple[int, float]], sizes: tuple[float, float]) -> None:
     curve = SizeCurve()
     for size, seconds in seen:
-        curve.saw(size, seconds)
+        curve.observe(size, seconds)
     small, large = (curve.at(size) for size in sorted(sizes))
     assert small is not None
     assert large is not None
@@ -64,13 +66,13 @@ def test_a_larger_size_never_takes_less(seen: list[tuple[int, float]], sizes: tu
 def test_times_lie_on_lines_between_what_was_seen_and_follow_it() -> None:
     curve = SizeCurve()
     assert curve.at(3) is None
-    curve.saw(4, 0.4)
+    curve.observe(4, 0.4)
     assert curve.at(2) == pytest.approx(0.2)
     assert curve.at(8) == pytest.approx(0.8)
-    curve.saw(16, 0.8)
+    curve.observe(16, 0.8)
     assert curve.at(10) == pytest.approx(0.6)
     for _ in range(100):
-        curve.saw(16, 1.6)
+        curve.observe(16, 1.6)
     assert curve.at(16) == pytest.approx(1.6, rel=0.01)
 
 
@@ -78,27 +80,27 @@ def test_sizes_between_are_learned_as_well() -> None:
     chance, curve = random.Random(1), SizeCurve()
     for _ in range(300):
         size = chance.randint(1, 900)
-        curve.saw(size, 0.003 + 0.0006 * size)
+        curve.observe(size, 0.003 + 0.0006 * size)
     for size in (20, 100, 333, 512, 700):
         assert curve.at(size) == pytest.approx(0.003 + 0.0006 * size, rel=0.1)
 
 
 @given(shapes, st.integers(1, 300), st.integers(0, 2000), st.integers(0, 60), st.data())
 def test_unpredicted_steps_never_take_less_with_more_tokens(
-    seen: list[tuple[Shape, float]], answers: int, prompt: int, drafted: int, data: st.DataObject
+    seen: list[tuple[StepShape, float]], answers: int, prompt: int, drafted: int, data: st.DataObject
 ) -> None:
     times = unpredicted()
     for shape, seconds in seen:
-        times.saw(shape, seconds)
+        times.observe(shape, seconds)
     more = data.draw(st.integers(0, 300))
-    of = [Shape(n + bool(p), n + p, p) for n, p in ((answers, prompt), (answers + more, prompt))]
-    of += [Shape(answers + 1, answers + p, p) for p in (prompt + 1, prompt + 1 + more)]
+    of = [StepShape(n + bool(p), n + p, p) for n, p in ((answers, prompt), (answers + more, prompt))]
+    of += [StepShape(answers + 1, answers + p, p) for p in (prompt + 1, prompt + 1 + more)]
     for small, large in (of[:2], of[2:]):
         pair = times.seconds(small), times.seconds(large)
         assert (pair[0] is None) == (pair[1] is None)
         if pair[0] is not None and pair[1] is not None:
             assert 0 < pair[0] <= pair[1] * (1 + 1e-9)
-    for shape in (*of, Shape(answers, answers + drafted, 0, drafted)):
+    for shape in (*of, StepShape(answers, answers + drafted, 0, drafted)):
         found = times.estimate(shape)
         assert (found is None) == (times.seconds(shape) is None)
         if found:
@@ -111,9 +113,9 @@ def test_nothing_is_said_before_anything_is_known() -> None:
     assert times.estimate(answering(1)) is None
     assert times.a_token(4) is None
     assert times.reading(100) is None
-    times.saw(Shape(1, 100, 100), 0.1)
-    assert times.seconds(Shape(2, 101, 100)) is None  # no answer was seen yet
-    times.saw(Shape(2, 101, 100), 0.13)
+    times.observe(StepShape(1, 100, 100), 0.1)
+    assert times.seconds(StepShape(2, 101, 100)) is None  # no answer was seen yet
+    times.observe(StepShape(2, 101, 100), 0.13)
     assert times.seconds(answering(1)) == pytest.approx(0.03)
     assert times.foreseen(answering(1)) is None  # but no step is late by that
     assert times.seconds(answering(1)._replace(tokens=4, drafted=3)) == pytest.approx(0.03 * longer(1, 3))
@@ -126,11 +128,11 @@ def told(times: StepTimes, noise: Noise, n: int, seed: int) -> list[tuple[Estima
     """What was expected of each of n steps, and what it took: answers, now and then a prompt beside them."""
     chance, found = random.Random(seed), []
     for i in range(n):
-        shape = answering(1 + i // 50 % 3, i) if i % 20 else Shape(1, 512, 512, 0, 256)
+        shape = answering(1 + i // 50 % 3, i) if i % 20 else StepShape(1, 512, 512, 0, 256)
         seconds = seconds_of(shape) * noise(i, chance)
         if (expected := times.estimate(shape)) is not None:
             found.append((expected, seconds))
-        times.saw(shape, seconds)
+        times.observe(shape, seconds)
     return found
 
 
@@ -150,7 +152,7 @@ def test_a_machine_that_others_use_now_and_then(make: Callable[[], StepTimes], n
         seconds = moved(noise, 200)(i, chance) * seconds_of(answering(2))
         if expected := times.estimate(answering(2)):
             found.append((expected, seconds))
-        times.saw(answering(2), seconds)
+        times.observe(answering(2), seconds)
     counted = [pair for i, pair in enumerate(found) if i < 200 or i % 200 >= FEW_STEPS]
     assert sum(e.least <= seconds <= e.most for e, seconds in counted) >= 0.9 * len(counted)
     each = [e.seconds / seconds_of(answering(2)) for e, _ in found]
@@ -162,11 +164,11 @@ def test_a_machine_that_others_use_now_and_then(make: Callable[[], StepTimes], n
 def test_one_slow_step_moves_nothing(make: Callable[[], StepTimes]) -> None:
     times, chance = make(), random.Random(1)
     for _ in range(50):
-        times.saw(answering(1), 0.004 * chance.lognormvariate(0, 0.03))
+        times.observe(answering(1), 0.004 * chance.lognormvariate(0, 0.03))
     before = times.seconds(answering(1))
-    times.saw(answering(1), 0.08)
+    times.observe(answering(1), 0.08)
     assert times.seconds(answering(1)) == pytest.approx(before, rel=0.03)
-    times.saw(answering(1), 0.004)
+    times.observe(answering(1), 0.004)
     assert times.seconds(answering(1)) == pytest.approx(before, rel=0.03)
 
 
@@ -176,23 +178,23 @@ def test_one_slow_step_moves_nothing(make: Callable[[], StepTimes]) -> None:
 def test_a_prediction_is_corrected_by_the_steps_of_its_kind() -> None:
     times = StepTimes(Said(lambda chunks: 0.1 * sum(n for n, _ in chunks)))
     for _ in range(3):
-        times.saw(answering(1), 0.3)
+        times.observe(answering(1), 0.3)
     assert times.seconds(answering(1)) == pytest.approx(0.3)
     assert times.seconds(answering(16)) == times.foreseen(answering(16)) == pytest.approx(1.6)
-    drafted = Shape(1, 4, 0, 3)
+    drafted = StepShape(1, 4, 0, 3)
     assert times.seconds(drafted) == pytest.approx(1.2)  # like those without, until one was seen
     for _ in range(3):
-        times.saw(drafted, 0.5)
+        times.observe(drafted, 0.5)
     assert times.seconds(drafted) == pytest.approx(0.5)
     assert times.seconds(answering(1)) == pytest.approx(0.3)
 
 
 def test_what_was_not_seen_for_long_is_forgotten_half_by_half() -> None:
-    times, prompt = predicted(), Shape(1, 512, 512, 0, 256)
+    times, prompt = predicted(), StepShape(1, 512, 512, 0, 256)
     for _ in range(3):
-        times.saw(prompt, 4 * seconds_of(prompt))
+        times.observe(prompt, 4 * seconds_of(prompt))
     for _ in range(FORGOTTEN):
-        times.saw(answering(1), seconds_of(answering(1)))
+        times.observe(answering(1), seconds_of(answering(1)))
     assert times.seconds(prompt) == pytest.approx(2 * seconds_of(prompt))
 
 
@@ -208,12 +210,12 @@ def test_predictions_are_asked_for_once_in_a_while(now: list[float]) -> None:
     model = Said(lambda chunks: 0.01)
     times = StepTimes(model)
     for depth in range(200):
-        times.saw(answering(2, depth), 0.01)
+        times.observe(answering(2, depth), 0.01)
         times.estimate(answering(2, depth))
     assert model.asked == 1
     for _ in range(200):
         now[0] += PREDICTED_S / 50
-        times.saw(answering(2, 100), 0.01)
+        times.observe(answering(2, 100), 0.01)
     assert model.asked == pytest.approx(1 + 4, abs=1)
     for n in range(1, 2 * REMEMBERED):
         times.seconds(answering(n))
@@ -222,19 +224,19 @@ def test_predictions_are_asked_for_once_in_a_while(now: list[float]) -> None:
 
 def test_what_the_planner_has_learned_does_not_count_twice(now: list[float]) -> None:
     """Others come, steps take five times as long, and later the planner knows."""
-    model, prompt = Said(lambda chunks: 0.01 * sum(n for n, _ in chunks)), Shape(1, 500, 500, 0, 250)
-    other = Shape(1, 490, 490, 0, 245)
+    model, prompt = Said(lambda chunks: 0.01 * sum(n for n, _ in chunks)), StepShape(1, 500, 500, 0, 250)
+    other = StepShape(1, 490, 490, 0, 245)
     times = StepTimes(model)
     for _ in range(5):
-        times.saw(answering(1), 0.05)
-        times.saw(prompt, 25.0)
+        times.observe(answering(1), 0.05)
+        times.observe(prompt, 25.0)
     model.say = lambda chunks: 0.05 * sum(n for n, _ in chunks)
     for renew in ("time", "plans"):
         now[0] += 2 * PREDICTED_S
         if renew == "plans":
             model.plans = object()
         else:
-            times.saw(answering(1), 0.05)
+            times.observe(answering(1), 0.05)
         for shape, seconds in ((answering(1), 0.05), (prompt, 25.0), (other, 24.5)):
             assert times.seconds(shape) == pytest.approx(seconds)
     model.say, model.plans = (lambda chunks: 0.01 * sum(n for n, _ in chunks)), object()
@@ -264,7 +266,12 @@ def test_models_are_asked_what_is_in_a_step() -> None:
         return 1.0
 
     times = StepTimes(Said(say))
-    for shape in (answering(2, 10), Shape(2, 5, 0, 3, 10), Shape(3, 402, 401, 0, 300), Shape(1, 7, 7, 0, 3)):
+    for shape in (
+        answering(2, 10),
+        StepShape(2, 5, 0, 3, 10),
+        StepShape(3, 402, 401, 0, 300),
+        StepShape(1, 7, 7, 0, 3),
+    ):
         times.seconds(shape)
     assert asked == [
         [(1, 10.0), (1, 10.0)],
@@ -273,17 +280,17 @@ def test_models_are_asked_what_is_in_a_step() -> None:
         [(7, 0.0)],
     ]
     assert shape_of_chunks([(1, 10.0), (1, 10.0)]) == answering(2, 10)
-    assert shape_of_chunks([(7, 0.0)]) == Shape(1, 7, 7, 0, 3)
+    assert shape_of_chunks([(7, 0.0)]) == StepShape(1, 7, 7, 0, 3)
 
 
 # --- what requests ask
 
 
 @given(st.floats(0, 5000), st.floats(0, 5000), shapes)
-def test_more_to_read_never_takes_less(a: float, b: float, seen: list[tuple[Shape, float]]) -> None:
+def test_more_to_read_never_takes_less(a: float, b: float, seen: list[tuple[StepShape, float]]) -> None:
     times = predicted()
     for shape, seconds in seen:
-        times.saw(shape, seconds)
+        times.observe(shape, seconds)
     found = [times.reading(tokens) for tokens in (0.0, *sorted((a, b)))]
     assert found[0] == 0
     assert all(x is not None and y is not None and x <= y * (1 + 1e-9) for x, y in pairwise(found))
@@ -299,13 +306,13 @@ def test_reading_is_predicted_at_a_few_sizes() -> None:
 
 
 def test_drafts_make_tokens_cheaper_as_long_as_they_are_right() -> None:
-    times, drafted, plain = predicted(), Shape(2, 8, 0, 6), seconds_of(answering(2))
+    times, drafted, plain = predicted(), StepShape(2, 8, 0, 6), seconds_of(answering(2))
     assert times.a_token(2) == pytest.approx(plain)
     for _ in range(60):
-        times.saw(drafted, 1.5 * plain)
+        times.observe(drafted, 1.5 * plain)
         times.gave(drafted, 1.5 * plain, 6)  # three times as many
     assert times.a_token(2) == pytest.approx(plain / 2, rel=0.02)
     assert times.seconds(answering(2)) == pytest.approx(plain)
     for _ in range(60):
-        times.saw(answering(2), plain)
+        times.observe(answering(2), plain)
     assert times.a_token(2) == pytest.approx(plain, rel=0.02)

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetrun.backends.llamacpp.kernels import matmul as module
-from hetrun.backends.llamacpp.kernels.matmul import PLAIN, ROWS, SWIGLU, Lookup, Partial, Product
+from hetrun.backends.llamacpp.kernels.matmul import (
+    PLAIN,
+    ROWS,
+    SWIGLU,
+    PartialWeightStruct,
+    ProductStruct,
+    RowLookup,
+)
 from hetrun.graph.quant import Bytes, Floats
 from tests.unit.test_matmul_kernels import (
     LEVELS,
@@ -119,7 +126,7 @@ def multiplied(
     kind = w.quant.ggml_id
     size = lib.scratch(kind, n, w.cols) + lib.unit(kind, w.cols, halves)
     scratch, shared = aligned(size * threads), aligned(lib.shared(kind, n, w.cols))
-    made = Product(
+    made = ProductStruct(
         weights=(pieces.packed if pieces else w.packed).ctypes.data,
         type=kind, rows=w.rows, cols=w.cols, x=x.ctypes.data, out=out.ctypes.data,
         n=n, x_stride=w.cols, out_stride=width, activation=activation, scratch=scratch.ctypes.data,
@@ -128,7 +135,7 @@ def multiplied(
     )  # fmt: skip
     if pieces and source:
         taken = np.zeros(len(pieces.table), np.int32)
-        partial = Partial(
+        partial = PartialWeightStruct(
             supply=ctypes.addressof(source.made), streamed=len(pieces.stored), pieces=len(pieces.table),
             piece=pieces.table.ctypes.data, rank=pieces.ranks.ctypes.data, taken=taken.ctypes.data,
         )  # fmt: skip
@@ -210,7 +217,7 @@ def test_rows_are_looked_up_in_a_file(name: str) -> None:
     source = Source({}, w.stored)
     out = np.zeros((2, len(ids), w.cols), np.float32)
     for i in range(2):
-        made = Lookup(
+        made = RowLookup(
             weights=w.packed.ctypes.data if i == 0 else None, type=w.quant.ggml_id, rows=w.rows, cols=w.cols,
             ids=ids.ctypes.data, out=out[i].ctypes.data, n=len(ids), out_stride=w.cols, level=LEVELS[-1],
         )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 from hetrun.system import thread_affinity
 from hetrun.system.core_sets import CoreSet
 from hetrun.system.cpu_topology import Core, TopoTree, read_topology, this_machine
-from hetrun.system.thread_affinity import Chosen, Team, seats
+from hetrun.system.thread_affinity import Team, ThreadCores, seats
 from tests.support.sysfs import EPYC, LAPTOP, of
 
 ALL = this_machine().cpus
@@ -29,11 +29,11 @@ def openmp() -> ctypes.CDLL:
 
 
 @pytest.fixture
-def choice(monkeypatch: pytest.MonkeyPatch) -> Chosen:
+def choice(monkeypatch: pytest.MonkeyPatch) -> ThreadCores:
     """Choices of this test's own."""
     if thread_affinity._function() is None:
         pytest.skip("the C library was not built")
-    made = Chosen(this_machine())
+    made = ThreadCores(this_machine())
     monkeypatch.setattr(thread_affinity, "chosen", lambda: made)
     return made
 
@@ -61,7 +61,7 @@ def in_a_thread(work: object) -> None:
 
 
 @pytest.mark.skipif(len(ALL) < 2, reason="there is one CPU only")
-def test_each_thread_takes_its_seat_and_gives_it_back(choice: Chosen) -> None:
+def test_each_thread_takes_its_seat_and_gives_it_back(choice: ThreadCores) -> None:
     library = openmp()
 
     def work() -> None:
@@ -80,7 +80,7 @@ def test_each_thread_takes_its_seat_and_gives_it_back(choice: Chosen) -> None:
 
 
 @pytest.mark.skipif(len(ALL) < 2, reason="there is one CPU only")
-def test_threads_that_were_made_anew_have_seats_of_their_own(choice: Chosen) -> None:
+def test_threads_that_were_made_anew_have_seats_of_their_own(choice: ThreadCores) -> None:
     """Another user of the same threads may want fewer for a moment: the others end, and are made again."""
     library = openmp()
     free = ctypes.CDLL(None).free  # a C function that a thread may call with nothing
@@ -100,7 +100,7 @@ def test_threads_that_were_made_anew_have_seats_of_their_own(choice: Chosen) -> 
 
 
 @pytest.mark.skipif(len(ALL) < 2, reason="there is one CPU only")
-def test_fewer_threads_are_kept_to_a_set_and_all_may_be_anywhere_again(choice: Chosen) -> None:
+def test_fewer_threads_are_kept_to_a_set_and_all_may_be_anywhere_again(choice: ThreadCores) -> None:
     library = openmp()
 
     def work() -> None:
@@ -115,7 +115,7 @@ def test_fewer_threads_are_kept_to_a_set_and_all_may_be_anywhere_again(choice: C
     in_a_thread(work)
 
 
-def test_nothing_is_asked_of_the_system_where_nothing_changes(choice: Chosen) -> None:
+def test_nothing_is_asked_of_the_system_where_nothing_changes(choice: ThreadCores) -> None:
     def work() -> None:
         team = Team(openmp())
         asked: list[int] = []
@@ -137,7 +137,7 @@ def test_nothing_is_asked_of_the_system_where_nothing_changes(choice: Chosen) ->
 
 @pytest.mark.parametrize("name", thread_affinity.THEIRS)
 def test_who_places_threads_by_openmp_is_obeyed(
-    name: str, choice: Chosen, monkeypatch: pytest.MonkeyPatch
+    name: str, choice: ThreadCores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = openmp()  # if it were loaded later, it would follow the setting itself, for good
     monkeypatch.setenv(name, "0")
@@ -146,7 +146,7 @@ def test_who_places_threads_by_openmp_is_obeyed(
         assert os.sched_getaffinity(0) == set(ALL)
 
 
-def test_a_library_without_threads_has_none_to_place(choice: Chosen) -> None:
+def test_a_library_without_threads_has_none_to_place(choice: ThreadCores) -> None:
     plain = ctypes.CDLL(
         str(Path(thread_affinity.__file__).parent / thread_affinity.NAME)
     )  # it needs the C library only
@@ -160,7 +160,7 @@ def test_the_masks_of_a_set() -> None:
 
 
 def test_a_thread_for_each_core_has_a_place_and_fewer_wait_for_a_measurement() -> None:
-    made = Chosen(read_topology(of(EPYC)))
+    made = ThreadCores(read_topology(of(EPYC)))
     assert made.of(48).cpus == tuple(range(48))
     assert made.of(96).cpus == tuple(range(96))
     assert made.of(16).name == made.of(7).name == "anywhere"
@@ -172,14 +172,14 @@ def test_a_thread_for_each_core_has_a_place_and_fewer_wait_for_a_measurement() -
 
 
 def test_where_cores_are_of_two_kinds_there_is_something_to_measure() -> None:
-    made = Chosen(read_topology(of(LAPTOP)))
+    made = ThreadCores(read_topology(of(LAPTOP)))
     assert [s.name for s in made.open(6)] == ["anywhere", "the 6 fast cores"]
     assert made.open(1) == []  # one thread is kept to the fast cores in any case
 
 
 def test_a_limit_of_time_pins_nothing() -> None:
     tree = TopoTree(tuple(Core((cpu,), 0, (0, 0, -1, -1)) for cpu in range(8)), share=8)
-    made = Chosen(tree)
+    made = ThreadCores(tree)
     assert all(made.of(n).cpus == tree.cpus and not made.open(n) for n in range(1, 8))
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hetrun.config import TOOL_PARSERS
 from hetrun.text.tool_parsers.formats import FORMATS, family, takes_tools
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, joined
+from hetrun.text.tool_parsers.parts import Arguments, CallStart, Piece, Prose, joined
 from tests.support.effort import effort
 from tests.support.limits import Within
 from tests.support.tiers import first
@@ -29,7 +29,7 @@ def read(name: str, pieces: Sequence[str], most: int | None = None) -> list[Piec
 
 
 def call(index: int, name: str, arguments: str) -> list[Piece]:
-    return [Begin(index, name), Arguments(index, arguments)]
+    return [CallStart(index, name), Arguments(index, arguments)]
 
 
 def weather(index: int = 0) -> list[Piece]:
@@ -83,7 +83,7 @@ def test_calls_of_each_family(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n != "llama3"])
 def test_text_before_calls_is_text(name: str) -> None:
-    assert read(name, [f"I will look.\n\n{FAMILIES[name]}\n"]) == [Text("I will look."), *TWO]
+    assert read(name, [f"I will look.\n\n{FAMILIES[name]}\n"]) == [Prose("I will look."), *TWO]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -107,8 +107,8 @@ def test_pieces_change_nothing(name: str, parser: str, data: st.DataObject) -> N
 @given(name=st.sampled_from(sorted(FORMATS)), text=st.text("<>[]{}\":tol_cal/nme,' \\f(｜", max_size=60))
 def test_what_has_no_call_stays_as_it_is(name: str, text: str) -> None:
     found = read(name, list(text))
-    if not any(isinstance(piece, Begin) for piece in found) and "▁" not in text:
-        assert "".join(piece.text for piece in found if isinstance(piece, Text)) == text
+    if not any(isinstance(piece, CallStart) for piece in found) and "▁" not in text:
+        assert "".join(piece.text for piece in found if isinstance(piece, Prose)) == text
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -116,12 +116,12 @@ def test_half_a_call_is_text_until_its_arguments_begin(name: str) -> None:
     text = FAMILIES[name]
     for end in range(len(text)):
         found = read(name, [text[:end]])
-        if isinstance(found[0] if found else None, Begin):
-            assert found[0] == Begin(0, "weather")
+        if isinstance(found[0] if found else None, CallStart):
+            assert found[0] == CallStart(0, "weather")
             rest = [piece for piece in found[1:] if isinstance(piece, Arguments) and piece.index == 0]
             assert OSLO.startswith("".join(piece.text for piece in rest))
         elif name not in OUTER:
-            assert found == ([Text(text[:end])] if end else [])
+            assert found == ([Prose(text[:end])] if end else [])
 
 
 @pytest.mark.parametrize("written", ["<tool_call>\n{", "<tool_call>", "<tool", "<"])
@@ -130,20 +130,20 @@ def test_after_a_call_half_a_mark_that_was_cut_off_is_no_text(written: str) -> N
     call = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
     pieces = reader.push(f"{call}\n{written}")
     reader.cut()
-    assert joined([*pieces, *reader.finish()]) == [Begin(0, "weather"), Arguments(0, "{}")]
+    assert joined([*pieces, *reader.finish()]) == [CallStart(0, "weather"), Arguments(0, "{}")]
 
 
 def test_without_a_call_half_a_mark_is_text_even_if_it_was_cut_off() -> None:
     reader = CallReader(FORMATS["hermes"], {"weather": {}})
     pieces = reader.push("a <tool")
     reader.cut()
-    assert joined([*pieces, *reader.finish()]) == [Text("a <tool")]
+    assert joined([*pieces, *reader.finish()]) == [Prose("a <tool")]
 
 
 def test_arguments_come_as_they_are_written() -> None:
     reader = CallReader(FORMATS["hermes"], TOOLS)
     seen = [reader.push(c) for c in '<tool_call>{"name": "weather", "arguments": {"city": "Os']
-    assert [piece for pieces in seen for piece in pieces][:2] == [Begin(0, "weather"), Arguments(0, "{")]
+    assert [piece for pieces in seen for piece in pieces][:2] == [CallStart(0, "weather"), Arguments(0, "{")]
     assert reader.push("lo") == [Arguments(0, "lo")]
 
 
@@ -172,22 +172,22 @@ HERMES = [
     # arguments that do not end
     ('{"name": "now", "arguments": {"a": [1', call(0, "now", '{"a": [1')),
     # no JSON, and JSON that is no call
-    ("now(a=1)", [Text("<tool_call>now(a=1)</tool_call> and more")]),
-    ('{"city": "Oslo"}', [Text('<tool_call>{"city": "Oslo"}</tool_call> and more')]),
-    ("[]", [Text("<tool_call>[]</tool_call> and more")]),
-    ('{"name": ""}', [Text('<tool_call>{"name": ""}</tool_call> and more')]),
+    ("now(a=1)", [Prose("<tool_call>now(a=1)</tool_call> and more")]),
+    ('{"city": "Oslo"}', [Prose('<tool_call>{"city": "Oslo"}</tool_call> and more')]),
+    ("[]", [Prose("<tool_call>[]</tool_call> and more")]),
+    ('{"name": ""}', [Prose('<tool_call>{"name": ""}</tool_call> and more')]),
 ]
 
 
 @pytest.mark.parametrize(("inner", "found"), HERMES)
 def test_what_models_write_between_tags(inner: str, found: list[Piece]) -> None:
-    more = [] if isinstance(found[0], Text) else [Text(" and more")]
+    more = [] if isinstance(found[0], Prose) else [Prose(" and more")]
     assert read("hermes", [f"<tool_call>{inner}</tool_call> and more"]) == [*found, *more]
 
 
 def test_a_word_about_tags_is_no_call() -> None:
     said = "Put it in <tool_call> tags, as in "
-    assert read("hermes", [said + FAMILIES["hermes"]]) == [Text(said.rstrip()), *TWO]
+    assert read("hermes", [said + FAMILIES["hermes"]]) == [Prose(said.rstrip()), *TWO]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_word_about_tags_is_no_call() -> None:
     ],
 )
 def test_json_without_a_mark_is_a_call_only_of_a_tool(text: str) -> None:
-    assert read("llama3", list(text)) == [Text(text)]
+    assert read("llama3", list(text)) == [Prose(text)]
 
 
 VALUES = [
@@ -254,7 +254,7 @@ def test_no_text_takes_long(text: str, times: int, within: Within) -> None:
     assert took.calls < 30 * len(few)
     with within(20):
         found = read("generic", in_threes(text * times))
-    assert sum(len(p.name if isinstance(p, Begin) else p.text) for p in found) <= len(text) * times
+    assert sum(len(p.name if isinstance(p, CallStart) else p.text) for p in found) <= len(text) * times
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_no_text_takes_long(text: str, times: int, within: Within) -> None:
 )  # fmt: skip
 def test_calls_as_python_writes_them(written: str, arguments: object) -> None:
     found = read("lfm2", [f"<|tool_call_start|>{written}<|tool_call_end|>"])
-    assert found[0] == Begin(0, "now")
+    assert found[0] == CallStart(0, "now")
     assert isinstance(found[1], Arguments)
     assert json.loads(found[1].text) == arguments
 
@@ -296,7 +296,7 @@ def test_calls_as_python_writes_them(written: str, arguments: object) -> None:
 )
 def test_what_python_would_not_call_is_text(written: str) -> None:
     text = f"<|tool_call_start|>{written}<|tool_call_end|>"
-    assert read("lfm2", [text]) == [Text(text)]
+    assert read("lfm2", [text]) == [Prose(text)]
 
 
 TEMPLATES = {

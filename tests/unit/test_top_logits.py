@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import BackendError
-from hetrun.graph.top_logits import Best, Greatest
+from hetrun.graph.top_logits import Best, TopLogits
 from hetrun.sampling.interface import Sampler
 from hetrun.sampling.sampler import make_sampler
 from tests.support.examples import examples
@@ -83,7 +83,7 @@ def test_what_is_no_number_is_heard_of(bad: float, given: dict[str, object]) -> 
 
 def test_rows_are_cut_as_arrays_are() -> None:
     ids, logits = np.arange(12, dtype=np.int32).reshape(4, 3), np.ones((4, 3), np.float32)
-    found = Greatest(ids, logits)
+    found = TopLogits(ids, logits)
     assert len(found) == 4
     assert [row.ids.tolist() for row in found[1:3]] == [[3, 4, 5], [6, 7, 8]]
     assert len(found[-1 - 1 :]) == 2

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from hetrun.client.events import Event
-from hetrun.client.wire_protocol import SMALL, Answer, Channel, Message, packed, unpacked
+from hetrun.client.wire_protocol import SMALL, Channel, EventsMessage, Message, packed, unpacked
 from tests.support.limits import Within
 
 Pair = tuple[Channel, Channel]
@@ -24,8 +24,8 @@ def pair() -> Iterator[Pair]:
         channel.close()
 
 
-def answer(key: int, size: int = 1) -> Answer:
-    return Answer(key, (Event("token", "x" * size, key),))
+def answer(key: int, size: int = 1) -> EventsMessage:
+    return EventsMessage(key, (Event("token", "x" * size, key),))
 
 
 def received(channel: Channel, n: int) -> list[Message]:
@@ -70,7 +70,7 @@ def test_messages_of_several_threads_arrive_each_in_its_order(pair: Pair) -> Non
     threads = [threading.Thread(target=send, args=(t,)) for t in range(4)]
     for thread in threads:
         thread.start()
-    keys = [m.key for m in received(other, 1200) if isinstance(m, Answer)]
+    keys = [m.key for m in received(other, 1200) if isinstance(m, EventsMessage)]
     for t in range(4):
         assert [key for key in keys if key // 1000 == t] == [1000 * t + i for i in range(300)]
     for thread in threads:
@@ -99,5 +99,5 @@ def test_sending_to_a_closed_socket_is_no_error(pair: Pair) -> None:
 
 def test_what_an_event_says_besides_its_text_arrives() -> None:
     for event in (Event("token", "a", 1), Event("token", "a", 1, opened="<think>")):
-        answer = Answer(1, (event,))
+        answer = EventsMessage(1, (event,))
         assert unpacked(packed(answer)) == answer

@@ -11,7 +11,7 @@ from textual.worker import Worker, WorkerState
 
 from hetrun.client.events import GenerateRequest
 from hetrun.tui.conversation import Talk
-from hetrun.tui.messages import Measured
+from hetrun.tui.messages import AnswerRates
 from hetrun.tui.notices import ChatNotices
 from hetrun.tui.pictures import as_text
 from hetrun.tui.screens.conversation_list import ConversationList
@@ -20,8 +20,8 @@ from hetrun.tui.screens.draft import MessageDraft
 from hetrun.tui.screens.engine_control import EngineControl, percent
 from hetrun.tui.screens.figures import AnswerFigures
 from hetrun.tui.store.tree import Turn
-from hetrun.tui.streaming import Answering
-from hetrun.tui.transcript.turn import Entry
+from hetrun.tui.streaming import AnswerStream
+from hetrun.tui.transcript.turn import TurnLines
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.workers import begin_work
 
@@ -45,7 +45,7 @@ class AnswerWriter:
         look: Callable[[], None],
     ) -> None:
         """`look` shows the machine as it is when an answer has ended."""
-        self.current: Answering | None = None  # the answer that is being written
+        self.current: AnswerStream | None = None  # the answer that is being written
         self._writer: Worker[None] | None = None  # which writes it
         self._screen = screen
         self._talk = talk
@@ -64,19 +64,19 @@ class AnswerWriter:
 
     def begin(self, turn: Turn, beginning: str = "") -> None:
         """Have the model answer a turn; the answer may have begun already."""
-        entry = Entry("assistant", text=beginning)
+        entry = TurnLines("assistant", text=beginning)
         entry.waiting = True
         self._view.add(entry)
-        self.current = Answering(self._talk, entry, turn.id, self._view.draw, self._tell)
+        self.current = AnswerStream(self._talk, entry, turn.id, self._view.draw, self._tell)
         self._view.transcript.refresh()
         self._writer = begin_work(self._screen, partial(self._write, self.current, beginning), group=ANSWER)
         self._screen.query_one(Prompt).cursor_blink = False  # each blink is a frame of its own
         self._screen.refresh_bindings()
 
-    def _tell(self, measured: Measured) -> None:
+    def _tell(self, measured: AnswerRates) -> None:
         self._screen.post_message(measured)
 
-    async def _write(self, answering: Answering, beginning: str) -> None:
+    async def _write(self, answering: AnswerStream, beginning: str) -> None:
         request = self._talk.request(answering.parent)
         if beginning:
             request = await self._continued(request, beginning)
@@ -87,7 +87,7 @@ class AnswerWriter:
         prompt = await as_text(self._engine.client, request)
         return replace(request, messages=None, text=prompt + beginning)
 
-    def observe(self, message: Measured) -> None:
+    def observe(self, message: AnswerRates) -> None:
         """Figures of the answer that is being written."""
         if self.current is None:
             return  # they are of an answer that was left
@@ -141,13 +141,13 @@ class AnswerWriter:
             if answering.trouble:
                 self._notices.say(answering.trouble, error=True)
 
-    def _take_away(self) -> Answering | None:
+    def _take_away(self) -> AnswerStream | None:
         """The answer that is being written is not any more."""
         answering, self.current, self._writer = self.current, None, None
         self._screen.query_one(Prompt).cursor_blink = True
         return answering
 
-    def _show_ended(self, answering: Answering) -> None:
+    def _show_ended(self, answering: AnswerStream) -> None:
         if answering.trouble:
             self._view.complain(answering.trouble)
         if answering.entry.turn is not None:
@@ -155,7 +155,7 @@ class AnswerWriter:
         self._look()
         self._screen.refresh_bindings()
 
-    def _fail(self, answering: Answering, error: BaseException | None) -> None:
+    def _fail(self, answering: AnswerStream, error: BaseException | None) -> None:
         answering.finish("broken off")
         if not answering.entry.text:
             # Nothing was answered, so the model need not hear of it, and the user can try again.

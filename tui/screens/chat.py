@@ -16,7 +16,7 @@ from textual.worker import Worker, WorkerState
 from hetrun.client.interface import ChatClient
 from hetrun.tui.conversation import Talk
 from hetrun.tui.host import Doors
-from hetrun.tui.messages import Failed, Measured, Sent
+from hetrun.tui.messages import AnswerRates, Sent, SideTaskFailed
 from hetrun.tui.screens.answer_writer import ANSWER
 from hetrun.tui.screens.chat_parts import ChatParts
 from hetrun.tui.screens.turn_menu import TurnAction
@@ -106,8 +106,8 @@ class ChatScreen(Screen[None]):
     def _sent(self, message: Sent) -> None:
         self.parts.sender.take(message.text)
 
-    @on(Measured)
-    def _measured_meanwhile(self, message: Measured) -> None:
+    @on(AnswerRates)
+    def _measured_meanwhile(self, message: AnswerRates) -> None:
         self.parts.answers.observe(message)
 
     @on(Worker.StateChanged)
@@ -116,7 +116,7 @@ class ChatScreen(Screen[None]):
             with self.parts.notices.telling():
                 self.parts.answers.end(message)
         elif message.state is WorkerState.ERROR and message.worker.error:
-            self.app.post_message(Failed(message.worker.error))
+            self.app.post_message(SideTaskFailed(message.worker.error))
 
     @on(Prompt.Pasted)
     def _pasted(self, message: Prompt.Pasted) -> None:

@@ -14,17 +14,17 @@ from hetrun.tui.paths import path_of
 from hetrun.tui.screens.answer_writer import AnswerWriter
 from hetrun.tui.screens.conversation_list import ConversationList
 from hetrun.tui.screens.conversation_view import ConversationView
-from hetrun.tui.screens.dialogs import Ask, Choice, Choose
+from hetrun.tui.screens.dialogs import Choose, DialogChoice, TextDialog
 from hetrun.tui.screens.draft import MessageDraft
 from hetrun.tui.store import export as exchange
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.workers import begin_work
 
 CONVERSATION = (
-    Choice("open", "Open", "o"),
-    Choice("rename", "Rename", "r"),
-    Choice("export", "Export to a file", "x"),
-    Choice("delete", "Delete", "d"),
+    DialogChoice("open", "Open", "o"),
+    DialogChoice("rename", "Rename", "r"),
+    DialogChoice("export", "Export to a file", "x"),
+    DialogChoice("delete", "Delete", "d"),
 )
 
 
@@ -92,13 +92,15 @@ class ConversationActions:
             case "open":
                 self.open(number)
             case "rename":
-                new: str | None = await app.push_screen_wait(Ask("Rename to", title))
+                new: str | None = await app.push_screen_wait(TextDialog("Rename to", title))
                 if new:
                     self._rename(number, new)
             case "delete":
                 await self._delete(number)
             case "export":
-                path = await app.push_screen_wait(Ask("Export to", "conversation.md", "FILE.md or FILE.json"))
+                path = await app.push_screen_wait(
+                    TextDialog("Export to", "conversation.md", "FILE.md or FILE.json")
+                )
                 if path:
                     self._export(number, path)
 
@@ -144,7 +146,7 @@ class ConversationActions:
         found = self._talk.store.conversation(number)
         if found is None:
             return
-        choices = [Choice("no", "Keep it", "n"), Choice("yes", "Delete it for ever", "y")]
+        choices = [DialogChoice("no", "Keep it", "n"), DialogChoice("yes", "Delete it for ever", "y")]
         question = Choose(f"Delete “{found.title}”?", choices)
         if await self._screen.app.push_screen_wait(question) != "yes":
             return

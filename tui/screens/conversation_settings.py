@@ -9,7 +9,7 @@ from hetrun.errors import UserError
 from hetrun.system.terminal_text import visible
 from hetrun.tui.conversation import Talk, parsed_value
 from hetrun.tui.notices import ChatNotices
-from hetrun.tui.screens.settings import Chosen, SettingsScreen
+from hetrun.tui.screens.settings import ChosenSettings, SettingsScreen
 from hetrun.tui.workers import begin_work
 
 
@@ -33,7 +33,7 @@ class ConversationSettings:
 
     async def _choose(self) -> None:
         screen = SettingsScreen(self._talk)
-        chosen: Chosen | None = await self._screen.app.push_screen_wait(screen)
+        chosen: ChosenSettings | None = await self._screen.app.push_screen_wait(screen)
         if chosen is not None:
             self._talk.choose(chosen.system, chosen.sampling)
             self.show()

@@ -10,7 +10,7 @@ from hetrun.tui.screens.conversation_settings import ConversationSettings
 from hetrun.tui.screens.figures import AnswerFigures
 from hetrun.tui.screens.picture_cards import PictureCards
 from hetrun.tui.store.tree import Turn
-from hetrun.tui.transcript.turn import Entry
+from hetrun.tui.transcript.turn import TurnLines
 from hetrun.tui.transcript.widget import Transcript
 from hetrun.tui.widgets.welcome import Welcome
 
@@ -52,9 +52,9 @@ class ConversationView:
         if any(entry.cards for entry in entries):
             self._cards.show_thumbnails()
 
-    def entry_of(self, turn: Turn) -> Entry:
+    def entry_of(self, turn: Turn) -> TurnLines:
         """A turn as it is shown."""
-        entry = Entry(turn.role, turn)
+        entry = TurnLines(turn.role, turn)
         entry.cards = self._cards.cards_of(turn)
         versions = self._talk.tree.versions(turn)
         if len(versions) > 1:
@@ -66,7 +66,7 @@ class ConversationView:
         self._screen.query_one(Welcome).display = empty
         self.transcript.display = not empty
 
-    def add(self, entry: Entry) -> Entry:
+    def add(self, entry: TurnLines) -> TurnLines:
         """An entry at the end."""
         transcript = self.transcript
         self._screen.query_one(Welcome).display = False
@@ -82,9 +82,9 @@ class ConversationView:
 
     def complain(self, text: str) -> None:
         """Something went wrong; it is said in the conversation, and not kept with it."""
-        self.add(Entry("error", text=text))
+        self.add(TurnLines("error", text=text))
 
-    def draw(self, entry: Entry) -> None:
+    def draw(self, entry: TurnLines) -> None:
         """An entry has another text."""
         for transcript in self._screen.query(Transcript):  # there is none any more when the app ends
             if entry in transcript.entries:

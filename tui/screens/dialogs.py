@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 from textual.worker import Worker, WorkerState
 
 from hetrun.system.terminal_text import visible
-from hetrun.tui.messages import Failed
+from hetrun.tui.messages import SideTaskFailed
 
 T = TypeVar("T")
 SHARE = 92  # of a screen's height, in percent, that a dialog may have
@@ -55,10 +55,10 @@ class Dialog(ModalScreen[T]):
     def _failed(self, message: Worker.StateChanged) -> None:
         if message.state is WorkerState.ERROR and message.worker.error is not None:
             self.leave(None)
-            self.app.post_message(Failed(message.worker.error))
+            self.app.post_message(SideTaskFailed(message.worker.error))
 
 
-class Ask(Dialog[str | None]):
+class TextDialog(Dialog[str | None]):
     """A line of text; None: never mind. The hint says what may be written."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Cancel")]
@@ -92,7 +92,7 @@ class Ask(Dialog[str | None]):
         self.leave(None)
 
 
-class Choice(NamedTuple):
+class DialogChoice(NamedTuple):
     """One of several things; the key takes it at once."""
 
     name: str
@@ -105,7 +105,7 @@ class Choose(Dialog[str | None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Cancel")]
 
-    def __init__(self, question: str, choices: Sequence[Choice], chosen: str = "") -> None:
+    def __init__(self, question: str, choices: Sequence[DialogChoice], chosen: str = "") -> None:
         super().__init__()
         self._question = question
         self._choices = choices
@@ -117,7 +117,7 @@ class Choose(Dialog[str | None]):
             yield OptionList(*[Option(self._label(c), c.name) for c in self._choices])
 
     @staticmethod
-    def _label(choice: Choice) -> Content:
+    def _label(choice: DialogChoice) -> Content:
         key = Content.styled(f"  {choice.key}", "dim") if choice.key else Content("")
         return Content(visible(choice.label)) + key
 
@@ -140,7 +140,7 @@ class Choose(Dialog[str | None]):
         self.leave(message.option_id)
 
 
-class Read(Dialog[None]):
+class TextView(Dialog[None]):
     """Text to read, with a key to copy it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -13,12 +13,12 @@ from textual.screen import Screen
 from hetrun.client.events import Message
 from hetrun.client.pictures import read_picture, type_of
 from hetrun.errors import HetrunError, UserError
-from hetrun.tui.clipboard import Reader, copied_picture, reader
+from hetrun.tui.clipboard import ClipboardReader, copied_picture, reader
 from hetrun.tui.conversation import Talk, attached, with_files, with_pictures
 from hetrun.tui.notices import ChatNotices
 from hetrun.tui.paths import dropped, path_of
-from hetrun.tui.pictures import Attached, check_number, check_readable, seems_picture
-from hetrun.tui.screens.dialogs import Ask
+from hetrun.tui.pictures import PictureAttachment, check_number, check_readable, seems_picture
+from hetrun.tui.screens.dialogs import TextDialog
 from hetrun.tui.screens.engine_control import EngineControl
 from hetrun.tui.screens.picture_cards import PictureCards
 from hetrun.tui.store.tree import Turn
@@ -42,7 +42,7 @@ class MessageDraft:
         cards: PictureCards,
     ) -> None:
         self.files: dict[str, str] = {}  # that go with the next message, by name
-        self.pictures: list[Attached] = []  # that go with it
+        self.pictures: list[PictureAttachment] = []  # that go with it
         self.coming: list[str] = []  # names of those that are being read
         self.editing = False  # the next message takes the place of an earlier one
         self._parent_of_next: int | None = None  # where it goes then
@@ -141,7 +141,7 @@ class MessageDraft:
 
     async def _ask_for_file(self) -> None:
         if name := await self._screen.app.push_screen_wait(
-            Ask("Attach a text file or a picture", "", "PATH")
+            TextDialog("Attach a text file or a picture", "", "PATH")
         ):
             self.attach(name)
 
@@ -204,7 +204,7 @@ class MessageDraft:
                         if isinstance(source, str)
                         else source
                     )
-                    found.append(Attached(await self._cards.examine(name, file), file))
+                    found.append(PictureAttachment(await self._cards.examine(name, file), file))
                 self.pictures += found
         finally:
             for name in names:
@@ -226,7 +226,7 @@ class MessageDraft:
         paste = partial(self._paste, found, message.prompt)
         begin_work(self._screen, paste, group="pictures")
 
-    async def _paste(self, found: Reader, prompt: Prompt) -> None:
+    async def _paste(self, found: ClipboardReader, prompt: Prompt) -> None:
         file = await copied_picture(found)
         if file is None:
             prompt.paste_text()
@@ -236,11 +236,13 @@ class MessageDraft:
 
     # --- in the conversation
 
-    def with_files_of(self, turn: Turn) -> list[Attached]:
+    def with_files_of(self, turn: Turn) -> list[PictureAttachment]:
         """Its pictures, to be sent again."""
-        return [Attached(picture, self._talk.store.picture(picture.digest)) for picture in turn.pictures]
+        return [
+            PictureAttachment(picture, self._talk.store.picture(picture.digest)) for picture in turn.pictures
+        ]
 
-    def still_kept(self, turn: Turn) -> list[Attached]:
+    def still_kept(self, turn: Turn) -> list[PictureAttachment]:
         """The same, or nothing if another program has deleted the conversation meanwhile."""
         try:
             return self.with_files_of(turn)

@@ -15,9 +15,9 @@ from hetrun.client.interface import ChatClient
 from hetrun.client.queries import SetRam
 from hetrun.errors import HetrunError, UserError
 from hetrun.option_types import parse_size
-from hetrun.tui.host import Doors, Offered, Opening
+from hetrun.tui.host import Doors, HostModel, Opening
 from hetrun.tui.notices import ChatNotices
-from hetrun.tui.screens.dialogs import Ask, Choice, Choose
+from hetrun.tui.screens.dialogs import Choose, DialogChoice, TextDialog
 from hetrun.tui.screens.whatif import WhatIfScreen
 from hetrun.tui.widgets.status import StatusLine
 from hetrun.tui.widgets.welcome import Welcome
@@ -92,7 +92,7 @@ class EngineControl:
         choose = partial(self._choose_model, name, self.doors.models)
         begin_work(self._screen, choose, group="dialog")
 
-    async def _choose_model(self, name: str, models: Callable[[], Sequence[Offered]]) -> None:
+    async def _choose_model(self, name: str, models: Callable[[], Sequence[HostModel]]) -> None:
         if found := name or await self._chosen_model(models):
             try:
                 await self._apply({"model": found})
@@ -100,13 +100,15 @@ class EngineControl:
                 self._notices.give_back(f"/model {found}")
                 raise
 
-    async def _chosen_model(self, models: Callable[[], Sequence[Offered]]) -> str | None:
-        choices = [Choice(m.path, f"{m.label}  {m.size}") for m in await to_thread(models)]
+    async def _chosen_model(self, models: Callable[[], Sequence[HostModel]]) -> str | None:
+        choices = [DialogChoice(m.path, f"{m.label}  {m.size}") for m in await to_thread(models)]
         if not self.doors.is_server:
-            choices.append(Choice(ANOTHER, "another one …"))
+            choices.append(DialogChoice(ANOTHER, "another one …"))
         chosen: str | None = await self._screen.app.push_screen_wait(Choose("Which model?", choices))
         if chosen == ANOTHER:
-            chosen = await self._screen.app.push_screen_wait(Ask("Which model?", "", "model.gguf", WHICH))
+            chosen = await self._screen.app.push_screen_wait(
+                TextDialog("Which model?", "", "model.gguf", WHICH)
+            )
         return chosen
 
     # --- loading

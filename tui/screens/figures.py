@@ -8,7 +8,7 @@ from textual.screen import Screen
 
 from hetrun.client.events import Event, ModelInfo
 from hetrun.tui.machine import Facts
-from hetrun.tui.messages import Measured
+from hetrun.tui.messages import AnswerRates
 from hetrun.tui.screens.engine_control import EngineControl
 from hetrun.tui.store.tree import Turn
 from hetrun.tui.widgets.status import StatusLine
@@ -24,7 +24,7 @@ class AnswerFigures:
         self.used = 0  # tokens of the context, as of the last complete answer
         self._screen = screen
         self._engine = engine
-        self._measured = Measured()
+        self._measured = AnswerRates()
 
     def begin_model(self, info: ModelInfo) -> None:
         """There is another model: nothing was measured of it yet."""
@@ -44,7 +44,9 @@ class AnswerFigures:
         """Those of the last answer in a conversation."""
         last = next((t.figures for t in reversed(path) if t.figures), {})
         self.used = int(last.get("prompt_tokens", 0)) + int(last.get("tokens", 0))
-        self._measured = Measured(float(last.get("decode_tok_s", 0.0)), float(last.get("first_token_s", 0.0)))
+        self._measured = AnswerRates(
+            float(last.get("decode_tok_s", 0.0)), float(last.get("first_token_s", 0.0))
+        )
         self.facts.used = self.used
         self.show()
 
@@ -52,7 +54,7 @@ class AnswerFigures:
         """In the status line."""
         self._screen.query_one(StatusLine).show(self._measured, self.used, self._engine.context)
 
-    def observe(self, message: Measured, num_tokens: int) -> None:
+    def observe(self, message: AnswerRates, num_tokens: int) -> None:
         """New rates, with the tokens of an answer that is being written."""
         streaming = self._engine.client.health.streaming
         message.disk_bytes_s = streaming.disk_bytes_s if streaming else 0.0
@@ -70,7 +72,7 @@ class AnswerFigures:
         computed = last.usage.prompt_tokens - last.usage.cached_tokens
         if last.timings.prompt_tok_s and computed >= RATED:
             self.facts.prefill.append(last.timings.prompt_tok_s)
-        self.observe(Measured(last.timings.decode_tok_s, last.timings.ttft_s), 0)
+        self.observe(AnswerRates(last.timings.decode_tok_s, last.timings.ttft_s), 0)
 
     def finish_without_usage(self, num_tokens: int) -> None:
         """An answer that was stopped comes without its figures."""

@@ -8,7 +8,7 @@ from textwrap import wrap
 from textual.content import Content
 
 from hetrun.tui.commands import COMMANDS
-from hetrun.tui.screens.dialogs import Read
+from hetrun.tui.screens.dialogs import TextView
 
 WIDTH = 44  # of what stands at the right: all of it has room in 80 columns
 LEFT, AROUND = 27, 9  # columns of the longest name, and of the dialog around the text
@@ -75,7 +75,7 @@ MACHINE = (
 )
 
 
-class HelpScreen(Read):
+class HelpScreen(TextView):
     """To read, and to close again."""
 
     def __init__(self, columns: int) -> None:

@@ -8,10 +8,10 @@ from textual.screen import Screen
 
 from hetrun.errors import HetrunError
 from hetrun.tui.pictures import Gallery
-from hetrun.tui.store.store import Store
-from hetrun.tui.store.tree import Pictured, Turn
+from hetrun.tui.store.store import ConversationStore
+from hetrun.tui.store.tree import Turn, TurnPicture
 from hetrun.tui.transcript.thumbnails import Card, KittyPainter, Paint, has_placeholders, in_half_blocks
-from hetrun.tui.transcript.turn import Entry
+from hetrun.tui.transcript.turn import TurnLines
 from hetrun.tui.transcript.widget import Transcript
 from hetrun.tui.workers import begin_work
 
@@ -19,7 +19,7 @@ from hetrun.tui.workers import begin_work
 class PictureCards:
     """Cards for the pictures of turns; their thumbnails are decoded beside the chat."""
 
-    def __init__(self, screen: Screen[None], store: Store) -> None:
+    def __init__(self, screen: Screen[None], store: ConversationStore) -> None:
         self._screen = screen
         self._store = store
         self._kitty: KittyPainter | None = None
@@ -45,7 +45,7 @@ class PictureCards:
         if self._kitty is not None:
             self._kitty.close()
 
-    async def examine(self, name: str, file: bytes) -> Pictured:
+    async def examine(self, name: str, file: bytes) -> TurnPicture:
         """What there is to say of a picture that is to be sent; a UserError if it cannot be."""
         return await self._gallery.examined(name, file)
 
@@ -69,7 +69,7 @@ class PictureCards:
             if entry.turn is not None:
                 await self._show_those_of(entry, entry.turn, transcript)
 
-    async def _show_those_of(self, entry: Entry, turn: Turn, transcript: Transcript) -> None:
+    async def _show_those_of(self, entry: TurnLines, turn: Turn, transcript: Transcript) -> None:
         for card, picture in zip(entry.cards, turn.pictures, strict=True):
             if card.is_shown:
                 continue

@@ -15,7 +15,7 @@ from textual.widgets import Button, Input, Label, Static
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError
 from hetrun.tui.conversation import Talk, parsed_value
-from hetrun.tui.screens.dialogs import Ask, Choice, Choose, Dialog
+from hetrun.tui.screens.dialogs import Choose, Dialog, DialogChoice, TextDialog
 from hetrun.tui.widgets.text_box import TextBox
 
 # Those that people turn; /set knows the others.
@@ -32,14 +32,14 @@ SHOWN = (
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenSettings:
     """What holds from now on."""
 
     system: str
     sampling: Mapping[str, Any]
 
 
-class SettingsScreen(Dialog[Chosen | None]):
+class SettingsScreen(Dialog[ChosenSettings | None]):
     """A form; what is left empty is as the command line has it."""
 
     AROUND = 8
@@ -98,7 +98,7 @@ class SettingsScreen(Dialog[Chosen | None]):
             else str(value)
         )
 
-    def _chosen(self) -> Chosen | None:
+    def _chosen(self) -> ChosenSettings | None:
         """What the form says; nothing, and why, if that makes no sense."""
         sampling: dict[str, Any] = dict(self._others)
         for name in SHOWN:
@@ -109,7 +109,7 @@ class SettingsScreen(Dialog[Chosen | None]):
         except HetrunError as error:
             self.query_one(".error", Static).update(str(error))
             return None
-        return Chosen(self.query_one(TextBox).text.strip(), sampling)
+        return ChosenSettings(self.query_one(TextBox).text.strip(), sampling)
 
     def _fill(self, system: str, sampling: Mapping[str, Any]) -> None:
         self.query_one(TextBox).load_text(system)
@@ -130,11 +130,11 @@ class SettingsScreen(Dialog[Chosen | None]):
         if not presets:
             self.query_one(".error", Static).update("there are no presets yet: save one")
             return
-        name = await self.app.push_screen_wait(Choose("Presets", [Choice(n, n) for n in presets]))
+        name = await self.app.push_screen_wait(Choose("Presets", [DialogChoice(n, n) for n in presets]))
         if not name:
             return
         what = await self.app.push_screen_wait(
-            Choose(name, [Choice("use", "Use it", "u"), Choice("delete", "Delete it", "d")])
+            Choose(name, [DialogChoice("use", "Use it", "u"), DialogChoice("delete", "Delete it", "d")])
         )
         if what == "use":
             self._fill(*presets[name])
@@ -145,7 +145,7 @@ class SettingsScreen(Dialog[Chosen | None]):
     @work(exit_on_error=False)
     async def _keep(self) -> None:
         chosen = self._chosen()
-        if chosen and (name := await self.app.push_screen_wait(Ask("Name of the preset"))):
+        if chosen and (name := await self.app.push_screen_wait(TextDialog("Name of the preset"))):
             self._talk.store.save_preset(name, chosen.system, chosen.sampling)
             self.query_one(".error", Static).update(f"The preset {name} is kept")
 

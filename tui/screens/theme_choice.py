@@ -5,15 +5,15 @@ from __future__ import annotations
 from textual.screen import Screen
 
 from hetrun.errors import UserError
-from hetrun.tui.screens.dialogs import Choice, Choose
-from hetrun.tui.store.store import Store
+from hetrun.tui.screens.dialogs import Choose, DialogChoice
+from hetrun.tui.store.store import ConversationStore
 from hetrun.tui.workers import begin_work
 
 
 class ThemeChoice:
     """Sets the theme, and keeps it for the next start."""
 
-    def __init__(self, screen: Screen[None], store: Store) -> None:
+    def __init__(self, screen: Screen[None], store: ConversationStore) -> None:
         self._screen = screen
         self._store = store
 
@@ -28,7 +28,7 @@ class ThemeChoice:
 
     async def _ask(self) -> None:
         app = self._screen.app
-        choices = [Choice(theme, theme) for theme in self.names]
+        choices = [DialogChoice(theme, theme) for theme in self.names]
         chosen: str | None = await app.push_screen_wait(Choose("Colours", choices, app.theme))
         if chosen:
             self.choose(chosen)

@@ -40,7 +40,7 @@ class Continue:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredTokens:
     """The tokens of an answer, with the bytes each stands for."""
 
     tokens: tuple[TokenLogprob, ...]
@@ -67,7 +67,7 @@ class TokensScreen(Dialog[Continue | None]):
         self._client = client
         self._asked = asked
         self._answer = answer
-        self._scored = Scored(())
+        self._scored = ScoredTokens(())
         self._at = 0
 
     def compose(self) -> ComposeResult:
@@ -150,7 +150,7 @@ class TokensScreen(Dialog[Continue | None]):
         self.leave(Continue((self._scored.before(self._at) + piece).decode("utf-8", "ignore")))
 
 
-async def scored(client: ChatClient, asked: GenerateRequest, answer: str) -> Scored:
+async def scored(client: ChatClient, asked: GenerateRequest, answer: str) -> ScoredTokens:
     """The tokens of an answer to what was asked; raises why there are none."""
     prompt = await as_text(client, asked)
     params = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=ALTERNATIVES)
@@ -167,7 +167,7 @@ async def scored(client: ChatClient, asked: GenerateRequest, answer: str) -> Sco
     while begin > 0 and left > 0:
         begin -= 1
         left -= len(scores[begin].piece or b"")
-    return Scored(tuple(scores[begin:]), max(-left, 0))
+    return ScoredTokens(tuple(scores[begin:]), max(-left, 0))
 
 
 def written(piece: bytes | None) -> str:

@@ -13,13 +13,13 @@ from hetrun.tui.notices import ChatNotices
 from hetrun.tui.screens.answer_writer import AnswerWriter
 from hetrun.tui.screens.conversation_actions import ConversationActions
 from hetrun.tui.screens.conversation_view import ConversationView
-from hetrun.tui.screens.dialogs import Choice, Choose
+from hetrun.tui.screens.dialogs import Choose, DialogChoice
 from hetrun.tui.screens.draft import MessageDraft
 from hetrun.tui.screens.engine_control import EXCHANGING, EngineControl
 from hetrun.tui.screens.tokens import Continue, TokensScreen
 from hetrun.tui.screens.turn_menu import TurnAction, turn_choices
 from hetrun.tui.store.tree import Turn
-from hetrun.tui.transcript.turn import Entry, divided
+from hetrun.tui.transcript.turn import TurnLines, divided
 from hetrun.tui.widgets.prompt import Prompt
 from hetrun.tui.workers import begin_work
 
@@ -48,22 +48,22 @@ class TurnActions:
         self._answers = answers
         self._conversations = conversations
 
-    def offers(self, entry: Entry) -> list[str]:
+    def offers(self, entry: TurnLines) -> list[str]:
         """What can be done with an entry; nothing, if it is not of the open conversation any more."""
         if entry.turn is not None and entry.turn.id not in self._talk.tree.turns:
             return []
         return [choice.name for choice in turn_choices(entry, self._talk)]
 
-    def choose(self, entry: Entry) -> None:
+    def choose(self, entry: TurnLines) -> None:
         """The menu of a turn."""
         begin_work(self._screen, partial(self._choose, entry), group="dialog")
 
-    async def _choose(self, entry: Entry) -> None:
+    async def _choose(self, entry: TurnLines) -> None:
         choices = turn_choices(entry, self._talk)
         if choices and (what := await self._screen.app.push_screen_wait(Choose("This turn", choices))):
             self.do(cast("TurnAction", what), entry)
 
-    def do(self, what: TurnAction, entry: Entry) -> None:
+    def do(self, what: TurnAction, entry: TurnLines) -> None:
         """Do it, if the entry is of that kind."""
         if what not in self.offers(entry):
             return
@@ -83,7 +83,7 @@ class TurnActions:
         self._screen.app.copy_to_clipboard(text)
         self._notices.say("Copied")
 
-    def _do(self, what: TurnAction, entry: Entry, turn: Turn | None) -> None:
+    def _do(self, what: TurnAction, entry: TurnLines, turn: Turn | None) -> None:
         if what == "fold":
             self._view.transcript.fold(entry)
         elif what == "copy":
@@ -126,12 +126,12 @@ class TurnActions:
         self._view.show()
         self._answers.begin(self._talk.tree.turns[asked], beginning)
 
-    async def _copy_code(self, entry: Entry) -> None:
+    async def _copy_code(self, entry: TurnLines) -> None:
         codes = entry.codes
         at = "0"
         if len(codes) > 1:
             lines = [code.strip().partition("\n")[0][:40] for code in codes]
-            choices = [Choice(str(i), line) for i, line in enumerate(lines)]
+            choices = [DialogChoice(str(i), line) for i, line in enumerate(lines)]
             chosen = await self._screen.app.push_screen_wait(Choose("Which code?", choices))
             at = chosen or ""
         if at:

@@ -21,7 +21,7 @@ from hetrun.errors import PictureError, UserError
 from hetrun.pictures.kinds import format_of
 from hetrun.system.strict_json import parsed
 from hetrun.system.units import format_bytes
-from hetrun.tui.store.tree import Conversation, Pictured, Role, Tree, Turn, title_of
+from hetrun.tui.store.tree import Conversation, Role, Tree, Turn, TurnPicture, title_of
 
 FORMAT = "hetrun conversation 1"
 MOST_BYTES = 256 << 20  # of a file that is read, most of it pictures
@@ -33,12 +33,12 @@ MOST_SIDE = 65_535  # pixels
 PictureOf = Callable[[str], bytes]  # a picture's file by its digest
 
 
-class Imported(NamedTuple):
+class ImportedConversation(NamedTuple):
     """A conversation of a file."""
 
     conversation: Conversation
     turns: list[Turn]
-    pictures: list[tuple[Pictured, bytes]]
+    pictures: list[tuple[TurnPicture, bytes]]
 
 
 def to_markdown(conversation: Conversation, tree: Tree, folder: str = "") -> str:
@@ -58,7 +58,7 @@ def _alt(name: str) -> str:
     return re.sub(r"([\\\[\]!`*_<>])", r"\\\1", " ".join(name.split()))
 
 
-def _file_name(picture: Pictured) -> str:
+def _file_name(picture: TurnPicture) -> str:
     """By its bytes: people's names of files are not for every system."""
     suffix = Path(picture.name).suffix.lower()
     return picture.digest[:16] + (suffix if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else ".png")
@@ -67,7 +67,7 @@ def _file_name(picture: Pictured) -> str:
 def to_json(conversation: Conversation, tree: Tree, picture_of: PictureOf | None = None) -> str:
     """Everything, versions beside the path too."""
 
-    def pictured(picture: Pictured) -> dict[str, object]:
+    def pictured(picture: TurnPicture) -> dict[str, object]:
         assert picture_of is not None, "who has pictures has their files"
         url = data_url(picture_of(picture.digest))
         return {"name": picture.name, "width": picture.width, "height": picture.height, "url": url}
@@ -122,7 +122,7 @@ def write(path: Path, conversation: Conversation, tree: Tree, picture_of: Pictur
         raise UserError(f"{path} cannot be written: {error}") from error
 
 
-def read(path: Path) -> list[Imported]:
+def read(path: Path) -> list[ImportedConversation]:
     """The conversations of a file: ours, or messages as OpenAI's interface has them, one list or several."""
     try:
         with path.open("rb") as file:
@@ -137,7 +137,7 @@ def read(path: Path) -> list[Imported]:
         raise UserError(f"{path} is not a conversation: {error}") from error
 
 
-def _conversations(value: object) -> Iterator[Imported]:
+def _conversations(value: object) -> Iterator[ImportedConversation]:
     match value:
         case {"format": str(name)} if name != FORMAT:
             raise ValueError(f"its format is {name!r}, and {FORMAT!r} is known")
@@ -157,9 +157,9 @@ def _conversations(value: object) -> Iterator[Imported]:
             raise ValueError("it is neither a conversation of hetrun's nor a list of messages")
 
 
-def _ours(value: Mapping[Any, object], rows: list[Any]) -> Imported:
+def _ours(value: Mapping[Any, object], rows: list[Any]) -> ImportedConversation:
     known: set[int] = set()
-    pictures: list[tuple[Pictured, bytes]] = []
+    pictures: list[tuple[TurnPicture, bytes]] = []
     turns: list[Turn] = []
     for row in _few(rows):
         match row:
@@ -198,10 +198,10 @@ def _ours(value: Mapping[Any, object], rows: list[Any]) -> Imported:
         sampling if isinstance(sampling, dict) else {},
         leaf if isinstance(leaf, int) and leaf in known else None,
     )
-    return Imported(conversation, turns, pictures)
+    return ImportedConversation(conversation, turns, pictures)
 
 
-def _pictures(value: object) -> list[tuple[Pictured, bytes]]:
+def _pictures(value: object) -> list[tuple[TurnPicture, bytes]]:
     """Pictures of a turn, as `to_json` writes them."""
     if not isinstance(value, list):
         raise ValueError("pictures must be a list")
@@ -215,7 +215,7 @@ def _pictures(value: object) -> list[tuple[Pictured, bytes]]:
     return found
 
 
-def _picture(name: str, url: str, *sides: object) -> tuple[Pictured, bytes]:
+def _picture(name: str, url: str, *sides: object) -> tuple[TurnPicture, bytes]:
     """A picture in a data URL. What it says of its size is for the room that is kept for it."""
     begun = DATA.match(url)
     if begun is None:
@@ -228,13 +228,13 @@ def _picture(name: str, url: str, *sides: object) -> tuple[Pictured, bytes]:
         raise ValueError(f"a picture has more than {format_bytes(MOST_PICTURE_BYTES)}")
     format_of(file)
     width, height = (side if isinstance(side, int) and 0 < side <= MOST_SIDE else 0 for side in sides)
-    return Pictured(sha256(file).hexdigest(), " ".join(name.split())[:200], width, height, len(file)), file
+    return TurnPicture(sha256(file).hexdigest(), " ".join(name.split())[:200], width, height, len(file)), file
 
 
-def _of_messages(messages: list[Any], title: str) -> Imported:
+def _of_messages(messages: list[Any], title: str) -> ImportedConversation:
     system: list[str] = []
     turns: list[Turn] = []
-    pictures: list[tuple[Pictured, bytes]] = []
+    pictures: list[tuple[TurnPicture, bytes]] = []
     for message in _few(messages):
         match message:
             case {"role": "system" | "developer", "content": content}:
@@ -250,12 +250,12 @@ def _of_messages(messages: list[Any], title: str) -> Imported:
             case _:
                 raise ValueError("a message needs a role (system, user or assistant) and content")
     conversation = Conversation(0, title_of(title) or _title(turns), "\n\n".join(system))
-    return Imported(conversation, turns, pictures)
+    return ImportedConversation(conversation, turns, pictures)
 
 
-def _shown(content: object, before: int) -> list[tuple[Pictured, bytes]]:
+def _shown(content: object, before: int) -> list[tuple[TurnPicture, bytes]]:
     """The pictures of a message's parts; what is elsewhere on the net is not fetched, and left out."""
-    found: list[tuple[Pictured, bytes]] = []
+    found: list[tuple[TurnPicture, bytes]] = []
     for part in content if isinstance(content, list) else ():
         match part:
             case {"image_url": {"url": str(url)}} if DATA.match(url):

@@ -19,7 +19,7 @@ from typing import Any
 
 from hetrun.errors import UserError
 from hetrun.system.units import format_bytes
-from hetrun.tui.store.tree import Conversation, Pictured, Role, Tree, Turn
+from hetrun.tui.store.tree import Conversation, Role, Tree, Turn, TurnPicture
 
 VERSION = 2
 WAIT_S = 5.0  # for another program that is writing
@@ -75,7 +75,7 @@ _CONVERSATION = "SELECT id, title, system, sampling, leaf, changed, {turns} FROM
 _COUNTED = _CONVERSATION.format(turns="(SELECT count(*) FROM turn WHERE conversation = conversation.id)")
 
 
-class Store:
+class ConversationStore:
     """The file; used by one thread at a time. `None` keeps everything in memory, for as long as it lives."""
 
     def __init__(self, path: Path | None) -> None:
@@ -199,15 +199,15 @@ class Store:
             turn.pictures = tuple(shown.get(turn.id, ()))
         return Tree(turns, conversation.leaf)
 
-    def _shown(self, conversation: int) -> dict[int, list[Pictured]]:
+    def _shown(self, conversation: int) -> dict[int, list[TurnPicture]]:
         """The pictures of its turns, in order."""
-        found: dict[int, list[Pictured]] = {}
+        found: dict[int, list[TurnPicture]] = {}
         for turn, *facts in self._db.execute(
             "SELECT turn, digest, name, width, height, length(file) FROM shown JOIN picture USING (digest)"
             " WHERE turn IN (SELECT id FROM turn WHERE conversation = ?) ORDER BY turn, place",
             (conversation,),
         ):
-            found.setdefault(turn, []).append(Pictured(*facts))
+            found.setdefault(turn, []).append(TurnPicture(*facts))
         return found
 
     def picture(self, digest: str) -> bytes:
@@ -226,7 +226,7 @@ class Store:
         text: str,
         note: str = "",
         figures: Mapping[str, Any] | None = None,
-        pictures: Sequence[tuple[Pictured, bytes]] = (),
+        pictures: Sequence[tuple[TurnPicture, bytes]] = (),
     ) -> Turn:
         """A turn after another one, with pictures and their files; the path leads to it."""
         shown = tuple(picture for picture, _ in pictures)
@@ -261,7 +261,7 @@ class Store:
             number, turn.parent, turn.role, turn.text, turn.note, turn.figures, turn.opened, turn.pictures
         )
 
-    def _keep_pictures(self, pictures: Iterable[tuple[Pictured, bytes]]) -> None:
+    def _keep_pictures(self, pictures: Iterable[tuple[TurnPicture, bytes]]) -> None:
         for picture, file in pictures:
             if picture.digest != sha256(file).hexdigest():
                 raise ValueError(f"{picture.name} is another picture")
@@ -295,7 +295,7 @@ class Store:
         self,
         conversation: Conversation,
         turns: Iterable[Turn],
-        pictures: Iterable[tuple[Pictured, bytes]] = (),
+        pictures: Iterable[tuple[TurnPicture, bytes]] = (),
     ) -> Conversation:
         """A conversation from elsewhere, all of it or nothing, with pictures that are not kept yet.
 

@@ -16,7 +16,7 @@ LONGEST_FORKED = MOST_TITLE - len(" (fork 999)")  # with room for the number
 FORK = re.compile(r" \(fork(?: (\d{1,9}))?\)$")
 
 
-class Pictured(NamedTuple):
+class TurnPicture(NamedTuple):
     """A picture that goes with a turn; its file is the store's."""
 
     digest: str  # SHA-256 of the file, in hexadecimal digits
@@ -48,7 +48,7 @@ class Turn:
     note: str = ""  # why it ended, if not by itself
     figures: Mapping[str, Any] = field(default_factory=dict)  # of an answer: tokens, rates, the model
     opened: str = ""  # the mark of a thought that the prompt had begun
-    pictures: tuple[Pictured, ...] = ()
+    pictures: tuple[TurnPicture, ...] = ()
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ MOST_CODE = 400  # lines of a block that are coloured; more of them would hold u
 
 
 @dataclass(slots=True)
-class Block:
+class MarkdownBlock:
     """A paragraph, a list, a table, or code, and its lines."""
 
     lines: list[Strip]
@@ -106,7 +106,7 @@ class Document:
         self._dark = dark
         self._text = ""
         self._sure = 0  # here the last block begins
-        self.blocks: list[Block] = []
+        self.blocks: list[MarkdownBlock] = []
 
     def write(self, text: str) -> None:
         """The text so far; it has grown, or else everything is made again."""
@@ -123,12 +123,12 @@ class Document:
             self.blocks.append(self._block(tokens))
             self._sure = begin + at
 
-    def _block(self, tokens: list[Token]) -> Block:
+    def _block(self, tokens: list[Token]) -> MarkdownBlock:
         if tokens[0].type in ("fence", "code_block"):
             return self._code(tokens[0])
-        return Block([*_trimmed(lines_of(_Markdown(tokens), self._width)), Strip.blank(0)])
+        return MarkdownBlock([*_trimmed(lines_of(_Markdown(tokens), self._width)), Strip.blank(0)])
 
-    def _code(self, token: Token) -> Block:
+    def _code(self, token: Token) -> MarkdownBlock:
         code = token.content.rstrip("\n")
         language = (token.info.split() or [""])[0][:20]
         head = Text(f"{language:<{max(self._width - len(COPY) - 1, 0)}}{COPY} ", style="dim", no_wrap=True)
@@ -141,7 +141,7 @@ class Document:
             word_wrap=True,
         )
         lines = [_without_background(line) for line in lines_of(body, self._width)]
-        return Block([*lines_of(head, self._width), *lines, Strip.blank(0)], code)
+        return MarkdownBlock([*lines_of(head, self._width), *lines, Strip.blank(0)], code)
 
 
 def _without_background(line: Strip) -> Strip:

@@ -44,14 +44,14 @@ class Thumbnail(NamedTuple):
     rgb: bytes
 
 
-class Place(NamedTuple):
+class ThumbnailCells(NamedTuple):
     """Cells of a picture."""
 
     columns: int
     rows: int
 
 
-Paint = Callable[[Thumbnail, Place], Sequence[Strip]]
+Paint = Callable[[Thumbnail, ThumbnailCells], Sequence[Strip]]
 
 
 def reduced(picture: Picture) -> Thumbnail:
@@ -63,13 +63,13 @@ def reduced(picture: Picture) -> Thumbnail:
     return Thumbnail(picture.width, picture.height, *image.size, image.tobytes())
 
 
-def place_for(width: int, height: int, columns: int) -> Place:
+def place_for(width: int, height: int, columns: int) -> ThumbnailCells:
     """Cells for a picture of this size, which is never made larger; a cell is twice as high as wide."""
     scale = min(1.0, min(columns, COLUMNS) / width, 2 * ROWS / height)
-    return Place(max(round(width * scale), 1), max(round(height * scale / 2), 1))
+    return ThumbnailCells(max(round(width * scale), 1), max(round(height * scale / 2), 1))
 
 
-def in_half_blocks(small: Thumbnail, place: Place) -> Sequence[Strip]:
+def in_half_blocks(small: Thumbnail, place: ThumbnailCells) -> Sequence[Strip]:
     """Two pixels in each cell: the upper one is the ink, the lower one the paper."""
     from PIL import Image
 
@@ -108,7 +108,7 @@ class KittyPainter:
         with unheard():
             import textual_image.renderable  # noqa: F401
 
-    def __call__(self, small: Thumbnail, place: Place) -> Sequence[Strip]:
+    def __call__(self, small: Thumbnail, place: ThumbnailCells) -> Sequence[Strip]:
         from PIL import Image
 
         image = Image.frombytes("RGB", (small.columns, small.rows), small.rgb)
@@ -159,7 +159,7 @@ class Card:
         self.trouble = ""  # why there is no picture to be seen
         self._size = width, height
         self._paint = paint
-        self._painted: tuple[Thumbnail, Place, Sequence[Strip]] | None = None
+        self._painted: tuple[Thumbnail, ThumbnailCells, Sequence[Strip]] | None = None
 
     def show(self, found: Thumbnail | str | None) -> None:
         """This, or why it cannot be shown, or nothing yet."""

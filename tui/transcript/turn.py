@@ -14,16 +14,16 @@ from hetrun.text.tool_parsers import gemma4
 from hetrun.text.tool_parsers.dialects import BY_NAME, BY_THOUGHT
 from hetrun.text.tool_parsers.formats import TEXT_ONLY, with_thoughts
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import MARKS, Text, Thought, end_of
+from hetrun.text.tool_parsers.parts import MARKS, Prose, Thought, end_of
 from hetrun.tui.store.tree import Turn
-from hetrun.tui.transcript.markdown import Block, Document, plain_lines
+from hetrun.tui.transcript.markdown import Document, MarkdownBlock, plain_lines
 from hetrun.tui.transcript.thumbnails import Card, side_by_side
 
 Kind = Literal["user", "assistant", "error"]
 WAITING = "…"
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     """What lines depend on besides the text."""
 
     width: int
@@ -31,7 +31,7 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
+class DividedAnswer:
     """An answer apart from what was thought before it."""
 
     thought: str
@@ -39,7 +39,7 @@ class Divided:
     thinking: bool  # the thought has not ended
 
 
-def divided(text: str, opened: str = "") -> Divided:
+def divided(text: str, opened: str = "") -> DividedAnswer:
     """The thought at the beginning of a text, and all the rest; `opened`: the prompt has begun it."""
     mark, start = opened, text.lstrip()
     begun = (d for d in BY_NAME.values() if start.startswith(d.begins))
@@ -50,23 +50,23 @@ def divided(text: str, opened: str = "") -> Divided:
     if not mark:
         mark = next((begin for begin, _ in MARKS if start.startswith(begin)), "")
         if not mark:
-            return Divided("", text, False)
+            return DividedAnswer("", text, False)
         text = start[len(mark) :]
     thought, ended, answer = text.partition(end_of(mark))
-    return Divided(thought.strip(), answer.lstrip() if ended else "", not ended)
+    return DividedAnswer(thought.strip(), answer.lstrip() if ended else "", not ended)
 
 
-def _read(reader: Divider, text: str, opened: bool) -> Divided:
+def _read(reader: Divider, text: str, opened: bool) -> DividedAnswer:
     """What was thought in an answer, wherever, and what was said."""
     if opened:
         reader.open()
     pieces = reader.push(text) + reader.finish()
     thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
-    answer = "".join(piece.text for piece in pieces if isinstance(piece, Text))
-    return Divided(thought, answer, not answer)
+    answer = "".join(piece.text for piece in pieces if isinstance(piece, Prose))
+    return DividedAnswer(thought, answer, not answer)
 
 
-class Entry:
+class TurnLines:
     """The lines of a turn; made again when the width changes, and at the end only while it is written."""
 
     def __init__(self, kind: Kind, turn: Turn | None = None, text: str = "") -> None:
@@ -80,7 +80,7 @@ class Entry:
         self.waiting = False  # for more of it
         self.cards: list[Card] = []  # pictures
         self.doing = ""  # what is done before the first word comes
-        self._look: Look | None = None
+        self._look: LineStyle | None = None
         self._head: list[Strip] = []
         self._thought: list[Strip] = []
         self._foot: list[Strip] = []
@@ -93,7 +93,7 @@ class Entry:
         return self.turn.id if self.turn else None
 
     @property
-    def look(self) -> Look | None:
+    def look(self) -> LineStyle | None:
         """With which it was drawn."""
         return self._look
 
@@ -110,7 +110,7 @@ class Entry:
         return self._lines
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[MarkdownBlock]:
         """Of an answer's Markdown."""
         return self._document.blocks if self._document else []
 
@@ -119,7 +119,7 @@ class Entry:
         """What stands in its code blocks."""
         return [block.code for block in self.blocks if block.code is not None]
 
-    def draw(self, look: Look) -> None:
+    def draw(self, look: LineStyle) -> None:
         """Make the lines."""
         if look != self._look:
             self._look = look
@@ -135,7 +135,7 @@ class Entry:
             self._foot.pop()
         self._lines = None
 
-    def _draw_answer(self, look: Look) -> None:
+    def _draw_answer(self, look: LineStyle) -> None:
         assert self._document is not None, "an answer has one"
         found = divided(self.text, self.opened)
         self._document.write(found.answer)

@@ -19,7 +19,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.timer import Timer
 
-from hetrun.tui.transcript.turn import Entry, Look
+from hetrun.tui.transcript.turn import LineStyle, TurnLines
 
 LEFT = 2  # cells before the text: the bar, and a space
 MARGIN = LEFT + 1
@@ -64,40 +64,40 @@ class Transcript(ScrollView, can_focus=True):
     class Menu(Message):
         """The user wants to do something with a turn."""
 
-        entry: Entry
+        entry: TurnLines
 
     @dataclass
     class Do(Message):
         """The user wants this done with a turn."""
 
         what: str
-        entry: Entry
+        entry: TurnLines
 
     def __init__(self) -> None:
         super().__init__()
-        self._entries: list[Entry] = []
+        self._entries: list[TurnLines] = []
         self._drawn = 0  # how many at the end have lines; those before come soon
         self._starts: list[int] = [0]  # of the drawn ones' lines, and where the last ends
         self._follow = True
         self._strips: dict[tuple[int, bool, Segment], tuple[Strip, Strip]] = {}
         self._hint = Strip([Segment(HINT, Style(dim=True))])  # below the selected turn
         self._late: Timer | None = None  # the scrollbar has not moved yet
-        self.offers: Callable[[Entry], Collection[str]] = lambda entry: ()  # what can be done with one
+        self.offers: Callable[[TurnLines], Collection[str]] = lambda entry: ()  # what can be done with one
 
     # --- what is shown
 
     @property
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> Sequence[TurnLines]:
         return self._entries
 
-    def show(self, entries: Sequence[Entry]) -> None:
+    def show(self, entries: Sequence[TurnLines]) -> None:
         """These and no others; the newest at once, the rest in the next moments."""
         self._entries = list(entries)
         self.selected = None
         self._follow = True
         self._redraw()
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: TurnLines) -> None:
         """One more at the end, and show it."""
         entry.draw(self._look)
         self._entries.append(entry)
@@ -105,7 +105,7 @@ class Transcript(ScrollView, can_focus=True):
         self._follow = True
         self._measure()
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: TurnLines) -> None:
         """Take one away."""
         at = self._entries.index(entry)
         self._drawn -= at >= len(self._entries) - self._drawn
@@ -113,7 +113,7 @@ class Transcript(ScrollView, can_focus=True):
         self.selected = None
         self._measure()
 
-    def changed(self, entry: Entry) -> None:
+    def changed(self, entry: TurnLines) -> None:
         """An entry's text has changed."""
         entry.draw(self._look)
         self._measure()
@@ -121,10 +121,10 @@ class Transcript(ScrollView, can_focus=True):
     # --- lines
 
     @property
-    def _look(self) -> Look:
+    def _look(self) -> LineStyle:
         # While it is hidden it has no width; lines as wide as the screen are fewer than narrow ones.
         width = self.scrollable_content_region.width or self.app.size.width
-        return Look(max(width - MARGIN, 8), self.app.current_theme.dark)
+        return LineStyle(max(width - MARGIN, 8), self.app.current_theme.dark)
 
     def _redraw(self) -> None:
         self._drawn = 0
@@ -143,7 +143,7 @@ class Transcript(ScrollView, can_focus=True):
         if self._drawn < len(self._entries):
             self.set_timer(0.01, self._draw_some)
 
-    def _shown(self) -> list[Entry]:
+    def _shown(self) -> list[TurnLines]:
         return self._entries[len(self._entries) - self._drawn :]
 
     def _measure(self) -> None:
@@ -217,7 +217,7 @@ class Transcript(ScrollView, can_focus=True):
         end = self._starts[index - (len(self._entries) - self._drawn) + 1] - 1
         return min(end, self._top + self.size.height - 1)
 
-    def _bar(self, entry: Entry, index: int, last: bool, style: Style) -> Segment:
+    def _bar(self, entry: TurnLines, index: int, last: bool, style: Style) -> Segment:
         if index == self.selected and not last:
             return Segment("┃", style + self.get_component_rich_style("transcript--selected"))
         if entry.kind == "assistant" or last:
@@ -276,7 +276,7 @@ class Transcript(ScrollView, can_focus=True):
             self.scroll_to_region(region, animate=False, immediate=True)
 
     @property
-    def selection(self) -> Entry | None:
+    def selection(self) -> TurnLines | None:
         """The selected entry."""
         return None if self.selected is None else self._entries[self.selected]
 
@@ -318,7 +318,7 @@ class Transcript(ScrollView, can_focus=True):
         else:
             self.select(index)
 
-    def fold(self, entry: Entry) -> None:
+    def fold(self, entry: TurnLines) -> None:
         """Show a thought, or hide it."""
         entry.unfolded = not entry.unfolded
         self.changed(entry)

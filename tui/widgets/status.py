@@ -7,7 +7,7 @@ from textual.containers import Horizontal
 from textual.widgets import Static
 
 from hetrun.system.terminal_text import visible
-from hetrun.tui.messages import Measured
+from hetrun.tui.messages import AnswerRates
 
 NAME = 8  # cells that are the model's in any case
 
@@ -16,7 +16,7 @@ class StatusLine(Horizontal):
     """Model, tokens per second, time to the first token, the disk where weights come from it, tokens used."""
 
     _length = 0
-    _shown = Measured(), 0, 0
+    _shown = AnswerRates(), 0, 0
 
     def compose(self) -> ComposeResult:
         yield Static("", classes="model", markup=False)
@@ -29,7 +29,7 @@ class StatusLine(Horizontal):
         """The model's name, or why there is none."""
         self.query_one(".model", Static).update(visible(what))
 
-    def show(self, measured: Measured, used: int, context: int) -> None:
+    def show(self, measured: AnswerRates, used: int, context: int) -> None:
         """Figures, and how much of the context is used; a context of 0 is not known."""
         self._shown = measured, used, context
         first, disk = measured.first_token_s, measured.disk_bytes_s / 1e9

@@ -40,7 +40,7 @@ def put_away(planes: Sequence[Plane], rows: Ints, packed: Bytes) -> None:
         plane.table.raw[target] = packed[:, plane.packed_at : plane.packed_at + plane.size]
 
 
-class Shelf:
+class SlabShelf:
     """The rows of one set of slabs that wait."""
 
     def __init__(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hetrun.backend import Buffers, ReadInto, WeightUse, slotted
-from hetrun.backend.expert_slots import Bytes, Coming, Slots, Slotted, SlottedMixture, first_slots
+from hetrun.backend.expert_slots import Bytes, ExpertArrival, Slots, Slotted, SlottedMixture, first_slots
 from hetrun.backends.cuda import fusion, weights
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Event
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPart:
     """What experts have of one weight."""
 
     use: WeightUse
@@ -38,10 +38,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid(SlottedMixture):
+class LaidMixture(SlottedMixture):
     """A mixture, and where its slots lie."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WeightPart, ...]
     table: Address
 
 
@@ -50,24 +50,24 @@ class GpuSlots:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self.mixtures: dict[Slotted, Laid] = {}
+        self.mixtures: dict[Slotted, LaidMixture] = {}
         self._sent: dict[int, Event] = {}
         self._numbers = 0
 
     def join(self, op: Op, buffers: Buffers) -> None:
         """Work is compiled for a mixture whose slots lie in these."""
         assert isinstance(op.attrs, Moe)
-        parts, at = list[Part](), 0
+        parts, at = list[WeightPart](), 0
         for use in filter(lambda use: use.slots, fusion.uses(op)):
             nbytes = weights.device_bytes(use) // len(use.slots)
-            parts.append(Part(use, weights.held(buffers, use).address, nbytes, at))
+            parts.append(WeightPart(use, weights.held(buffers, use).address, nbytes, at))
             at += in_arena(nbytes)
         key, n = slotted(op), op.attrs.n_experts
         if key in self.mixtures:  # with all that has moved there since
             assert self.mixtures[key].parts == tuple(parts)
             return
         table = self._gpu.memory.take(first_slots(n, ()).nbytes, "slots of experts")
-        self.mixtures[key] = Laid(n, at, tuple(parts), table)
+        self.mixtures[key] = LaidMixture(n, at, tuple(parts), table)
         self.tell(key, first_slots(n, op.attrs.slots))
 
     def table_of(self, op: Op) -> Address:
@@ -105,7 +105,7 @@ class GpuSlots:
             part_of_it = weights.expert_of(part.use, expert)
             weights.fill(part.use, part_of_it, memory[part.at : part.at + part.nbytes], read)
 
-    def send(self, coming: Sequence[Coming]) -> int:
+    def send(self, coming: Sequence[ExpertArrival]) -> int:
         """Copy experts into slots; a number by which to ask whether they are there."""
         memory, number = self._gpu.memory, self._numbers
         memory.wait_for_work()

@@ -11,20 +11,20 @@ from hetrun.backends.cuda.driver import Address, Argument
 from hetrun.backends.cuda.int8 import launch
 from hetrun.backends.cuda.int8.launch import Input
 from hetrun.backends.cuda.kernel_cache import at, number
-from hetrun.backends.cuda.matmul_launch import Output
-from hetrun.backends.cuda.weights import Held
+from hetrun.backends.cuda.matmul_launch import MatmulOutput
+from hetrun.backends.cuda.weights import DeviceWeight
 from hetrun.graph import Value
 
 if TYPE_CHECKING:
-    from hetrun.backends.cuda.lowering import Emitter
+    from hetrun.backends.cuda.lowering import CudaEmitter
 
 
-def takes(e: Emitter, weight: Held, tokens: int) -> bool:
+def takes(e: CudaEmitter, weight: DeviceWeight, tokens: int) -> bool:
     """Whether products of this many tokens, which are many, are computed in bytes."""
     return tokens <= e.place.int8_rows and launch.takes(weight.quant.name, tokens, weight.shape[1])
 
 
-def products(e: Emitter, x: Value, weight: Held, outputs: Sequence[Output]) -> None:
+def products(e: CudaEmitter, x: Value, weight: DeviceWeight, outputs: Sequence[MatmulOutput]) -> None:
     """Products of one input with matrices of one type, three at most."""
     n, sizes = e.rows(x), [int(o.rows) for o in outputs]
     size = launch.tile(n, e.place.processors, *sizes)
@@ -32,7 +32,7 @@ def products(e: Emitter, x: Value, weight: Held, outputs: Sequence[Output]) -> N
     _launch(e, x, weight, f"products_{size}", size, blocks, *matmul_launch.three(outputs))
 
 
-def gated(e: Emitter, item: Gated, target: Address, act: int) -> None:
+def gated(e: CudaEmitter, item: Gated, target: Address, act: int) -> None:
     """A gate inside of its products."""
     (gate, *gate_bias), (up, *up_bias) = e.held(item.gate), e.held(item.up)
     x, n, width = item.gate.inputs[0], e.rows(item.act.out), item.act.out.width
@@ -43,7 +43,9 @@ def gated(e: Emitter, item: Gated, target: Address, act: int) -> None:
     _launch(e, x, gate, f"gated_{size}", size, blocks, *weights, at(target), number(width), number(act))
 
 
-def _launch(e: Emitter, x: Value, weight: Held, name: str, size: int, blocks: int, *given: Argument) -> None:
+def _launch(
+    e: CudaEmitter, x: Value, weight: DeviceWeight, name: str, size: int, blocks: int, *given: Argument
+) -> None:
     """A kernel that takes its input behind all else."""
     address, cols, _, n = e.in_bytes(x)
     source, threads, shared = launch.source(weight.quant.name), launch.threads(size), launch.shared(size)

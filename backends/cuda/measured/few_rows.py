@@ -10,13 +10,13 @@ from contextlib import suppress
 
 from hetrun.backend import FLOAT_BYTES
 from hetrun.backends.cuda import matmul_launch
-from hetrun.backends.cuda.driver import Launch, Product
-from hetrun.backends.cuda.kernel_cache import Library, at, long, number
-from hetrun.backends.cuda.matmul_launch import Output
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.driver import DeviceProduct, Launch
+from hetrun.backends.cuda.kernel_cache import KernelLibrary, at, long, number
+from hetrun.backends.cuda.matmul_launch import MatmulOutput
+from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.backends.cuda.pass_args import FEW
 from hetrun.backends.cuda.programs import keep, source_texts
-from hetrun.backends.cuda.weights import Held
+from hetrun.backends.cuda.weights import DeviceWeight
 from hetrun.config import dirs
 from hetrun.errors import BudgetError
 
@@ -29,15 +29,15 @@ THREADS = 256
 BLOCKS = 4096
 
 
-class FewRows:
+class FewRowsLimits:
     """By type of weights, for one device."""
 
-    def __init__(self, memory: Memory, library: Library) -> None:
+    def __init__(self, memory: CudaMemory, library: KernelLibrary) -> None:
         self._memory, self._library = memory, library
         self._path = dirs().cache / "cuda" / f"few-rows-{_digest(memory)}.json"
         self._known: dict[str, int] | None = None
 
-    def of(self, weight: Held, scratch: int, scratch_bytes: int) -> int:
+    def of(self, weight: DeviceWeight, scratch: int, scratch_bytes: int) -> int:
         """The most rows for which weights of this type are read as they lie."""
         rows, cols = weight.shape
         if weight.quant.name == "BF16":  # cuBLAS reads it as it is
@@ -63,7 +63,7 @@ class FewRows:
                 self._known = {str(name): min(MOST, max(FEW, int(n))) for name, n in found.items()}
         return self._known
 
-    def _measured(self, weight: Held, rows: int, scratch: int, scratch_bytes: int) -> int:
+    def _measured(self, weight: DeviceWeight, rows: int, scratch: int, scratch_bytes: int) -> int:
         memory, cols = self._memory, weight.shape[1]
         sizes = FLOAT_BYTES * TRIED * cols, 2 * TRIED * cols, FLOAT_BYTES * TRIED * rows
         taken = list[int]()
@@ -99,22 +99,24 @@ class FewRows:
             found.append(driver.seconds(work, stream))
         return min(found)
 
-    def _few(self, weight: Held, rows: int, x: int, y: int) -> Launch:
-        three = matmul_launch.three([Output(weight.address, 0, 0, y, rows, rows)])
+    def _few(self, weight: DeviceWeight, rows: int, x: int, y: int) -> Launch:
+        three = matmul_launch.three([MatmulOutput(weight.address, 0, 0, y, rows, rows)])
         cols, grid = number(weight.shape[1]), (matmul_launch.blocks(TRIED, rows),)
         name = f"few_{matmul_launch.group_of(TRIED)}"
         given = *three, at(x), cols, cols, number(TRIED)
         return self._library.launch(weight.source, name, grid, matmul_launch.THREADS, *given)
 
-    def _unpacked(self, weight: Held, rows: int, x_bf16: int, scratch: int, y: int) -> tuple[Launch, Product]:
+    def _unpacked(
+        self, weight: DeviceWeight, rows: int, x_bf16: int, scratch: int, y: int
+    ) -> tuple[Launch, DeviceProduct]:
         cols = weight.shape[1]
         pieces = rows * cols // 8
         grid, given = (min(BLOCKS, -(-pieces // THREADS)),), (at(weight.address), at(scratch), long(pieces))
         unpack = self._library.launch(weight.source, "unpack_bf16", grid, THREADS, *given)
-        return unpack, Product(x_bf16, scratch, y, TRIED, rows, cols, rows)
+        return unpack, DeviceProduct(x_bf16, scratch, y, TRIED, rows, cols, rows)
 
 
-def _digest(memory: Memory) -> str:
+def _digest(memory: CudaMemory) -> str:
     """What decides about it: the device, and the kernels."""
     device = memory.driver.device
     facts = [device.name, str(device.capability), str(device.processors), *source_texts().values()]

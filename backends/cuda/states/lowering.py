@@ -11,10 +11,10 @@ from hetrun.graph import Op
 from hetrun.graph.ops import CausalConv, DeltaNet
 
 if TYPE_CHECKING:
-    from hetrun.backends.cuda.lowering import Emitter
+    from hetrun.backends.cuda.lowering import CudaEmitter
 
 
-def causal_conv(e: Emitter, op: Op) -> None:
+def causal_conv(e: CudaEmitter, op: Op) -> None:
     """A short convolution over time, all spans of all sequences at once."""
     a, states = op.attrs, e.place.states
     assert isinstance(a, CausalConv)
@@ -38,7 +38,7 @@ def causal_conv(e: Emitter, op: Op) -> None:
     )
 
 
-def delta_net(e: Emitter, op: Op) -> None:
+def delta_net(e: CudaEmitter, op: Op) -> None:
     """The gated delta rule, some rows of a head of a sequence in a block."""
     a, states = op.attrs, e.place.states
     assert isinstance(a, DeltaNet)

@@ -22,7 +22,7 @@ import numpy as np
 from hetrun.backend import FLOAT_BYTES, Floats, Ints, Pass
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Event
-from hetrun.backends.cuda.memory import Bytes, Memory
+from hetrun.backends.cuda.memory import Bytes, CudaMemory
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.states import NONE
 
@@ -33,7 +33,7 @@ Knowledge = tuple[int, int]  # the stamp of a slot, and the tokens that the stat
 
 
 @dataclass(slots=True)
-class Copy:
+class StateCopy:
     """A place, and what is known there; None: nothing yet."""
 
     address: Address
@@ -41,7 +41,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class StateStretch:
     """Some numbers of what a layer keeps, a row for each slot: where they begin in a place."""
 
     table: Floats
@@ -54,7 +54,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class StateLanding:
     """Page-locked memory where pieces of a state arrive."""
 
     memory: Bytes
@@ -66,7 +66,7 @@ class Written:
     """What a pass writes: slots, their places, and what is known there then."""
 
     mirror: StateMirror
-    copies: Mapping[int, tuple[Copy, Knowledge]]
+    copies: Mapping[int, tuple[StateCopy, Knowledge]]
 
     def finish(self) -> None:
         """The pass is over."""
@@ -74,7 +74,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StateAddresses:
     """Where a pass finds and leaves states: of each sequence, and after each token; 0: nowhere."""
 
     read: Ints
@@ -83,7 +83,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StateAccess:
     """Which states a pass reads, of each sequence, and writes, after which token; NONE: none."""
 
     reads: Sequence[tuple[int, Knowledge]]
@@ -95,11 +95,11 @@ class Asked:
 class StateMirror:
     """What some layers keep in states, as far as it is here."""
 
-    def __init__(self, memory: Memory, kv: KvCache, kept: Sequence[Kept]) -> None:
+    def __init__(self, memory: CudaMemory, kv: KvCache, kept: Sequence[Kept]) -> None:
         assert kv.states is not None
         self._memory, self._states = memory, kv.states
         self.at: dict[Kept, int] = {}  # where each layer's part begins in a place
-        stretches, size = list[Stretch](), 0
+        stretches, size = list[StateStretch](), 0
         for layer, kind in kept:
             table, self.at[layer, kind] = kv.state(layer, kind), size
             stretches += _cut(table, size)
@@ -107,18 +107,20 @@ class StateMirror:
         self._layers = frozenset(layer for layer, _ in kept)
         self.brought = 0  # states that came from the host
         self._size, self._pieces = size, _grouped(stretches)
-        self._copies: OrderedDict[int, Copy] = OrderedDict()  # by slot; those used longest ago come first
+        self._copies: OrderedDict[int, StateCopy] = (
+            OrderedDict()
+        )  # by slot; those used longest ago come first
         self._in_use: frozenset[int] = frozenset()  # by the last pass
         self._writing: set[int] = set()  # slots of passes that are not over yet
         self._left: list[Address] = []  # places that the last pass may still read
         self._spare: list[Address] = []  # those of the pass before it
-        self._landings: list[Landing] = []  # two, once something has come home
+        self._landings: list[StateLanding] = []  # two, once something has come home
 
     # --- before a pass
 
-    def prepare(self, work: Pass) -> Places:
+    def prepare(self, work: Pass) -> StateAddresses:
         """Have places for all slots of a pass, and in them what it reads and others wrote."""
-        asked: Asked | None = work.worked_out.get(key := (Asked, self._states))
+        asked: StateAccess | None = work.worked_out.get(key := (StateAccess, self._states))
         if asked is None:
             asked = work.worked_out[key] = self._asked(work)
         self._spare += self._left
@@ -128,7 +130,7 @@ class StateMirror:
         for i, (slot, knowledge) in enumerate(asked.reads):
             if slot != NONE:
                 read[i] = self._read(slot, knowledge)
-        made: dict[int, tuple[Copy, Knowledge]] = {}
+        made: dict[int, tuple[StateCopy, Knowledge]] = {}
         for token, slot, knowledge in asked.writes:
             if slot not in made and slot in asked.read_slots and slot in self._copies:
                 self._left.append(self._copies.pop(slot).address)
@@ -136,9 +138,9 @@ class StateMirror:
             made[slot], copy.known, write[token] = (copy, knowledge), None, copy.address
         self._writing |= made.keys()
         self._give_back(self._spare)
-        return Places(read, write, Written(self, made))
+        return StateAddresses(read, write, Written(self, made))
 
-    def _asked(self, work: Pass) -> Asked:
+    def _asked(self, work: Pass) -> StateAccess:
         """What a pass wants of each of its mirrors."""
         reads, writes = list[tuple[int, Knowledge]](), list[tuple[int, int, Knowledge]]()
         for part in work.parts:
@@ -150,7 +152,7 @@ class StateMirror:
                 known = int(work.positions[part.a + token]) + 1
                 writes.append((part.a + token, slot, (self._stamp(slot), known)))
         read_slots = frozenset(slot for slot, _ in reads if slot != NONE)
-        return Asked(reads, writes, read_slots, read_slots | {slot for _, slot, _ in writes})
+        return StateAccess(reads, writes, read_slots, read_slots | {slot for _, slot, _ in writes})
 
     def _stamp(self, slot: int) -> int:
         return int(self._states.stamps[slot])
@@ -168,16 +170,16 @@ class StateMirror:
             self.brought += 1
         return copy.address
 
-    def _place(self, slot: int) -> Copy:
+    def _place(self, slot: int) -> StateCopy:
         """A place for a slot: its own, or one of a slot that has become another's, or a new one."""
         if slot not in self._copies:
             old = next((s for s in self._copies if self._is_stale(s)), None)
             if old is not None:
-                self._copies[slot] = Copy(self._copies.pop(old).address)
+                self._copies[slot] = StateCopy(self._copies.pop(old).address)
             elif self._spare:
-                self._copies[slot] = Copy(self._spare.pop())
+                self._copies[slot] = StateCopy(self._spare.pop())
             else:
-                self._copies[slot] = Copy(self._memory.take(self._size, "states"))
+                self._copies[slot] = StateCopy(self._memory.take(self._size, "states"))
         self._copies.move_to_end(slot)
         return self._copies[slot]
 
@@ -210,7 +212,7 @@ class StateMirror:
 
     # --- after a pass
 
-    def keep(self, copies: Mapping[int, tuple[Copy, Knowledge]]) -> None:
+    def keep(self, copies: Mapping[int, tuple[StateCopy, Knowledge]]) -> None:
         """A pass is over: what it wrote is known here, and nowhere else."""
         for slot, (copy, knowledge) in copies.items():
             copy.known = knowledge
@@ -224,7 +226,7 @@ class StateMirror:
             return
         driver = self._memory.driver
         while len(self._landings) < 2:
-            self._landings.append(Landing(driver.pinned(PIECE), driver.event()))
+            self._landings.append(StateLanding(driver.pinned(PIECE), driver.event()))
         self._land(copy.address, pieces[0], self._landings[0])
         for i, piece in enumerate(pieces):
             if i + 1 < len(pieces):
@@ -235,7 +237,7 @@ class StateMirror:
                 numbers = landing.memory[stretch.at - piece[0].at :][: stretch.nbytes]
                 stretch.table[slot] = numbers.view(np.float32)
 
-    def _land(self, place: Address, piece: Sequence[Stretch], landing: Landing) -> None:
+    def _land(self, place: Address, piece: Sequence[StateStretch], landing: StateLanding) -> None:
         """A piece, on its way."""
         driver, stream = self._memory.driver, self._memory.computing
         begin, end = piece[0].at, piece[-1].at + piece[-1].nbytes
@@ -259,16 +261,16 @@ class StateMirror:
         self._copies.clear()
 
 
-def _cut(table: Floats, at: int) -> Iterator[Stretch]:
+def _cut(table: Floats, at: int) -> Iterator[StateStretch]:
     """What a layer keeps, in stretches that fit into a piece."""
     step = PIECE // FLOAT_BYTES
     for a in range(0, table.shape[1], step):
-        yield Stretch(table[:, a : a + step], at + FLOAT_BYTES * a)
+        yield StateStretch(table[:, a : a + step], at + FLOAT_BYTES * a)
 
 
-def _grouped(stretches: Sequence[Stretch]) -> list[list[Stretch]]:
+def _grouped(stretches: Sequence[StateStretch]) -> list[list[StateStretch]]:
     """Stretches that follow each other in pieces that are as large as may be."""
-    pieces: list[list[Stretch]] = []
+    pieces: list[list[StateStretch]] = []
     for stretch in stretches:
         if pieces and stretch.at + stretch.nbytes - pieces[-1][0].at <= PIECE:
             pieces[-1].append(stretch)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hetrun.backend import ReadInto
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.backends.cuda.weights import Slice, fill
 from hetrun.errors import DeviceLost
 
 if TYPE_CHECKING:
-    from hetrun.backends.cuda.streamed.weight_ring import Block
+    from hetrun.backends.cuda.streamed.weight_ring import RingBlock
 
 PIECE = 8 << 20  # bytes that are read at once
 PIECES = 6  # that are read, or wait to be sent, at once
@@ -36,7 +36,7 @@ def feed_bytes() -> int:
 class _Job:
     """A piece of a block that is read, or was."""
 
-    block: Block
+    block: RingBlock
     number: int
     slice: Slice
     size: Future[int]
@@ -45,15 +45,15 @@ class _Job:
 class FileFeed:
     """Brings blocks from their files."""
 
-    def __init__(self, memory: Memory, read: ReadInto, check: Callable[[], None]) -> None:
+    def __init__(self, memory: CudaMemory, read: ReadInto, check: Callable[[], None]) -> None:
         """`read` may be called from several threads; `check` raises if the pass was cancelled."""
         self._read, self._check = read, check
         self._free = deque(Slice(memory.driver, memory.bringing, PIECE) for _ in range(PIECES))
         self._jobs: deque[_Job] = deque()
-        self._next: tuple[Block, int] | None = None  # what is to be read next
+        self._next: tuple[RingBlock, int] | None = None  # what is to be read next
         self._readers = ThreadPoolExecutor(READERS, "hetrun-read-weights")
 
-    def bring(self, block: Block) -> int:
+    def bring(self, block: RingBlock) -> int:
         """Send all of a block, as soon as it is read; how many bytes."""
         if not self._jobs or (self._jobs[0].block, self._jobs[0].number) != (block, 0):
             self._begin_at(block)
@@ -83,7 +83,7 @@ class FileFeed:
             with suppress(TimeoutError):
                 return job.size.result(LOOK_S)
 
-    def _begin_at(self, block: Block) -> None:
+    def _begin_at(self, block: RingBlock) -> None:
         self._drop()
         self._next = block, 0
         self._read_ahead()
@@ -99,7 +99,7 @@ class FileFeed:
             size = self._readers.submit(fill, use, part, own.memory, self._read)
             self._jobs.append(_Job(block, number, own, size))
 
-    def _advance(self) -> tuple[Block, int] | None:
+    def _advance(self) -> tuple[RingBlock, int] | None:
         found = self._next
         if found is None or found[0].is_forgotten:
             return None

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from hetrun.backend import WeightUse
 from hetrun.backends.cuda.arena import in_arena
 from hetrun.backends.cuda.driver import Address, Event
-from hetrun.backends.cuda.memory import Memory
+from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.backends.cuda.streamed import file_feed
 from hetrun.backends.cuda.streamed.file_feed import FileFeed
 from hetrun.backends.cuda.weights import Crossing, InFile, OnHost, held_as, parts_of
@@ -36,7 +36,7 @@ PIECE = 8 << 20  # bytes of a weight that cross at once: a third of a millisecon
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class RingBlock:
     """Weights that come together, and where each of them lies."""
 
     begin: Address
@@ -46,7 +46,7 @@ class Block:
     left: Event  # the work that read it last is done
     there: bool = False  # or on its way
     # What was needed behind it the last time; before that, what was compiled behind it.
-    next: Block | None = field(default=None, repr=False)
+    next: RingBlock | None = field(default=None, repr=False)
     is_forgotten: bool = False
     copies: Sequence[tuple[Address, int, int]] = field(init=False, repr=False)  # to, from, how many
     # Where pieces of files are to lie.
@@ -58,11 +58,11 @@ class Block:
         there = [(at, w.use) for at, w in self.parts if isinstance(w, InFile)]
         self.reads = [piece for at, use in there for piece in _pieces_of_file(at, use)]
 
-    def meets(self, other: Block) -> bool:
+    def meets(self, other: RingBlock) -> bool:
         """Whether the two lie on top of each other."""
         return self.begin < other.end and other.begin < self.end
 
-    def met(self, others: Iterable[Block]) -> list[Block]:
+    def met(self, others: Iterable[RingBlock]) -> list[RingBlock]:
         """Those that lie on top of it."""
         begin, end = self.begin, self.end
         return [other for other in others if begin < other.end and other.begin < end]
@@ -83,24 +83,24 @@ def _pieces_of_file(target: Address, use: WeightUse) -> Iterator[tuple[Address, 
         target += part.shape[0] * row
 
 
-class Ring:
+class WeightRing:
     """The memory through which weights cross."""
 
-    def __init__(self, memory: Memory, nbytes: int) -> None:
+    def __init__(self, memory: CudaMemory, nbytes: int) -> None:
         self._memory, self._driver = memory, memory.driver
         self.nbytes = nbytes
         self._begin = memory.take(nbytes, "weights that cross") if nbytes else 0
         self._at = 0  # where the next block is laid
-        self._there: list[Block] = []
-        self._coming: deque[Block] = deque()  # what was brought ahead, from the block behind the last on
-        self._last: Block | None = None
-        self._newest: Block | None = None
+        self._there: list[RingBlock] = []
+        self._coming: deque[RingBlock] = deque()  # what was brought ahead, from the block behind the last on
+        self._last: RingBlock | None = None
+        self._newest: RingBlock | None = None
         self.crossed = 0  # bytes so far
         self.feed: FileFeed | None = None  # what brings weights from files
 
     # --- before work runs
 
-    def block(self, weights: Sequence[Crossing]) -> Block:
+    def block(self, weights: Sequence[Crossing]) -> RingBlock:
         """A place for weights that are needed at once."""
         size = sum(in_arena(w.device_bytes) for w in weights)
         if size > self.nbytes:
@@ -116,7 +116,7 @@ class Ring:
         for w in weights:
             parts.append((at, w))
             at += in_arena(w.device_bytes)
-        made = Block(begin, at, parts, self._driver.event(), self._driver.event())
+        made = RingBlock(begin, at, parts, self._driver.event(), self._driver.event())
         if self._newest and (self._newest.next is None or self._newest.next.is_forgotten):
             self._newest.next = made  # work is compiled in the order in which it runs
         self._newest = made
@@ -124,13 +124,13 @@ class Ring:
 
     # --- while it runs
 
-    def need(self, block: Block) -> None:
+    def need(self, block: RingBlock) -> None:
         """What `computing` is given from now on begins when the block is there."""
         if not block.there:
             self._bring(block)
         self._driver.wait(self._memory.computing, block.arrived)
 
-    def done(self, block: Block) -> None:
+    def done(self, block: RingBlock) -> None:
         """What `computing` was given so far is all that reads it."""
         self._driver.record(block.left, self._memory.computing)
         if self._coming and self._coming[0] is block:
@@ -154,7 +154,7 @@ class Ring:
             coming.append(block)
             block = block.next
 
-    def _bring(self, block: Block) -> None:
+    def _bring(self, block: RingBlock) -> None:
         driver, stream = self._driver, self._memory.bringing
         if block.met(self._coming):
             self._coming.clear()
@@ -183,7 +183,7 @@ class Ring:
 
     # --- ends
 
-    def forget(self, block: Block) -> None:
+    def forget(self, block: RingBlock) -> None:
         """Nothing will need it any more; when this returns, nothing reads its weights on the host."""
         with suppress(DeviceLost):  # which reads nothing any more
             self._driver.synchronize(block.arrived)

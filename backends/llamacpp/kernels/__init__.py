@@ -52,7 +52,7 @@ class PassPart(Structure):
     )
 
 
-class Layer(Structure):
+class AttentionLayer(Structure):
     """struct layer: the attention of one layer."""
 
     _fields_ = (
@@ -73,7 +73,7 @@ class Layer(Structure):
 
 
 FIELDS = len(Sequence._fields_)
-LAYOUT = 1000000 * ctypes.sizeof(Sequence) + 1000 * ctypes.sizeof(PassPart) + ctypes.sizeof(Layer)
+LAYOUT = 1000000 * ctypes.sizeof(Sequence) + 1000 * ctypes.sizeof(PassPart) + ctypes.sizeof(AttentionLayer)
 TILE = 16  # what rows of floats are padded to
 
 FUNCTIONS: Prototypes = {

@@ -34,7 +34,7 @@ class Convolution(Structure):
     )
 
 
-class Delta(Structure):
+class DeltaRule(Structure):
     """struct delta: the delta rule of one layer, or Mamba 2's."""
 
     _fields_ = (
@@ -57,7 +57,7 @@ class Delta(Structure):
     )
 
 
-LAYOUT = 1000000 * 8 * FIELDS + 1000 * ctypes.sizeof(Convolution) + ctypes.sizeof(Delta)
+LAYOUT = 1000000 * 8 * FIELDS + 1000 * ctypes.sizeof(Convolution) + ctypes.sizeof(DeltaRule)
 
 FUNCTIONS: Prototypes = {
     "hetrun_convolve": (None, c_void_p, c_int, c_int, c_void_p),

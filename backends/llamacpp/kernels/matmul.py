@@ -22,7 +22,7 @@ COUNTERS = 4  # int32, of a product
 PLAIN, SWIGLU, GEGLU, GEGLU_ERF, CLAMPED = range(5)
 
 
-class Product(Structure):
+class ProductStruct(Structure):
     """struct product: one product and what is fused with it."""
 
     _fields_ = (
@@ -54,7 +54,7 @@ class Product(Structure):
         return int(self.n) * (2 if self.exact else 1)
 
 
-class Routing(Structure):
+class RoutingStruct(Structure):
     """struct routing: which rows each expert of a mixture takes."""
 
     _fields_ = (
@@ -68,7 +68,7 @@ class ExpertProducts(Structure):
     """struct expert_products: one product by all experts."""
 
     _fields_ = (
-        ("each", Product),
+        ("each", ProductStruct),
         ("routing", c_void_p),
         ("bytes", c_int64),
         ("by_pair", c_int64),
@@ -114,7 +114,7 @@ class ExpertHint(Structure):
     )
 
 
-class Partial(Structure):
+class PartialWeightStruct(Structure):
     """struct partial: a weight of which not all pieces are in memory."""
 
     _fields_ = (
@@ -127,7 +127,7 @@ class Partial(Structure):
     )
 
 
-class Lookup(Structure):
+class RowLookup(Structure):
     """struct lookup: some rows of a packed weight as floats."""
 
     _fields_ = (
@@ -145,9 +145,9 @@ class Lookup(Structure):
 ARGUMENTS = 2  # how often what functions are given was settled
 LAYOUT = (
     1000000000 * ARGUMENTS
-    + 1000000 * ctypes.sizeof(Product)
-    + 1000 * ctypes.sizeof(Partial)
-    + sum(map(ctypes.sizeof, (Lookup, Routing, ExpertProducts, CachedMixture, ExpertHint)))
+    + 1000000 * ctypes.sizeof(ProductStruct)
+    + 1000 * ctypes.sizeof(PartialWeightStruct)
+    + sum(map(ctypes.sizeof, (RowLookup, RoutingStruct, ExpertProducts, CachedMixture, ExpertHint)))
 )
 
 
@@ -163,7 +163,7 @@ FUNCTIONS: Prototypes = {
 PACKING: Prototypes = {"hetrun_products_pack": (None, *_NUMBERS, c_void_p, c_void_p, c_int64)}
 
 
-class Products:
+class MatmulLibrary:
     """The library's functions."""
 
     def __init__(self, dll: ctypes.CDLL, unlocked: ctypes.CDLL) -> None:
@@ -222,15 +222,15 @@ class Products:
         return size
 
 
-def products() -> Products | None:
+def products() -> MatmulLibrary | None:
     """The library, where it multiplies faster than ggml does."""
     found = library()
     return found if found and found.level != PORTABLE else None
 
 
 @cache
-def library() -> Products | None:
+def library() -> MatmulLibrary | None:
     """The library, where it was built, and from the sources that this file goes with."""
     path = Path(__file__).parent / NAME
     dll = load_built(path, ("hetrun_products_layout", LAYOUT), locked=True)
-    return Products(dll, load_library(path)) if dll else None
+    return MatmulLibrary(dll, load_library(path)) if dll else None

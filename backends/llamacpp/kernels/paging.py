@@ -19,7 +19,7 @@ class Range(Structure):
     _fields_ = (("address", c_size_t), *((name, c_int64) for name in ("bytes", "file", "offset")))
 
 
-class Unit(Structure):
+class PagingUnit(Structure):
     """struct unit: what comes and goes together."""
 
     _fields_ = tuple(
@@ -51,13 +51,13 @@ class Visit(Structure):
     )
 
 
-class Bring(Structure):
+class BringNode(Structure):
     """struct bring: a node that waits for some ranges of each unit of a visit."""
 
     _fields_ = (("visit", c_void_p), ("first", c_int64), ("end", c_int64))
 
 
-_SIZES = [ctypes.sizeof(s) for s in (Pool, Unit, Range, Visit, Bring)]
+_SIZES = [ctypes.sizeof(s) for s in (Pool, PagingUnit, Range, Visit, BringNode)]
 LAYOUT = sum(a * b for a, b in zip(_SIZES, (1000000000, 1000000, 10000, 100, 1), strict=True))
 
 

@@ -21,7 +21,7 @@ FUNCTIONS: Prototypes = {
 }
 
 
-class Guard:
+class SigbusGuard:
     """What of the process's memory may turn into zeros, where its file does not give it any more."""
 
     def __init__(self, dll: ctypes.CDLL) -> None:
@@ -58,8 +58,8 @@ class Guard:
 
 
 @cache
-def guard() -> Guard | None:
+def guard() -> SigbusGuard | None:
     """The library, where it was built, and from the source that this file goes with."""
     path, version = Path(__file__).parent / NAME, ("hetrun_sigbus_version", VERSION)
     dll = load_built(path, version, FUNCTIONS, locked=True)
-    return Guard(dll) if dll else None
+    return SigbusGuard(dll) if dll else None

@@ -16,14 +16,14 @@ from hetrun.backend.weight_streaming import MOST_HINTED, ExpertSupply, Mixture
 from hetrun.backends.llamacpp import fusion, ggml_api
 from hetrun.backends.llamacpp.graph_builder import FLOAT
 from hetrun.backends.llamacpp.kernels import matmul
-from hetrun.backends.llamacpp.kernels.matmul import Products
+from hetrun.backends.llamacpp.kernels.matmul import MatmulLibrary
 from hetrun.backends.llamacpp.mixture import router
 from hetrun.backends.llamacpp.mixture.expert_matmul import (
     ALL_THREADS,
     INDEX,
     ONE_THREAD,
     ExpertNode,
-    Routed,
+    RoutedPairs,
     activation_of,
     set_biases,
 )
@@ -31,7 +31,7 @@ from hetrun.graph import Op, Weight
 from hetrun.graph.ops import MIXTURE, Moe
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
 
 CACHED = "cached"  # the layout of these weights
 ALIGNMENT = 64
@@ -40,7 +40,7 @@ ALIGNMENT = 64
 class CachedExperts:
     """All of them; see hetrun.backend.weight_streaming.Cacheable."""
 
-    def __init__(self, products: Products, packs: Callable[[WeightUse], Products | None]) -> None:
+    def __init__(self, products: MatmulLibrary, packs: Callable[[WeightUse], MatmulLibrary | None]) -> None:
         self._products, self._packs = products, packs
         self._numbers: dict[tuple[Weight, ...], int] = {}  # of each mixture, by its gate, up and down
         self._weights: frozenset[Weight] = frozenset()
@@ -113,7 +113,7 @@ class HintNode:
         self.made.chosen = ggml_api.tensor_at(self.chosen).data
 
 
-def multiply(e: Emitter, cached: CachedExperts, op: Op, routed: Routed, x: int) -> int:
+def multiply(e: GgmlEmitter, cached: CachedExperts, op: Op, routed: RoutedPairs, x: int) -> int:
     """One node: what each pair's expert makes of its row, [width, used, rows]."""
     a, uses, lib = op.attrs, fusion.uses(op)[1:MIXTURE], e.products
     assert isinstance(a, Moe)
@@ -154,7 +154,7 @@ def multiply(e: Emitter, cached: CachedExperts, op: Op, routed: Routed, x: int) 
     return out
 
 
-def _hint(e: Emitter, cached: CachedExperts, op: Op) -> None:
+def _hint(e: GgmlEmitter, cached: CachedExperts, op: Op) -> None:
     """A node that has the experts read which the next mixture would choose of this one's rows: the stream
     changes little from layer to layer."""
     x, after = e.values[op.inputs[-1]], e.next_mixture(op)
@@ -183,7 +183,7 @@ def _hint(e: Emitter, cached: CachedExperts, op: Op) -> None:
     e.w.expand(node)
 
 
-def _ratio(e: Emitter, op: Op, after: Op) -> NDArray[np.float32] | None:
+def _ratio(e: GgmlEmitter, op: Op, after: Op) -> NDArray[np.float32] | None:
     """What makes of a row's norm before one mixture that before another."""
     gains = [e.gain(each.inputs[-1]) for each in (op, after)]
     if gains[0] is None or gains[1] is None:
@@ -192,7 +192,7 @@ def _ratio(e: Emitter, op: Op, after: Op) -> NDArray[np.float32] | None:
 
 
 def _describe(
-    e: Emitter, whole: matmul.ExpertProducts, use: WeightUse, halves: int, routed: Routed, x: int
+    e: GgmlEmitter, whole: matmul.ExpertProducts, use: WeightUse, halves: int, routed: RoutedPairs, x: int
 ) -> None:
     """One of both products, but for its weights, which are those of each expert."""
     assert e.products is not None

@@ -22,8 +22,8 @@ from hetrun.backends.llamacpp.kernels import matmul
 from hetrun.graph.ops import Activation
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
-    from hetrun.backends.llamacpp.packed_matmul import Node
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
+    from hetrun.backends.llamacpp.packed_matmul import MatmulNode
 
 ALL_THREADS, ONE_THREAD = -1, 1
 INDEX = 4  # bytes
@@ -33,10 +33,10 @@ ACTIVATIONS: Mapping[Activation, int] = {
 
 
 @dataclass(slots=True)
-class Routed:
+class RoutedPairs:
     """Which pairs each expert has; ggml has only the address of its structure."""
 
-    made: matmul.Routing
+    made: matmul.RoutingStruct
     left_out: NDArray[np.uint8] | None
     chosen: int  # tensors
     table: int
@@ -54,15 +54,15 @@ class ExpertNode:
     """One product by all experts in a graph."""
 
     whole: matmul.ExpertProducts
-    routed: Routed
+    routed: RoutedPairs
     x: int  # tensors
     out: int
     partial = False
 
     @property
-    def made(self) -> matmul.Product:
+    def made(self) -> matmul.ProductStruct:
         """The product by one of them, but for which."""
-        each: matmul.Product = self.whole.each
+        each: matmul.ProductStruct = self.whole.each
         return each
 
     @property
@@ -71,7 +71,7 @@ class ExpertNode:
         experts: int = self.routed.made.experts
         return matmul.COUNTERS * experts
 
-    def follow(self, after: Node | ExpertNode) -> None:
+    def follow(self, after: MatmulNode | ExpertNode) -> None:
         """What it asks memory for at its end: experts that follow by the same routing, or a product."""
         if not isinstance(after, ExpertNode):
             self.made.next = addressof(after.made)
@@ -83,18 +83,18 @@ class ExpertNode:
         self.routed.point()
         self.made.x, self.made.out = (ggml_api.tensor_at(t).data for t in (self.x, self.out))
 
-    def work_bytes(self, lib: matmul.Products) -> int:
+    def work_bytes(self, lib: matmul.MatmulLibrary) -> int:
         """What each thread works in: all rows may have chosen the same expert."""
         return lib.scratch(self.made.type, self.made.kept_rows, self.made.cols)
 
 
 def route(
-    e: Emitter, chosen: int, rows: int, used: int, experts: int, left_out: NDArray[np.uint8] | None
-) -> Routed:
+    e: GgmlEmitter, chosen: int, rows: int, used: int, experts: int, left_out: NDArray[np.uint8] | None
+) -> RoutedPairs:
     """One node: which pairs each expert has, those of some left out."""
     lib, pairs = e.products, rows * used
     assert lib is not None
-    made = matmul.Routing(rows=rows, used=used, experts=experts)
+    made = matmul.RoutingStruct(rows=rows, used=used, experts=experts)
     made.stride = ggml_api.tensor_at(chosen).nb[1] // INDEX
     if left_out is not None:
         made.left_out = left_out.ctypes.data
@@ -103,7 +103,7 @@ def route(
         e.ctx, ggml_api.I32, experts + 1 + 2 * pairs, 1, 1, 1, (c_void_p * 1)(chosen), 1, *function
     )
     ggml_api.tensor_at(table).name = ggml_api.SORTED.encode()
-    return Routed(made, left_out, chosen, table)
+    return RoutedPairs(made, left_out, chosen, table)
 
 
 def activation_of(activation: Activation, gated: bool) -> int:
@@ -111,7 +111,7 @@ def activation_of(activation: Activation, gated: bool) -> int:
     return ACTIVATIONS[activation] if gated else matmul.PLAIN
 
 
-def set_biases(each: matmul.Product, biases: Sequence[int]) -> None:
+def set_biases(each: matmul.ProductStruct, biases: Sequence[int]) -> None:
     """Of one matrix or of two: tensors with a row for each expert, or 0."""
     found = [ggml_api.tensor_at(bias).data for bias in biases if bias]
     if found:
@@ -120,8 +120,8 @@ def set_biases(each: matmul.Product, biases: Sequence[int]) -> None:
 
 
 def multiply(
-    e: Emitter,
-    routed: Routed,
+    e: GgmlEmitter,
+    routed: RoutedPairs,
     weights: Sequence[tuple[WeightUse, int]],
     biases: Sequence[int],
     activation: Activation,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from hetrun.graph.ops import CLAMP, CLAMP_STEEPNESS, Activation, MoreWeight
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
 
 BIASES: tuple[MoreWeight, ...] = ("gate_bias", "up_bias", "down_bias")  # of gate, up and down
 
 
-def activated(e: Emitter, activation: Activation, gate: int, up: int) -> int:
+def activated(e: GgmlEmitter, activation: Activation, gate: int, up: int) -> int:
     """What goes through the last matrix of each expert."""
     found: int
     if activation == "clamped":
@@ -24,6 +24,6 @@ def activated(e: Emitter, activation: Activation, gate: int, up: int) -> int:
     return found
 
 
-def biased(e: Emitter, results: int, bias: int, chosen: int) -> int:
+def biased(e: GgmlEmitter, results: int, bias: int, chosen: int) -> int:
     """Results of each pair and its expert's bias, if there are such."""
     return int(e.lib.ggml_add_id(e.ctx, results, bias, chosen)) if bias else results

@@ -14,12 +14,12 @@ from hetrun.backends.llamacpp import ggml_api
 from hetrun.graph import Op
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
 
 MOST_ROWS = 16  # of larger passes the numbers would take memory, and say less
 
 
-def keep(e: Emitter, op: Op, chosen: int) -> None:
+def keep(e: GgmlEmitter, op: Op, chosen: int) -> None:
     """Do not use the memory of the numbers again; they are a view of all experts in their order."""
     e.lib.ggml_set_output(ggml_api.tensor_at(chosen).view_src or chosen)
     e.inputs.chosen[op.weights[0].name] = chosen

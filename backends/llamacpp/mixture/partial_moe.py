@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 from hetrun.backend import Floats, Pass, slots_of
 from hetrun.backends.llamacpp import ggml_api
 from hetrun.backends.llamacpp.ggml_api import NE
-from hetrun.backends.llamacpp.graph_builder import FLOAT, Ref, Writer
+from hetrun.backends.llamacpp.graph_builder import FLOAT, TensorRef, Writer
 from hetrun.backends.llamacpp.kernels.expert_sort import Pairs, Sorter, Sum
 from hetrun.backends.llamacpp.mixture import expert_ops, router
-from hetrun.backends.llamacpp.mixture.router import Choice
+from hetrun.backends.llamacpp.mixture.router import RouterChoice
 from hetrun.graph import Op
 from hetrun.graph.ops import Moe
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
 
 ALL_THREADS, ONE_THREAD = -1, 1
 
 
 @dataclass(slots=True)
-class Sorted:
+class SortNodes:
     """The two nodes around the products of one op; ggml has only the addresses of their structures."""
 
     pairs: Pairs
@@ -52,7 +52,7 @@ class Sorted:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaves:
+class LeftOutExperts:
     """What a mixture leaves to others: of each expert whether it is left out, and the same as what shares are
     multiplied by. Nodes read it in each run."""
 
@@ -66,13 +66,13 @@ class Leaves:
         np.equal(self.left_out, 0, out=self.stays, casting="unsafe")
 
 
-def leaves(e: Emitter, op: Op) -> Leaves | None:
+def leaves(e: GgmlEmitter, op: Op) -> LeftOutExperts | None:
     """What a mixture leaves to others; None where that is nothing."""
     a = op.attrs
     assert isinstance(a, Moe)
     if not a.without and not a.slots:
         return None
-    found = Leaves(op, np.zeros(a.n_experts, np.uint8), np.ones(a.n_experts, np.float32))
+    found = LeftOutExperts(op, np.zeros(a.n_experts, np.uint8), np.ones(a.n_experts, np.float32))
     found.left_out[list(a.without)], found.stays[list(a.without)] = 1, 0
     e.inputs.kept += [found.left_out, found.stays]
     if a.slots:
@@ -80,7 +80,7 @@ def leaves(e: Emitter, op: Op) -> Leaves | None:
     return found
 
 
-def kept_shares(e: Emitter, a: Moe, stays: Floats, choice: Choice, shares: int, rows: int) -> int:
+def kept_shares(e: GgmlEmitter, a: Moe, stays: Floats, choice: RouterChoice, shares: int, rows: int) -> int:
     """The shares of the chosen experts, those of experts that are left out being 0."""
     lib, ctx = e.lib, e.ctx
     row = e.w.external(ggml_api.F32, a.n_experts, 1, stays.ctypes.data)
@@ -90,7 +90,7 @@ def kept_shares(e: Emitter, a: Moe, stays: Floats, choice: Choice, shares: int, 
 
 
 def mixture(
-    e: Emitter, lib: Sorter, op: Op, x: Ref, chosen: int, shares: int, left_out: NDArray[np.uint8]
+    e: GgmlEmitter, lib: Sorter, op: Op, x: TensorRef, chosen: int, shares: int, left_out: NDArray[np.uint8]
 ) -> int:
     """What the experts that are not left out give, as [width, rows]."""
     a, ggml, ctx, weights = op.attrs, e.lib, e.ctx, e.weights(op)
@@ -126,12 +126,18 @@ def mixture(
     addresses = e.w.memory.ctypes.data + 8 * words
     pairs.sizes, pairs.n_sizes = addresses.ctypes.data, len(addresses)
     tensors = (chosen, shares, table, results, out)
-    e.inputs.sorted.append(Sorted(pairs, total, left_out, most, tensors, words, addresses))
+    e.inputs.sorted.append(SortNodes(pairs, total, left_out, most, tensors, words, addresses))
     return out
 
 
 def _custom(
-    e: Emitter, kind: int, shape: tuple[int, int], sources: Sequence[int], function: int, n: int, data: int
+    e: GgmlEmitter,
+    kind: int,
+    shape: tuple[int, int],
+    sources: Sequence[int],
+    function: int,
+    n: int,
+    data: int,
 ) -> int:
     given = (c_void_p * len(sources))(*sources)
     node: int = e.lib.ggml_custom_4d(e.ctx, kind, *shape, 1, 1, given, len(sources), function, n, data)
@@ -139,10 +145,10 @@ def _custom(
     return node
 
 
-class Leaving:
+class GraphLeftovers:
     """What the mixtures of one graph leave to others."""
 
-    def __init__(self, w: Writer, nodes: Sequence[Sorted], leaves: Sequence[Leaves]) -> None:
+    def __init__(self, w: Writer, nodes: Sequence[SortNodes], leaves: Sequence[LeftOutExperts]) -> None:
         self._memory, self._nodes, self._leaves = w.memory, nodes, leaves
         for node in nodes:
             node.point()

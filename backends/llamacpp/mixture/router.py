@@ -10,13 +10,13 @@ from hetrun.graph import Op
 from hetrun.graph.ops import Moe
 
 if TYPE_CHECKING:
-    from hetrun.backends.llamacpp.lowering import Emitter
+    from hetrun.backends.llamacpp.lowering import GgmlEmitter
 
 LEAST = 1e-20  # of what shares are divided by
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RouterChoice:
     """What a router says of some rows."""
 
     scores: int  # of every expert [n_experts, rows]
@@ -25,7 +25,7 @@ class Choice:
     chosen: int  # the best of them [n_used, rows]
 
 
-def choose(e: Emitter, op: Op, rows: int, n: int) -> Choice:
+def choose(e: GgmlEmitter, op: Op, rows: int, n: int) -> RouterChoice:
     """The choice for n rows, which are a matrix."""
     a, lib, ctx, weights = op.attrs, e.lib, e.ctx, e.weights(op)
     assert isinstance(a, Moe)
@@ -43,10 +43,10 @@ def choose(e: Emitter, op: Op, rows: int, n: int) -> Choice:
         liked = lib.ggml_add(ctx, parts, lib.ggml_reshape_2d(ctx, more["choice_bias"], a.n_experts, 1))
     if a.groups_used < a.groups:
         liked = _of_best_groups(e, a, liked, n)
-    return Choice(scores, parts, liked, lib.ggml_argsort_top_k(ctx, liked, a.n_used))
+    return RouterChoice(scores, parts, liked, lib.ggml_argsort_top_k(ctx, liked, a.n_used))
 
 
-def _of_best_groups(e: Emitter, a: Moe, liked: int, n: int) -> int:
+def _of_best_groups(e: GgmlEmitter, a: Moe, liked: int, n: int) -> int:
     """How much each expert is liked, and nothing of those in other groups."""
     lib, ctx, size = e.lib, e.ctx, a.n_experts // a.groups
     by_group = lib.ggml_reshape_3d(ctx, liked, size, a.groups, n)
@@ -60,7 +60,7 @@ def _of_best_groups(e: Emitter, a: Moe, liked: int, n: int) -> int:
     return found
 
 
-def shares(e: Emitter, op: Op, choice: Choice, n: int) -> int:
+def shares(e: GgmlEmitter, op: Op, choice: RouterChoice, n: int) -> int:
     """What part each chosen expert has in its row's result [1, n_used, rows]."""
     a, lib, ctx = op.attrs, e.lib, e.ctx
     assert isinstance(a, Moe)
@@ -80,19 +80,19 @@ def shares(e: Emitter, op: Op, choice: Choice, n: int) -> int:
     return found if a.scale == 1 else int(lib.ggml_scale(ctx, found, a.scale))
 
 
-def for_all(e: Emitter, choice: Choice, row: int) -> int:
+def for_all(e: GgmlEmitter, choice: RouterChoice, row: int) -> int:
     """A number for each expert, once for each row."""
     found: int = e.lib.ggml_add(e.ctx, e.lib.ggml_scale(e.ctx, choice.scores, 0.0), row)
     return found
 
 
-def of_chosen(e: Emitter, a: Moe, every: int, chosen: int, n: int) -> int:
+def of_chosen(e: GgmlEmitter, a: Moe, every: int, chosen: int, n: int) -> int:
     """Of numbers for every expert those of the chosen ones [1, n_used, rows]."""
     found: int = e.lib.ggml_get_rows(e.ctx, e.lib.ggml_reshape_3d(e.ctx, every, 1, a.n_experts, n), chosen)
     return found
 
 
-def held(e: Emitter, a: Moe, choice: Choice, shares: int, n: int) -> tuple[int, int]:
+def held(e: GgmlEmitter, a: Moe, choice: RouterChoice, shares: int, n: int) -> tuple[int, int]:
     """The best of the experts that are held, by their numbers among these, and what share each has.
 
     ggml cannot leave an expert of a row out, and none may be there twice. So each row goes through as many as

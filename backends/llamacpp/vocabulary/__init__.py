@@ -8,7 +8,7 @@ from itertools import repeat
 from typing import Protocol
 
 from hetrun.backends.llamacpp import libllama_api
-from hetrun.backends.llamacpp.vocabulary.checks import Checked, checked
+from hetrun.backends.llamacpp.vocabulary.checks import CheckedVocabulary, checked
 from hetrun.backends.llamacpp.vocabulary.gguf_image import copied
 from hetrun.backends.llamacpp.vocabulary.stand_in import text_stand_in as text_stand_in
 from hetrun.backends.llamacpp.vocabulary.text_limits import TextLimits, cuts_at_spaces
@@ -39,7 +39,7 @@ def open_vocabulary(source: HasFile) -> LlamaVocabulary:
 class LlamaVocabulary:
     """llama.cpp's view of a vocabulary."""
 
-    def __init__(self, found: Checked) -> None:
+    def __init__(self, found: CheckedVocabulary) -> None:
         self._lib = libllama_api.library()
         self._path = found.path
         params = self._lib.llama_model_default_params()

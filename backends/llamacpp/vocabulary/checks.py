@@ -46,7 +46,7 @@ _OWN_RULES = ("nomic-bert-moe", "jina-bert-v3")
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedVocabulary:
     """A vocabulary that llama.cpp can be given."""
 
     path: str
@@ -58,7 +58,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _TokenizerKind:
     """What one kind of tokenizer asks for."""
 
     longest: int  # bytes of a token
@@ -67,7 +67,7 @@ class _Kind:
     copied: tuple[str, ...] = ()  # what it reads and no other does; that was looked at by `check`
 
 
-def checked(file: GGUFFile) -> Checked:
+def checked(file: GGUFFile) -> CheckedVocabulary:
     """Everything that llama.cpp reads of a file's tokenizer, found to be sound."""
     name = file.require_str(_P + "model")
     if (kind := _KINDS.get(name)) is None:
@@ -89,7 +89,7 @@ def checked(file: GGUFFile) -> Checked:
             keys[_P + key] = file.metadata[_P + key]
     keys |= _scores(file, len(tokens))
     keys |= {key: file.get_bool(key, False) for flag in _FLAGS if (key := _P + flag) in file.metadata}
-    return Checked(file.path, name, cutter, tokens, types, keys | _ids(file, len(tokens)))
+    return CheckedVocabulary(file.path, name, cutter, tokens, types, keys | _ids(file, len(tokens)))
 
 
 def fail(file: GGUFFile, key: str, reason: str) -> NoReturn:
@@ -144,7 +144,7 @@ def _check_cut(file: GGUFFile, tokens: Strings) -> None:
             _fail_at(file, tokens, i, f"which is the token {before} up to its NUL, where llama.cpp ends it")
 
 
-def _types(file: GGUFFile, tokens: Strings, kind: _Kind) -> Numbers:
+def _types(file: GGUFFile, tokens: Strings, kind: _TokenizerKind) -> Numbers:
     types = file.get_array(_P + "token_type", len(tokens))
     if types is None:
         return np.full(len(tokens), NORMAL, "<i4")
@@ -305,13 +305,13 @@ def _check_nothing(file: GGUFFile, tokens: Strings) -> None:
 
 
 _KINDS = {
-    "llama": _Kind(4096, _check_pieces),
-    "gpt2": _Kind(4096, _check_merges, copied=("merges",)),
-    "gemma4": _Kind(4096, _check_merges, copied=("merges",)),
-    "hybriddna": _Kind(4096, _check_merges, copied=("merges",)),
-    "whitespace": _Kind(4096, _check_merges, copied=("merges",)),
-    "t5": _Kind(256, _check_unigram, copied=("precompiled_charsmap",)),
-    "bert": _Kind(128, _check_nothing, byte_tokens=False),
-    "rwkv": _Kind(512, _check_rwkv),
-    "plamo2": _Kind(256, _check_plamo),
+    "llama": _TokenizerKind(4096, _check_pieces),
+    "gpt2": _TokenizerKind(4096, _check_merges, copied=("merges",)),
+    "gemma4": _TokenizerKind(4096, _check_merges, copied=("merges",)),
+    "hybriddna": _TokenizerKind(4096, _check_merges, copied=("merges",)),
+    "whitespace": _TokenizerKind(4096, _check_merges, copied=("merges",)),
+    "t5": _TokenizerKind(256, _check_unigram, copied=("precompiled_charsmap",)),
+    "bert": _TokenizerKind(128, _check_nothing, byte_tokens=False),
+    "rwkv": _TokenizerKind(512, _check_rwkv),
+    "plamo2": _TokenizerKind(256, _check_plamo),
 }

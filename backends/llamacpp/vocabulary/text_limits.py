@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hetrun.backends.llamacpp.vocabulary.checks import Checked, special
+from hetrun.backends.llamacpp.vocabulary.checks import CheckedVocabulary, special
 from hetrun.errors import OptionError
 from hetrun.system.threads import with_stack
 
@@ -61,7 +61,7 @@ _APART = frozenset(
 _BETWEEN_WORDS = re.compile(rb"[A-Za-z] [A-Za-z]")
 
 
-def cuts_at_spaces(checked: Checked) -> bool:
+def cuts_at_spaces(checked: CheckedVocabulary) -> bool:
     """Whether a token ends before each space between two ASCII letters, whatever follows."""
     if checked.kind != "gpt2" or checked.cutter not in _APART:
         return False
@@ -72,7 +72,7 @@ def cuts_at_spaces(checked: Checked) -> bool:
 class TextLimits:
     """What a text may be, for one vocabulary."""
 
-    def __init__(self, checked: Checked) -> None:
+    def __init__(self, checked: CheckedVocabulary) -> None:
         self._checked = checked
         self._cutter = checked.cutter or "default"
         self._by_expression = checked.kind in _CUTTING and self._cutter not in _BY_HAND

@@ -90,7 +90,7 @@ SOME_WANTED = (Company(((100, 3, 1), (7, 2, 2), (0, 4, 1))), single(3), Company(
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class OpCase:
     """One op."""
 
     kind: str
@@ -120,7 +120,7 @@ class Case:
         """In what it is another computation than usual."""
         return variant_of(self.attrs, len(self.widths))
 
-    def of_types(self, types: Sequence[str]) -> Case | None:
+    def of_types(self, types: Sequence[str]) -> OpCase | None:
         """The same op with weights of other types; None where a row of such a type cannot be so long."""
         if any(cols % by_name(t).block for (_, cols, _), t in zip(self.weights, types, strict=True)):
             return None
@@ -136,29 +136,29 @@ def limit_of(kind: str, types: Sequence[str], other: float) -> float:
     return 4 * max(QUANT_LIMITS[t] for t in types[1:MIXTURE]) if kind == "moe" else other
 
 
-def _products() -> Iterator[Case]:
+def _products() -> Iterator[OpCase]:
     for quant, limit in QUANT_LIMITS.items():
         for n in TOKENS:
             # 96 rows are a multiple of every interleaving; 100 are of none.
             for rows in (96, 100):
-                yield Case(
+                yield OpCase(
                     "linear", (256,), rows, single(n), limit, weights=((rows, 256, quant),), note=f"{rows}"
                 )
-        yield Case("head", (256,), 320, single(3), limit, weights=((320, 256, quant),))
-        yield Case("embed", (), 256, single(7), EXACT, weights=((50, 256, quant),))
+        yield OpCase("head", (256,), 320, single(3), limit, weights=((320, 256, quant),))
+        yield OpCase("embed", (), 256, single(7), EXACT, weights=((50, 256, quant),))
     for kind in ("linear", "head"):
         for bias, limit in (("F32", EXACT), ("BF16", EXACT), ("Q8_0", EXACT)):
             shapes = ((64, 256, "F32"), (1, 64, bias))
             for n in (1, 5):
-                yield Case(kind, (256,), 64, single(n), limit, weights=shapes, note="bias")
+                yield OpCase(kind, (256,), 64, single(n), limit, weights=shapes, note="bias")
     for offset in (0, 2):
         for quant in ("F32", "F16", "Q4_0"):
             for company in SOME_WANTED:
                 table = ((130, 256, quant),)
-                yield Case("positions", (), 256, company, EXACT, Positions(offset), table, note=f"{offset}")
+                yield OpCase("positions", (), 256, company, EXACT, Positions(offset), table, note=f"{offset}")
 
 
-def _products_of_heads() -> Iterator[Case]:
+def _products_of_heads() -> Iterator[OpCase]:
     """Matrices of single heads, with and without what they leave of one."""
     for quant in ("F32", "F16", "BF16", "Q4_0", "Q8_0"):
         for n in TOKENS:
@@ -168,56 +168,56 @@ def _products_of_heads() -> Iterator[Case]:
                 ("dropped", PerHead(3, 16), 16),
             ):
                 passed = left if attrs.passed else 0
-                yield Case(
+                yield OpCase(
                     "per_head", (3 * (64 + left),), 3 * (40 + passed), single(n), QUANT_LIMITS[quant], attrs,
                     ((3 * 40, 64, quant),), note=note,
                 )  # fmt: skip
     wide = ((2 * 40, 256, "Q4_K"),)
     for company in SOME_WANTED:
-        yield Case(
+        yield OpCase(
             "per_head", (576,), 144, company, QUANT_LIMITS["Q4_K"], PerHead(2, passed=True), wide, "wanted"
         )
 
 
-def _small_ops() -> Iterator[Case]:
+def _small_ops() -> Iterator[OpCase]:
     for n in TOKENS:
-        yield Case("rms_norm", (96,), 96, single(n), EXACT, RmsNorm(1e-5), ((1, 96, "F32"),))
-        yield Case("add", (96, 96), 96, single(n), EXACT)
-        yield Case("concat", (96, 32), 128, single(n), EXACT)
-        yield Case("concat", (8, 1, 64), 73, single(n), EXACT, note="three")
+        yield OpCase("rms_norm", (96,), 96, single(n), EXACT, RmsNorm(1e-5), ((1, 96, "F32"),))
+        yield OpCase("add", (96, 96), 96, single(n), EXACT)
+        yield OpCase("concat", (96, 32), 128, single(n), EXACT)
+        yield OpCase("concat", (8, 1, 64), 73, single(n), EXACT, note="three")
         for first in (0, 1):
-            yield Case("every_second", (192,), 96, single(n), EXACT, EverySecond(3, first), note=f"{first}")
-        yield Case("every_second", (34,), 17, single(n), EXACT, EverySecond(1, 1), note="one")
-        yield Case("swiglu", (96, 96), 96, single(n), 1e-6)
-        yield Case("sigmoid_gate", (96, 96), 96, single(n), EXACT)
-        yield Case("sigmoid_gate", (1, 96), 96, single(n), EXACT, note="one")
-        yield Case("multiply", (96, 96), 96, single(n), EXACT)
-        yield Case("relu", (96,), 96, single(n), EXACT)
-        yield Case("scale", (96,), 96, single(n), EXACT, Scale(1.7))
-        yield Case("scale", (96,), 96, single(n), EXACT, Scale(1.0), ((1, 1, "F32"),), note="weight")
-        yield Case("grow", (96,), 96, single(n), EXACT, Grow(0.1, 3))
-        yield Case("softcap", (96,), 96, single(n), 1e-8, Softcap(0.8))
+            yield OpCase("every_second", (192,), 96, single(n), EXACT, EverySecond(3, first), note=f"{first}")
+        yield OpCase("every_second", (34,), 17, single(n), EXACT, EverySecond(1, 1), note="one")
+        yield OpCase("swiglu", (96, 96), 96, single(n), 1e-6)
+        yield OpCase("sigmoid_gate", (96, 96), 96, single(n), EXACT)
+        yield OpCase("sigmoid_gate", (1, 96), 96, single(n), EXACT, note="one")
+        yield OpCase("multiply", (96, 96), 96, single(n), EXACT)
+        yield OpCase("relu", (96,), 96, single(n), EXACT)
+        yield OpCase("scale", (96,), 96, single(n), EXACT, Scale(1.7))
+        yield OpCase("scale", (96,), 96, single(n), EXACT, Scale(1.0), ((1, 1, "F32"),), note="weight")
+        yield OpCase("grow", (96,), 96, single(n), EXACT, Grow(0.1, 3))
+        yield OpCase("softcap", (96,), 96, single(n), 1e-8, Softcap(0.8))
         # ggml looks the tanh form up in a table of float16.
         for exact, limit in ((True, 1e-8), (False, 1e-6)):
             note = "exact" if exact else "tanh"
-            yield Case("gelu", (96,), 96, single(n), limit, Gelu(exact), note=note)
-            yield Case("geglu", (96, 96), 96, single(n), limit, Gelu(exact), note=note)
-    yield Case("rms_norm", (64,), 64, single(3), HALF, RmsNorm(1e-6), ((1, 64, "F16"),))
+            yield OpCase("gelu", (96,), 96, single(n), limit, Gelu(exact), note=note)
+            yield OpCase("geglu", (96, 96), 96, single(n), limit, Gelu(exact), note=note)
+    yield OpCase("rms_norm", (64,), 64, single(3), HALF, RmsNorm(1e-6), ((1, 64, "F16"),))
     for company in SOME_WANTED:
         norms = {"offset": (RmsNorm(1e-6, 1.0), 96), "heads": (RmsNorm(1e-6, 0.0, 3), 32)}
         norms["both"] = (RmsNorm(1e-6, 1.0, 6), 16)
         for note, (attrs, n) in norms.items():
-            yield Case("rms_norm", (96,), 96, company, EXACT, attrs, ((1, n, "F32"),), "wanted", note=note)
+            yield OpCase("rms_norm", (96,), 96, company, EXACT, attrs, ((1, n, "F32"),), "wanted", note=note)
         for n_weights in range(3):
             vectors = ((1, 96, "F32"),) * n_weights
-            yield Case("layer_norm", (96,), 96, company, EXACT, LayerNorm(1e-5), vectors, "wanted")
-    yield Case("grow", (96,), 96, Company(((100, 3, 3), (7, 2, 1))), EXACT, Grow(0.3, 2), note="two")
-    yield Case("grow", (96,), 96, Company(((100, 9, 2),)), EXACT, Grow(0.3, 4), (), "wanted", note="wanted")
+            yield OpCase("layer_norm", (96,), 96, company, EXACT, LayerNorm(1e-5), vectors, "wanted")
+    yield OpCase("grow", (96,), 96, Company(((100, 3, 3), (7, 2, 1))), EXACT, Grow(0.3, 2), note="two")
+    yield OpCase("grow", (96,), 96, Company(((100, 9, 2),)), EXACT, Grow(0.3, 4), (), "wanted", note="wanted")
     for wanted in (1, 4, 9):
-        yield Case("select", (64,), 64, Company(((0, 9, wanted),)), EXACT)
+        yield OpCase("select", (64,), 64, Company(((0, 9, wanted),)), EXACT)
 
 
-def _ropes() -> Iterator[Case]:
+def _ropes() -> Iterator[OpCase]:
     plain = Rope(n_heads=4, head_dim=32, n_rot=32, base=10000.0, interleaved=True)
     variants = {
         "interleaved": plain,
@@ -229,11 +229,11 @@ def _ropes() -> Iterator[Case]:
     }
     for note, attrs in variants.items():
         for company in (single(5), Company(((100, 3, 3), (7, 2, 1)))):
-            yield Case("rope", (128,), 128, company, 1e-8, attrs, note=note)
-    yield Case("rope", (128,), 128, single(4), 1e-8, plain, ((1, 16, "F32"),), note="factors")
+            yield OpCase("rope", (128,), 128, company, 1e-8, attrs, note=note)
+    yield OpCase("rope", (128,), 128, single(4), 1e-8, plain, ((1, 16, "F32"),), note="factors")
 
 
-def _mixtures() -> Iterator[Case]:
+def _mixtures() -> Iterator[OpCase]:
     """The router stays float32, as in every GGUF file: with rounded scores other experts would be right."""
     types = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
     usual = Moe(8, 2, 256, normalise=True)
@@ -308,7 +308,7 @@ def _shares(whole: Moe) -> Mapping[str, Moe]:
     return {"some": replace(whole, first=1, held=2), "without": replace(whole, without=(1, 2))}
 
 
-def small_mixtures(types: Sequence[str], variant: Sequence[str] = ()) -> Iterator[Case]:
+def small_mixtures(types: Sequence[str], variant: Sequence[str] = ()) -> Iterator[OpCase]:
     """So small that they take milliseconds: a mixture of this variant, and shares of it. `types`: of gate, up
     and down, or of the first two and of the last."""
     n = max(64, *(by_name(t).block for t in types))
@@ -324,7 +324,9 @@ def small_mixtures(types: Sequence[str], variant: Sequence[str] = ()) -> Iterato
                 yield _mixture(attrs, n, types[0], types[-1], company, f"{note}-{share}", inputs)
 
 
-def _mixture(a: Moe, width: int, inner: str, down: str, company: Company, note: str, inputs: int = 1) -> Case:
+def _mixture(
+    a: Moe, width: int, inner: str, down: str, company: Company, note: str, inputs: int = 1
+) -> OpCase:
     weights: tuple[tuple[int, int, str], ...] = (
         (a.n_experts, width, "F32"),
         (a.matrices * a.n_ff, width, inner),
@@ -337,10 +339,10 @@ def _mixture(a: Moe, width: int, inner: str, down: str, company: Company, note: 
     limit = limit_of("moe", ("F32", inner, down), 0.0)
     if a.activation == "gelu":  # which ggml looks up in a table of float16
         limit = max(limit, 1e-6)
-    return Case("moe", (width,) * inputs, width, company, limit, a, weights, "wanted", note=note)
+    return OpCase("moe", (width,) * inputs, width, company, limit, a, weights, "wanted", note=note)
 
 
-def _attentions() -> Iterator[Case]:
+def _attentions() -> Iterator[OpCase]:
     heads = {"mha": (4, 4, 32), "gqa": (4, 2, 32), "mqa": (4, 1, 64)}
     companies = (
         *(single(n) for n in TOKENS),
@@ -394,7 +396,7 @@ def _attentions() -> Iterator[Case]:
     yield from _latent()
 
 
-def _attentions_with_sinks() -> Iterator[Case]:
+def _attentions_with_sinks() -> Iterator[OpCase]:
     sinks = ((1, 4, "F32"),)
     for window in (0, 40):
         attrs = Attention(0, 4, 2, 32, 0.2, window)
@@ -409,7 +411,7 @@ def _attentions_with_sinks() -> Iterator[Case]:
     yield from _attention(share, Company(((31, 8, 8),)), "sinks-share", sinks)
 
 
-def _borrowed() -> Iterator[Case]:
+def _borrowed() -> Iterator[OpCase]:
     """Attention that only reads what another layer has written."""
     for window, note in ((0, "borrows"), (40, "borrows-window40")):
         attrs = Attention(0, 4, 2, 32, 0.2, window, sharing="borrows")
@@ -424,7 +426,7 @@ def _borrowed() -> Iterator[Case]:
             yield from _attention(attrs, company, note)
 
 
-def _latent() -> Iterator[Case]:
+def _latent() -> Iterator[OpCase]:
     """Attention whose keys are the values as well: many heads look at one."""
     companies = (
         *(single(n) for n in TOKENS),
@@ -441,16 +443,16 @@ def _latent() -> Iterator[Case]:
 
 def _attention(
     attrs: Attention, company: Company, note: str, weights: tuple[tuple[int, int, str], ...] = ()
-) -> Iterator[Case]:
+) -> Iterator[OpCase]:
     """With KV rows of each type."""
     width, kv_width = attrs.n_heads * attrs.head_dim, attrs.n_kv_heads * attrs.head_dim
     rows = "tokens" if all(now == wanted for _, now, wanted in company.parts) else "wanted"
     for kv_type, limit in (("F32", 1e-8), ("F16", HALF), ("Q8_0", ROUNDED)):
         widths = (width, kv_width, kv_width)[: attrs.n_inputs]
-        yield Case("attention", widths, width, company, limit, attrs, weights, rows, kv_type, note)
+        yield OpCase("attention", widths, width, company, limit, attrs, weights, rows, kv_type, note)
 
 
-def _recurrences() -> Iterator[Case]:
+def _recurrences() -> Iterator[OpCase]:
     """Layers with states of a fixed size."""
     companies = (
         *(single(n) for n in TOKENS),
@@ -464,11 +466,13 @@ def _recurrences() -> Iterator[Case]:
     for note, kernel, width in (("4", 4, 96), ("3-odd", 3, 37), ("2", 2, 16)):
         attrs, weights = CausalConv(0, kernel, width), ((width, kernel, "F32"),)
         for company in companies:
-            yield Case("causal_conv", (width,), width, company, EXACT, attrs, weights, note=note)
+            yield OpCase("causal_conv", (width,), width, company, EXACT, attrs, weights, note=note)
             biased = (*weights, (width, 1, "F32"))
-            yield Case("causal_conv", (width,), width, company, EXACT, attrs, biased, note=f"{note}-bias")
+            yield OpCase("causal_conv", (width,), width, company, EXACT, attrs, biased, note=f"{note}-bias")
             linear = replace(attrs, silu=False)
-            yield Case("causal_conv", (width,), width, company, EXACT, linear, weights, note=f"{note}-linear")
+            yield OpCase(
+                "causal_conv", (width,), width, company, EXACT, linear, weights, note=f"{note}-linear"
+            )
     for note, net in {
         "alike": DeltaNet(0, 4, 4, 32, 32, log=True),
         "neighbours": DeltaNet(0, 2, 4, 32, 16, log=True),
@@ -490,10 +494,10 @@ def _recurrences() -> Iterator[Case]:
         yield _delta_net(DeltaNet(0, 2, 4, 32, 32), company, "no-log")
 
 
-def _delta_net(a: DeltaNet, company: Company, note: str) -> Case:
+def _delta_net(a: DeltaNet, company: Company, note: str) -> OpCase:
     widths, vector = (2 * a.k_width + a.v_width, a.v_heads, a.v_heads), (1, a.v_heads, "F32")
     weights = (vector,) * (3 if a.mamba else 2)
-    return Case("delta_net", widths, a.v_width, company, EXACT, a, weights, note=note)
+    return OpCase("delta_net", widths, a.v_width, company, EXACT, a, weights, note=note)
 
 
 CASES = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetrun.backend.conformance.cases import MATRICES
-from hetrun.backend.conformance.report import Cell, Column, Report
+from hetrun.backend.conformance.report import ConformanceReport, ReportCell, ReportColumn
 from hetrun.errors import printable
 from hetrun.graph.ops import OPS
 from hetrun.graph.quant import QUANTS
@@ -26,15 +26,15 @@ MARKS = {"ok", "some", "-", "?", "WRONG", "fails", "oracle"}
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TableBlock:
     """Lines of the table: a name, and a mark for each column."""
 
     what: str
-    columns: tuple[Column, ...]
+    columns: tuple[ReportColumn, ...]
     lines: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-def blocks(report: Report) -> Sequence[Block]:
+def blocks(report: ConformanceReport) -> Sequence[TableBlock]:
     """The table twice: by kind of op, and by type of weights for those ops that have matrices."""
     columns = tuple([c for c in report.columns if c.standing in IN_COLUMNS])
     weights = [cell for cell in report.cells if cell.kind in MATRICES]
@@ -44,17 +44,17 @@ def blocks(report: Report) -> Sequence[Block]:
     ]
 
 
-Mark = Callable[[Column, Sequence[Cell]], str]
+Mark = Callable[[ReportColumn, Sequence[ReportCell]], str]
 
 
 def _block(
-    what: str, columns: tuple[Column, ...], rows: Iterable[tuple[str, Sequence[Cell]]], mark: Mark
-) -> Block:
+    what: str, columns: tuple[ReportColumn, ...], rows: Iterable[tuple[str, Sequence[ReportCell]]], mark: Mark
+) -> TableBlock:
     lines = [(name, tuple([mark(c, cells) for c in columns])) for name, cells in rows if cells]
-    return Block(what, columns, tuple(lines))
+    return TableBlock(what, columns, tuple(lines))
 
 
-def _mark_of_type(column: Column, row: Sequence[Cell]) -> str:
+def _mark_of_type(column: ReportColumn, row: Sequence[ReportCell]) -> str:
     """The same of a type of weights: where only some of the ops take it, which."""
     if (mark := _mark(column, row)) != "some":
         return mark
@@ -63,7 +63,7 @@ def _mark_of_type(column: Column, row: Sequence[Cell]) -> str:
     return " ".join([f"{kind}{stars[m]}" for kind, m in of_kinds.items() if m in stars])
 
 
-def _mark(column: Column, row: Sequence[Cell]) -> str:
+def _mark(column: ReportColumn, row: Sequence[ReportCell]) -> str:
     """One word for a backend's cells in a row."""
     cells = [cell for cell in row if cell.backend == column.backend]
     if column.standing != "tried":
@@ -78,7 +78,7 @@ def _mark(column: Column, row: Sequence[Cell]) -> str:
     return "some" if "unsupported" in states or any(cell.unsupported for cell in cells) else "ok"
 
 
-def to_text(report: Report) -> str:
+def to_text(report: ConformanceReport) -> str:
     """The table, and a sentence for whatever is not as it should be."""
     lines: list[str] = []
     for block in blocks(report):
@@ -90,7 +90,7 @@ def to_text(report: Report) -> str:
     return "\n".join([*lines, *([""] if said else []), *said])
 
 
-def _in_columns(block: Block) -> Iterator[str]:
+def _in_columns(block: TableBlock) -> Iterator[str]:
     names = [printable(column.backend) for column in block.columns]
     widths = [
         max(len(name), *(len(marks[i]) for _, marks in block.lines)) + 2 for i, name in enumerate(names)
@@ -100,7 +100,7 @@ def _in_columns(block: Block) -> Iterator[str]:
         yield (name.ljust(first) + "".join(map(str.ljust, marks, widths))).rstrip()
 
 
-def _sentences(report: Report) -> Iterator[str]:
+def _sentences(report: ConformanceReport) -> Iterator[str]:
     for column in report.columns:
         if column.standing in ("away", "whole"):
             word = "not here" if column.standing == "away" else "not in the table"
@@ -113,14 +113,14 @@ def _sentences(report: Report) -> Iterator[str]:
     yield from _faults(report)
 
 
-def _faults(report: Report) -> Iterator[str]:
+def _faults(report: ConformanceReport) -> Iterator[str]:
     """What is wrong, and what to do about it."""
     bad: dict[str, None] = {}
     for column in report.columns:
         if column.standing == "broken":
             bad[column.backend] = None
             yield printable(f"{column.backend} fails: {column.detail}")
-    alike: dict[tuple[str, str, str], list[Cell]] = {}
+    alike: dict[tuple[str, str, str], list[ReportCell]] = {}
     for cell in report.faults:
         # Of errors the numbers differ; what fails, fails in the same way.
         said = cell.said if cell.state == "fails" else cell.kind
@@ -140,13 +140,13 @@ def _faults(report: Report) -> Iterator[str]:
         )
 
 
-def _of_types(cells: Sequence[Cell]) -> str:
+def _of_types(cells: Sequence[ReportCell]) -> str:
     types = [t for t in dict.fromkeys(cell.type for cell in cells) if t]
     more = f" and {len(types) - MOST_NAMED} more" if len(types) > MOST_NAMED else ""
     return f" with {', '.join(types[:MOST_NAMED])}{more}" if types else ""
 
 
-def to_json(report: Report) -> dict[str, Any]:
+def to_json(report: ConformanceReport) -> dict[str, Any]:
     """Everything, for programs."""
     return {
         "ok": report.ok,
@@ -158,7 +158,7 @@ def to_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
+def _cell(cell: ReportCell) -> dict[str, Any]:
     finite = cell.part is not None and math.isfinite(cell.part)
     return {
         "op": cell.kind,

@@ -8,8 +8,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
-from hetrun.backend.conformance.cases import CASES, Case
-from hetrun.backend.conformance.runner import REFERENCE, Trial, build, outcome, reference, threads_for, tried
+from hetrun.backend.conformance.cases import CASES, OpCase
+from hetrun.backend.conformance.runner import (
+    REFERENCE,
+    CaseTrial,
+    build,
+    outcome,
+    reference,
+    threads_for,
+    tried,
+)
 from hetrun.backend.interface import Available, Backend, Descriptor
 from hetrun.errors import BackendUnavailable
 from hetrun.system.entry_points import FAILURES, in_words
@@ -24,7 +32,7 @@ Told = Callable[[int, int, str], None]  # cases done, cases in all, the kind of 
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ReportColumn:
     """A backend."""
 
     backend: str
@@ -33,7 +41,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ReportCell:
     """One kind of op with weights (or KV rows) of one type, on one backend."""
 
     kind: str
@@ -48,15 +56,15 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ConformanceReport:
     """The table."""
 
-    columns: tuple[Column, ...]
-    cells: tuple[Cell, ...]
+    columns: tuple[ReportColumn, ...]
+    cells: tuple[ReportCell, ...]
     seconds: float
 
     @property
-    def faults(self) -> Sequence[Cell]:
+    def faults(self) -> Sequence[ReportCell]:
         """Cells in which something is wrong."""
         return [cell for cell in self.cells if cell.state in ("wrong", "fails")]
 
@@ -70,28 +78,28 @@ class Report:
 class _Tally:
     """What was found of one row of the table on one backend."""
 
-    trials: list[tuple[Case, Trial]] = field(default_factory=list)
+    trials: list[tuple[OpCase, CaseTrial]] = field(default_factory=list)
     untried: str = ""
 
-    def cell(self, kind: str, type_: str, backend: str) -> Cell:
+    def cell(self, kind: str, type_: str, backend: str) -> ReportCell:
         if not self.trials:
-            return Cell(kind, type_, backend, "untried", said=self.untried)
+            return ReportCell(kind, type_, backend, "untried", said=self.untried)
         computed = [(case, trial) for case, trial in self.trials if trial.state != "unsupported"]
         away = len(self.trials) - len(computed)
         if not computed:
-            return Cell(kind, type_, backend, "unsupported", 0, away)
+            return ReportCell(kind, type_, backend, "unsupported", 0, away)
         worst = max(trial.part for _, trial in computed)
         for state in ("wrong", "fails"):
             for case, trial in computed:
                 if trial.state == state:
                     found = len(computed), away, worst, str(case), trial.said
-                    return Cell(kind, type_, backend, trial.state, *found)
-        return Cell(kind, type_, backend, "ok", len(computed), away, worst)
+                    return ReportCell(kind, type_, backend, trial.state, *found)
+        return ReportCell(kind, type_, backend, "ok", len(computed), away, worst)
 
 
 def conformance(
-    descriptors: Iterable[Descriptor], told: Told | None = None, cases: Sequence[Case] = ()
-) -> Report:
+    descriptors: Iterable[Descriptor], told: Told | None = None, cases: Sequence[OpCase] = ()
+) -> ConformanceReport:
     """Try all cases, or these, on every one of the backends that can work here."""
     start = perf_counter()
     cases = cases or CASES
@@ -104,25 +112,25 @@ def conformance(
             _close(backend)
     rows = list(dict.fromkeys((case.kind, case.quant) for case in cases))
     cells = [tallies[*row, column.backend].cell(*row, column.backend) for row in rows for column in columns]
-    return Report(tuple(columns), tuple(cells), perf_counter() - start)
+    return ConformanceReport(tuple(columns), tuple(cells), perf_counter() - start)
 
 
-def standing(d: Descriptor) -> Column:
+def standing(d: Descriptor) -> ReportColumn:
     """Whether a backend can be tried, without creating it."""
     if d.name == REFERENCE:
-        return Column(d.name, "oracle", "the others are compared with it")
+        return ReportColumn(d.name, "oracle", "the others are compared with it")
     if d.whole:
-        return Column(d.name, "whole", "it runs models as a whole, no single ops")
+        return ReportColumn(d.name, "whole", "it runs models as a whole, no single ops")
     try:
         probe = d.probe()
         if isinstance(probe, Available):
-            return Column(d.name, "tried", probe.detail)
-        return Column(d.name, "away", probe.reason)
+            return ReportColumn(d.name, "tried", probe.detail)
+        return ReportColumn(d.name, "away", probe.reason)
     except FAILURES as e:
-        return Column(d.name, "broken", f"to ask whether it works here fails: {in_words(e)}")
+        return ReportColumn(d.name, "broken", f"to ask whether it works here fails: {in_words(e)}")
 
 
-def _column(d: Descriptor, made: dict[str, Backend]) -> Column:
+def _column(d: Descriptor, made: dict[str, Backend]) -> ReportColumn:
     """The same; one that can be tried is started, and put into `made`."""
     column = standing(d)
     if column.standing != "tried":
@@ -133,12 +141,12 @@ def _column(d: Descriptor, made: dict[str, Backend]) -> Column:
     except FAILURES as e:
         if backend := made.pop(d.name, None):
             _close(backend)
-        return Column(d.name, "broken", f"it should work here, and does not start: {in_words(e)}")
+        return ReportColumn(d.name, "broken", f"it should work here, and does not start: {in_words(e)}")
     return column
 
 
 def _tried(
-    columns: Sequence[Column], made: Mapping[str, Backend], cases: Sequence[Case], told: Told | None
+    columns: Sequence[ReportColumn], made: Mapping[str, Backend], cases: Sequence[OpCase], told: Told | None
 ) -> Mapping[tuple[str, str, str], _Tally]:
     """By kind, type and backend."""
     found: defaultdict[tuple[str, str, str], _Tally] = defaultdict(_Tally)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.backend import registry
-from hetrun.backend.conformance.cases import EXACT, FLOORS, Case
+from hetrun.backend.conformance.cases import EXACT, FLOORS, OpCase
 from hetrun.backend.conformance.random_weights import random_weights
 from hetrun.backend.interface import Backend, Buffer, Floats, Pass, Segment, SequencePart, WeightUse
 from hetrun.errors import BackendError
@@ -40,7 +40,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class CaseTrial:
     """How a case went on a backend."""
 
     state: State
@@ -54,12 +54,12 @@ def reference() -> Backend:
     return descriptor.create()
 
 
-def numbers(case: Case, which: Literal["weights", "pass"]) -> np.random.Generator:
+def numbers(case: OpCase, which: Literal["weights", "pass"]) -> np.random.Generator:
     """The randomness of a case; every backend gets the same."""
     return np.random.default_rng([zlib.crc32(str(case).encode()), which == "pass"])
 
 
-def build(case: Case, folder: Path | None = None) -> Op:
+def build(case: OpCase, folder: Path | None = None) -> Op:
     """The op of a case; its weights lie in memory, or in files of a folder."""
     rng = numbers(case, "weights")
     first: Rows = "wanted" if case.rows == "wanted" else "tokens"
@@ -78,7 +78,7 @@ def build(case: Case, folder: Path | None = None) -> Op:
     return Op(case.kind, tuple(inputs), out, tuple(weights), case.attrs, "conformance")
 
 
-def prepared(case: Case, rng: np.random.Generator) -> tuple[Pass, KvCache]:
+def prepared(case: OpCase, rng: np.random.Generator) -> tuple[Pass, KvCache]:
     """A pass in the company that the case asks for, behind what the sequences have seen."""
     attrs = case.attrs if isinstance(case.attrs, Attention) else Attention(0, 1, 1, 32, 1.0)
     states = {0: StateShape({case.kind: case.attrs.floats})} if isinstance(case.attrs, Stateful) else {}
@@ -124,7 +124,7 @@ def _write(kv: KvCache, rows: NDArray[np.int64], rng: np.random.Generator) -> No
         table.write(rows, rng.standard_normal((len(rows), table.n_heads * table.head_dim), dtype=np.float32))
 
 
-def threads_for(case: Case) -> int:
+def threads_for(case: OpCase) -> int:
     """As many threads as a case can tell apart; for most of them a second one only waits for the first."""
     return 2 if any(before + now > LONG for before, now, _ in case.company.parts) else 1
 
@@ -141,7 +141,7 @@ def brought_in(backend: Backend, op: Op) -> Iterator[Mapping[WeightUse, Buffer]]
         yield buffers
 
 
-def outcome(case: Case, op: Op, backend: Backend) -> Outcome:
+def outcome(case: OpCase, op: Op, backend: Backend) -> Outcome:
     """The case on a backend, with the threads that it has."""
     rng = numbers(case, "pass")
     work, kv = prepared(case, rng)
@@ -171,7 +171,7 @@ def outcome(case: Case, op: Op, backend: Backend) -> Outcome:
     return Outcome(result, np.concatenate([kept.reshape(-1) for kept in stored]))
 
 
-def allowed(case: Case, backend: Backend) -> float:
+def allowed(case: OpCase, backend: Backend) -> float:
     """How far a result may be from the reference's."""
     return max(case.limit, FLOORS.get(backend.arithmetic, {}).get(case.kind, 0.0))
 
@@ -185,33 +185,33 @@ def nmse(expected: np.ndarray, found: np.ndarray) -> float:
     return float(error / np.square(expected.astype(np.float64)).sum())
 
 
-def compared(case: Case, expected: Outcome, found: Outcome, limit: float) -> Trial:
+def compared(case: OpCase, expected: Outcome, found: Outcome, limit: float) -> CaseTrial:
     """Whether a backend found what it should; `limit` is of the result, and of a state, which is one too."""
     shape = expected.result.shape
     if found.result.shape != shape:
-        return Trial("wrong", np.inf, f"the result is of shape {found.result.shape}, not {shape}")
+        return CaseTrial("wrong", np.inf, f"the result is of shape {found.result.shape}, not {shape}")
     if found.result.dtype != np.float32:
-        return Trial("wrong", np.inf, f"the result is {found.result.dtype}, not float32")
+        return CaseTrial("wrong", np.inf, f"the result is {found.result.dtype}, not float32")
     if not np.isfinite(found.result).all():
-        return Trial("wrong", np.inf, "the result has numbers that are NaN or infinite")
+        return CaseTrial("wrong", np.inf, "the result has numbers that are NaN or infinite")
     error = nmse(expected.result, found.result)
     if not error <= limit:
         said = f"the error is {error:.1e} of the result (mean squares), and {limit:.0e} is allowed"
-        return Trial("wrong", error / limit, said)
+        return CaseTrial("wrong", error / limit, said)
     kept, most = nmse(expected.stored, found.stored), limit if isinstance(case.attrs, Stateful) else EXACT
     if not kept <= most:
         said = f"the error of what is in the KV cache is {kept:.1e}, and {most:.0e} is allowed"
-        return Trial("wrong", kept / most, said)
-    return Trial("ok", max(error / limit, kept / most))
+        return CaseTrial("wrong", kept / most, said)
+    return CaseTrial("ok", max(error / limit, kept / most))
 
 
-def tried(case: Case, op: Op, expected: Outcome, backend: Backend, threads: int | None = None) -> Trial:
+def tried(case: OpCase, op: Op, expected: Outcome, backend: Backend, threads: int | None = None) -> CaseTrial:
     """A case on a backend that may do anything; None leaves its threads as they are."""
     try:
         if not backend.supports(op):
-            return Trial("unsupported")
+            return CaseTrial("unsupported")
         if threads is not None:
             backend.set_threads(threads)
         return compared(case, expected, outcome(case, op, backend), allowed(case, backend))
     except FAILURES as e:
-        return Trial("fails", np.inf, in_words(e))
+        return CaseTrial("fails", np.inf, in_words(e))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hetrun.backend.conformance.cases import CASES, Case, small_mixtures, variant_of
+from hetrun.backend.conformance.cases import CASES, OpCase, small_mixtures, variant_of
 from hetrun.backend.conformance.runner import build, outcome, reference, tried
 from hetrun.backend.interface import Backend
 from hetrun.errors import BackendUnavailable
@@ -31,7 +31,7 @@ def kind_of(op: Op) -> Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ConformanceFault:
     """Something that a backend says it can, and that came out wrong."""
 
     kind: str
@@ -44,7 +44,7 @@ class Fault:
         return f"{self.kind}{types}: {self.said} (case {self.case})"
 
 
-def faults(backend: Backend, kinds: Collection[Kind], quick: bool = True) -> list[Fault]:
+def faults(backend: Backend, kinds: Collection[Kind], quick: bool = True) -> list[ConformanceFault]:
     """What comes out wrong of the ops that the backend supports among those of these kinds and types; the
     first fault of each.
 
@@ -56,7 +56,7 @@ def faults(backend: Backend, kinds: Collection[Kind], quick: bool = True) -> lis
     return [fault for fault in found if fault]
 
 
-def _first(backend: Backend, oracle: Backend, kind: Kind, quick: bool) -> Fault | None:
+def _first(backend: Backend, oracle: Backend, kind: Kind, quick: bool) -> ConformanceFault | None:
     for case in cases_for(kind, quick):
         try:
             op = build(case)
@@ -66,11 +66,11 @@ def _first(backend: Backend, oracle: Backend, kind: Kind, quick: bool) -> Fault 
         trial = tried(case, op, expected, backend)
         if trial.state in ("wrong", "fails"):
             said = trial.said if trial.state == "wrong" else f"it fails: {trial.said}"
-            return Fault(kind.kind, kind.types, str(case), said)
+            return ConformanceFault(kind.kind, kind.types, str(case), said)
     return None
 
 
-def cases_for(of: Kind, quick: bool) -> Iterator[Case]:
+def cases_for(of: Kind, quick: bool) -> Iterator[OpCase]:
     """The cases of the table that have as many weights, now of these types."""
     kind, types, variant = of
     if kind == "moe":
@@ -82,6 +82,6 @@ def cases_for(of: Kind, quick: bool) -> Iterator[Case]:
     yield from dict.fromkeys(found for case in small if (found := case.of_types(types)))
 
 
-def _is_small(case: Case) -> bool:
+def _is_small(case: OpCase) -> bool:
     parts = case.company.parts
     return sum(now for _, now, _ in parts) <= FEW and all(before <= SHORT for before, _, _ in parts)

@@ -16,7 +16,7 @@ from hetrun.errors import ModelFileError, UserError, printable
 from hetrun.loader.hub.checksums import expected
 from hetrun.loader.weight_check import HoleError
 from hetrun.system.units import counted
-from hetrun.tools.check_model import Checked, check_model, digests
+from hetrun.tools.check_model import CheckedModel, check_model, digests
 
 Record = dict[str, Any]
 
@@ -61,7 +61,7 @@ def holes_of(error: UserError) -> Record:
     return {"holes": [asdict(hole) for hole in error.holes]} if isinstance(error, HoleError) else {}
 
 
-def to_text(name: str, found: Checked, weights: bool, hashes: Mapping[str, str]) -> Iterator[str]:
+def to_text(name: str, found: CheckedModel, weights: bool, hashes: Mapping[str, str]) -> Iterator[str]:
     """One line, and one for each remark and each sha256."""
     facts = [
         found.architecture,
@@ -118,7 +118,7 @@ def short_path(path: str) -> str:
     return f"~/{path[len(home) :]}" if home != "/" and path.startswith(home) else path
 
 
-def to_json(path: Path, found: Checked, weights: bool, hashes: Mapping[str, str]) -> Record:
+def to_json(path: Path, found: CheckedModel, weights: bool, hashes: Mapping[str, str]) -> Record:
     """Everything, for programs."""
     files: list[Record] = [{"path": name, "bytes": stamp.size} for name, stamp in found.files.items()]
     for file in files if weights else ():

@@ -11,7 +11,7 @@ from hetrun.backend import Available, Descriptor, registry
 from hetrun.cli import options
 from hetrun.cli.exit_codes import OUR_FAULT
 from hetrun.cli.output import in_json
-from hetrun.cli.progress import Row, rows
+from hetrun.cli.progress import ProgressRow, rows
 from hetrun.errors import BackendUnavailable, OptionError
 from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.option_types import names
@@ -47,7 +47,7 @@ def print_conformance(chosen: Sequence[str], as_json: bool) -> int:
             raise BackendUnavailable(f"the backend {column.backend} cannot be tried: {column.detail}")
     some = [d for name, d in known.items() if not asked or name in (*asked, REFERENCE)]
     with rows("conformance") as draw:
-        found = conformance(some, draw and (lambda done, total, kind: draw(Row(done, total, kind))))
+        found = conformance(some, draw and (lambda done, total, kind: draw(ProgressRow(done, total, kind))))
     print(in_json(to_json(found), indent=1) if as_json else to_text(found))
     return 0 if found.ok else OUR_FAULT
 
@@ -95,7 +95,7 @@ def _measure(found: dict[str, dict[str, Any]]) -> float | None:
     with rows("measuring") as draw:
         for n, descriptor in enumerate(able):
             if draw:
-                draw(Row(n, len(able), descriptor.name))
+                draw(ProgressRow(n, len(able), descriptor.name))
             found[descriptor.name]["peaks"] = _peaks(descriptor)
     return others.look(perf_counter())
 

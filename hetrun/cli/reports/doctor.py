@@ -14,7 +14,7 @@ from hetrun.cli.exit_codes import WRONG_INPUT
 from hetrun.cli.output import in_json
 from hetrun.system.terminal_text import visible
 from hetrun.system.units import counted
-from hetrun.tools.doctor import Finding, State, examine
+from hetrun.tools.doctor import DoctorFinding, State, examine
 
 COLOURS: Mapping[State, str] = {"ok": "green", "note": "blue", "warning": "yellow", "error": "red"}
 SIGNS: Mapping[State, str] = {"ok": "ok", "note": "-", "warning": "!", "error": "no"}
@@ -24,7 +24,7 @@ NAME = 12  # columns
 
 def doctor(as_json: bool) -> int:
     """Say what is found; the exit code."""
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     for finding in examine():
         if not as_json:
             _print(finding, is_first=all(before.group != finding.group for before in found))
@@ -37,7 +37,7 @@ def doctor(as_json: bool) -> int:
     return WRONG_INPUT if broken else 0
 
 
-def conclusion(found: Sequence[Finding]) -> str:
+def conclusion(found: Sequence[DoctorFinding]) -> str:
     """The last line, which counts and names all that is not plainly well."""
     broken = [finding for finding in found if finding.state == "error"]
     remarks = [finding for finding in found if finding.state in ("warning", "note")]
@@ -48,7 +48,7 @@ def conclusion(found: Sequence[Finding]) -> str:
     return f"All that hetrun needs works; {some}." if some else "All is well."
 
 
-def _named(findings: Sequence[Finding]) -> str:
+def _named(findings: Sequence[DoctorFinding]) -> str:
     """By group and name, each once."""
     groups: dict[str, dict[str, None]] = {}
     for finding in findings:
@@ -56,7 +56,7 @@ def _named(findings: Sequence[Finding]) -> str:
     return "; ".join(f"{group} {', '.join(names)}" for group, names in groups.items())
 
 
-def _print(finding: Finding, is_first: bool) -> None:
+def _print(finding: DoctorFinding, is_first: bool) -> None:
     if is_first:
         print("" if finding.group == "hetrun" else "\n", _styled(finding.group), sep="")
     sign = _styled(f"{SIGNS[finding.state]:>2}", COLOURS[finding.state])

@@ -23,12 +23,12 @@ from hetrun.loader.hub.projectors import find_vision
 from hetrun.loader.open_model import open_model
 from hetrun.loader.rerankers import is_reranker
 from hetrun.loader.source import ModelSource
-from hetrun.loader.tensor_list import Entry
+from hetrun.loader.tensor_list import TensorEntry
 from hetrun.loader.vision import Vision
 from hetrun.system.units import counted, format_bytes
 from hetrun.text.chat import ChatTemplate
 from hetrun.tools import model_summary
-from hetrun.tools.model_summary import PARTS, LayerSize, Memory
+from hetrun.tools.model_summary import PARTS, KvSummary, LayerSize
 
 WIDTH = 80
 SHOWN = 64  # elements of an array that JSON has, unless all are asked for
@@ -47,7 +47,7 @@ def print_model(path: Path, tensors: bool, full: bool, as_json: bool) -> None:
 # --- facts
 
 
-def to_json(source: ModelSource, found: Sequence[Entry], tensors: bool, full: bool) -> dict[str, Any]:
+def to_json(source: ModelSource, found: Sequence[TensorEntry], tensors: bool, full: bool) -> dict[str, Any]:
     """Everything, for programs."""
     total = sum(e.nbytes for e in found) or 1
     memory = model_summary.memory(source)
@@ -74,7 +74,7 @@ def to_json(source: ModelSource, found: Sequence[Entry], tensors: bool, full: bo
     return facts
 
 
-def summary(source: ModelSource, found: Sequence[Entry]) -> dict[str, Any]:
+def summary(source: ModelSource, found: Sequence[TensorEntry]) -> dict[str, Any]:
     """The facts that people ask for first."""
     gguf = source.file if isinstance(source, GGUFModel) else None
     weights = sum(e.weights for e in found)
@@ -151,7 +151,7 @@ def _items(value: StringArray | np.ndarray[Any, Any] | tuple[Any, ...], most: in
 # --- text
 
 
-def to_text(source: ModelSource, found: Sequence[Entry], tensors: bool) -> Iterator[str]:
+def to_text(source: ModelSource, found: Sequence[TensorEntry], tensors: bool) -> Iterator[str]:
     """80 columns."""
     yield from _heading(summary(source, found))
     yield from _types(found)
@@ -167,9 +167,9 @@ def to_text(source: ModelSource, found: Sequence[Entry], tensors: bool) -> Itera
             yield f"  {printable(e.name):<39} {e.type:<8} {shape:<18} {format_bytes(e.nbytes):>10}"
 
 
-def _experts_as_one(found: Sequence[Entry]) -> Iterator[Entry]:
+def _experts_as_one(found: Sequence[TensorEntry]) -> Iterator[TensorEntry]:
     """Matrices that are alike but for their expert are one line: there may be tens of thousands."""
-    sets: dict[object, list[Entry]] = defaultdict(list)
+    sets: dict[object, list[TensorEntry]] = defaultdict(list)
     for e in found:
         one = expert_names.of_one(e.name)
         sets[(*one[:2], e.type, e.shape) if one else e.name].append(e)
@@ -205,7 +205,7 @@ def _heading(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name:<14} {printable(str(value))}"
 
 
-def _types(found: Sequence[Entry]) -> Iterator[str]:
+def _types(found: Sequence[TensorEntry]) -> Iterator[str]:
     total = sum(e.nbytes for e in found) or 1
     yield from ("", f"{'types':<14} {'tensors':>9} {'bytes':>10} {'share':>7}")
     for t in model_summary.by_type(found):
@@ -227,7 +227,7 @@ def _parts(layers: Sequence[LayerSize]) -> Iterator[str]:
         yield f"  {printable(name):<12}{cells} {format_bytes(each):>10} {format_bytes(each * len(alike)):>10}"
 
 
-def _memory(weights: int, memory: Memory) -> Iterator[str]:
+def _memory(weights: int, memory: KvSummary) -> Iterator[str]:
     """As `hetrun plan` counts it, and in its unit."""
     if memory.kv:
         kinds = list(next(iter(memory.kv.values())))

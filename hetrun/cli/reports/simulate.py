@@ -16,7 +16,7 @@ from hetrun.loader import architectures
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
 from hetrun.system.terminal_text import visible
-from hetrun.tools.simulate.costs import Model, model_of
+from hetrun.tools.simulate.costs import SimulatedModel, model_of
 from hetrun.tools.simulate.machine_files import open_machine
 from hetrun.tools.simulate.report import make_report, to_json, to_text
 from hetrun.tools.simulate.shapes import shape_of
@@ -25,7 +25,7 @@ MOST = 1 << 20  # sequences, and tokens of one: more would be a slip
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SimulationQuestion:
     """The options of `hetrun plan` that ask about another machine; None was not given."""
 
     machine: str | None
@@ -40,7 +40,7 @@ class Question:
         return [name for name, value in told.items() if value is not None]
 
 
-def refuse_what_contradicts(question: Question, given: Mapping[str, object]) -> None:
+def refuse_what_contradicts(question: SimulationQuestion, given: Mapping[str, object]) -> None:
     """Options that make no sense together; before a model is looked for, which may be a download."""
     if question.machine is None and (alone := question.given()):
         raise OptionError(f"--{alone[0]} is for another machine: name one with --machine")
@@ -48,7 +48,7 @@ def refuse_what_contradicts(question: Question, given: Mapping[str, object]) -> 
         raise OptionError("--shape and --model name two models; give one of them")
 
 
-def print_prediction(question: Question, settings: Settings, as_json: bool) -> None:
+def print_prediction(question: SimulationQuestion, settings: Settings, as_json: bool) -> None:
     """The prediction for one machine and model."""
     assert question.machine is not None
     for name in settings.origins:
@@ -69,7 +69,7 @@ def print_prediction(question: Question, settings: Settings, as_json: bool) -> N
     print(json.dumps(to_json(report), indent=1) if as_json else visible(to_text(report)))
 
 
-def _model(shape: str | None, settings: Settings) -> tuple[Model, str]:
+def _model(shape: str | None, settings: Settings) -> tuple[SimulatedModel, str]:
     """A published model's measures, or a model's file; weights are not read."""
     if shape is None:
         source = open_model(model_path(settings))

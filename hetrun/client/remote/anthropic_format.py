@@ -6,7 +6,16 @@ from typing import Any
 
 from hetrun.client.events import GenerateRequest
 from hetrun.client.pictures import anthropic_content
-from hetrun.client.remote.interface import Ask, Json, Order, Piece, differing, refuse, text_of, together
+from hetrun.client.remote.interface import (
+    Json,
+    JsonSender,
+    RemoteOrder,
+    StreamPiece,
+    differing,
+    refuse,
+    text_of,
+    together,
+)
 from hetrun.client.remote.openai_format import failure, number
 from hetrun.errors import OptionError
 
@@ -31,7 +40,7 @@ class AnthropicApi:
     def headers(self, key: str | None) -> list[tuple[str, str]]:
         return [("anthropic-version", VERSION), *([("x-api-key", key)] if key else [])]
 
-    async def listed(self, ask: Ask, url: str) -> list[Json]:
+    async def listed(self, ask: JsonSender, url: str) -> list[Json]:
         status, said = await ask("GET", "/v1/models?limit=1000")
         if status in NO_ROUTE:
             return []
@@ -40,10 +49,10 @@ class AnthropicApi:
             raise failure(url, status, said)
         return [_model(one) for one in models if isinstance(one, dict) and isinstance(one.get("id"), str)]
 
-    async def described(self, model: Json, ask: Ask) -> Json:
+    async def described(self, model: Json, ask: JsonSender) -> Json:
         return model
 
-    def order(self, request: GenerateRequest, model: Json) -> Order:
+    def order(self, request: GenerateRequest, model: Json) -> RemoteOrder:
         if request.messages is None or request.echo:
             raise OptionError(f"{TITLE} API answers messages only: leave out --raw")
         params = request.params
@@ -64,23 +73,23 @@ class AnthropicApi:
             for (role, text), (_, blocks) in zip(said, contents, strict=True)
             if role in ("user", "assistant") and (text or blocks)
         ]
-        return Order("/v1/messages", {**body, **_thinking(request, limit)})
+        return RemoteOrder("/v1/messages", {**body, **_thinking(request, limit)})
 
-    def piece_of(self, said: Json, thinking: bool) -> Piece:
+    def piece_of(self, said: Json, thinking: bool) -> StreamPiece:
         match said:
             case {"type": "content_block_delta", "delta": {"type": "text_delta", "text": str(text)}}:
-                return Piece(*together("", text, thinking))
+                return StreamPiece(*together("", text, thinking))
             case {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": str(text)}}:
-                return Piece(*together(text, "", thinking))
+                return StreamPiece(*together(text, "", thinking))
             case {"type": "content_block_start", "content_block": {"type": "text", "text": str(text)}}:
-                return Piece(*together("", text, thinking))
+                return StreamPiece(*together("", text, thinking))
             case {"type": "message_start", "message": {"usage": dict(begun)}}:
-                return Piece("", thinking, figures={"usage": _usage(begun)})
+                return StreamPiece("", thinking, figures={"usage": _usage(begun)})
             case {"type": "message_delta", "delta": {"stop_reason": str(reason)}, **more}:
                 usage: object = more.get("usage")
                 figures = {"usage": _usage(usage)} if isinstance(usage, dict) else {}
-                return Piece("", thinking, REASONS.get(reason, "stop"), figures=figures)
-        return Piece("", thinking)
+                return StreamPiece("", thinking, REASONS.get(reason, "stop"), figures=figures)
+        return StreamPiece("", thinking)
 
 
 def _model(said: Json) -> Json:

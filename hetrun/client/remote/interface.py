@@ -15,13 +15,13 @@ Json = Mapping[str, Any]
 THINKING, THOUGHT = "<think>\n", "\n</think>\n\n"  # around reasoning, as front ends fold it
 
 
-class Ask(Protocol):
+class JsonSender(Protocol):
     """Sends one request; the status and the JSON object of the answer."""
 
     def __call__(self, method: str, path: str, body: Json | None = None) -> Awaitable[tuple[int, Json]]: ...
 
 
-class Order(NamedTuple):
+class RemoteOrder(NamedTuple):
     """How an answer is asked for."""
 
     path: str
@@ -29,7 +29,7 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamPiece:
     """One event of a stream: text and reasoning together, as the model wrote them."""
 
     text: str = ""
@@ -51,19 +51,19 @@ class RemoteApi(Protocol):
         """The headers of every request besides those of HTTP."""
         ...
 
-    async def listed(self, ask: Ask, url: str) -> list[Json]:
+    async def listed(self, ask: JsonSender, url: str) -> list[Json]:
         """The server's models; raises UserError if it does not say."""
         ...
 
-    async def described(self, model: Json, ask: Ask) -> Json:
+    async def described(self, model: Json, ask: JsonSender) -> Json:
         """The same model with all that the server says of it."""
         ...
 
-    def order(self, request: GenerateRequest, model: Json) -> Order:
+    def order(self, request: GenerateRequest, model: Json) -> RemoteOrder:
         """The route and the body; OptionError names what the API cannot express."""
         ...
 
-    def piece_of(self, said: Json, thinking: bool) -> Piece:
+    def piece_of(self, said: Json, thinking: bool) -> StreamPiece:
         """An object of the stream; `thinking`: the last piece was reasoning."""
         ...
 

@@ -8,7 +8,16 @@ from typing import Any
 
 from hetrun.client.events import GenerateRequest, Message
 from hetrun.client.pictures import in_base64, pictures_of
-from hetrun.client.remote.interface import Ask, Json, Order, Piece, differing, refuse, text_of, together
+from hetrun.client.remote.interface import (
+    Json,
+    JsonSender,
+    RemoteOrder,
+    StreamPiece,
+    differing,
+    refuse,
+    text_of,
+    together,
+)
 from hetrun.client.remote.openai_format import failure, number, score_of
 from hetrun.errors import OptionError
 
@@ -32,7 +41,7 @@ class OllamaApi:
     def headers(self, key: str | None) -> list[tuple[str, str]]:
         return [("Authorization", f"Bearer {key}")] if key else []
 
-    async def listed(self, ask: Ask, url: str) -> list[Json]:
+    async def listed(self, ask: JsonSender, url: str) -> list[Json]:
         """With their states: what /api/ps does not list is not loaded."""
         status, said = await ask("GET", "/api/tags")
         models = said.get("models")
@@ -43,7 +52,7 @@ class OllamaApi:
         loaded = {_name(one): one for one in running if _name(one)} if isinstance(running, list) else None
         return [_model(one, loaded) for one in models if _name(one)]
 
-    async def described(self, model: Json, ask: Ask) -> Json:
+    async def described(self, model: Json, ask: JsonSender) -> Json:
         """With the architecture and the context; of a loaded model the context is the one in force."""
         status, said = await ask("POST", "/api/show", {"model": model["id"]})
         info = said.get("model_info")
@@ -59,7 +68,7 @@ class OllamaApi:
             found["vision"] = "vision" in can
         return {**model, "meta": {**found, **model["meta"]}}
 
-    def order(self, request: GenerateRequest, model: Json) -> Order:
+    def order(self, request: GenerateRequest, model: Json) -> RemoteOrder:
         body: dict[str, Any] = {"model": model["id"], "stream": True, "options": _options(request)}
         params = request.params
         if params.json_schema is not None:
@@ -76,11 +85,11 @@ class OllamaApi:
         if request.messages is None:
             if request.pictures:
                 raise OptionError(f"{TITLE} API takes pictures with messages only: leave out --raw")
-            return Order("/api/generate", body | {"prompt": request.text, "raw": True})
+            return RemoteOrder("/api/generate", body | {"prompt": request.text, "raw": True})
         files = iter(request.pictures)
-        return Order("/api/chat", body | {"messages": [_message(m, files) for m in request.messages]})
+        return RemoteOrder("/api/chat", body | {"messages": [_message(m, files) for m in request.messages]})
 
-    def piece_of(self, said: Json, thinking: bool) -> Piece:
+    def piece_of(self, said: Json, thinking: bool) -> StreamPiece:
         message = said.get("message")
         inner: Json = message if isinstance(message, dict) else said
         thought, text = (
@@ -90,8 +99,8 @@ class OllamaApi:
         shown, thinking = together(thought, text, thinking)
         score = score_of({"content": said.get("logprobs")})
         if not said.get("done"):
-            return Piece(shown, thinking, logprob=score)
-        return Piece(shown, thinking, str(said.get("done_reason") or "stop"), score, _figures(said))
+            return StreamPiece(shown, thinking, logprob=score)
+        return StreamPiece(shown, thinking, str(said.get("done_reason") or "stop"), score, _figures(said))
 
 
 def _name(model: object) -> str:

@@ -9,7 +9,15 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from hetrun.client.events import Event, FinishReason, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
 from hetrun.client.pictures import in_base64, openai_messages
-from hetrun.client.remote.interface import THOUGHT, Ask, Json, Order, Piece, differing, together
+from hetrun.client.remote.interface import (
+    THOUGHT,
+    Json,
+    JsonSender,
+    RemoteOrder,
+    StreamPiece,
+    differing,
+    together,
+)
 from hetrun.errors import HetrunError, UserError
 
 REASONS: dict[str, FinishReason] = {"length": "length", "cancelled": "cancelled"}
@@ -31,24 +39,24 @@ class OpenAIApi:
     def headers(self, key: str | None) -> list[tuple[str, str]]:
         return [("Authorization", f"Bearer {key}")] if key else []
 
-    async def listed(self, ask: Ask, url: str) -> list[Json]:
+    async def listed(self, ask: JsonSender, url: str) -> list[Json]:
         status, said = await ask("GET", "/v1/models")
         models = said.get("data")
         if status != 200 or not isinstance(models, list):
             raise failure(url, status, said)
         return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
 
-    async def described(self, model: Json, ask: Ask) -> Json:
+    async def described(self, model: Json, ask: JsonSender) -> Json:
         return model
 
-    def order(self, request: GenerateRequest, model: Json) -> Order:
+    def order(self, request: GenerateRequest, model: Json) -> RemoteOrder:
         return asked_for(request, str(model["id"]))
 
-    def piece_of(self, said: Json, thinking: bool) -> Piece:
+    def piece_of(self, said: Json, thinking: bool) -> StreamPiece:
         return piece_of(said, thinking)
 
 
-def asked_for(request: GenerateRequest, model: str) -> Order:
+def asked_for(request: GenerateRequest, model: str) -> RemoteOrder:
     """The route and the body of a request."""
     params = request.params
     body: dict[str, Any] = {"model": model, "stream": not request.echo}
@@ -64,7 +72,7 @@ def asked_for(request: GenerateRequest, model: str) -> Order:
             body |= {"logprobs": True, "top_logprobs": params.logprobs}
         if request.template_options:
             body["chat_template_kwargs"] = dict(request.template_options)
-        return Order("/v1/chat/completions", body | {"messages": openai_messages(request)})
+        return RemoteOrder("/v1/chat/completions", body | {"messages": openai_messages(request)})
     most = params.prompt_logprobs if request.echo else params.logprobs
     body |= {"logprobs": min(most, MOST_SCORES)} if most is not None else {}
     body |= {"echo": True} if request.echo else {}
@@ -72,10 +80,10 @@ def asked_for(request: GenerateRequest, model: str) -> Order:
     if request.pictures:
         files = [in_base64(file) for file in request.pictures]
         prompt = {"prompt_string": request.text, "multimodal_data": files}
-    return Order("/v1/completions", body | {"prompt": prompt})
+    return RemoteOrder("/v1/completions", body | {"prompt": prompt})
 
 
-def piece_of(said: Json, thinking: bool) -> Piece:
+def piece_of(said: Json, thinking: bool) -> StreamPiece:
     """Text and reasoning together, as the model wrote them."""
     choices = said.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
@@ -86,7 +94,7 @@ def piece_of(said: Json, thinking: bool) -> Piece:
     shown, thinking = together(thought, text, thinking)
     reason, score = choice.get("finish_reason"), score_of(choice.get("logprobs"))
     figures = {name: said[name] for name in ("usage", "timings") if said.get(name)}
-    return Piece(shown, thinking, reason if isinstance(reason, str) else "", score, figures)
+    return StreamPiece(shown, thinking, reason if isinstance(reason, str) else "", score, figures)
 
 
 def score_of(said: object) -> TokenLogprob | None:

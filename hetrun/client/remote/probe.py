@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hetrun.client.remote.anthropic_format import NO_ROUTE, AnthropicApi
-from hetrun.client.remote.interface import Ask, Json, RemoteApi
+from hetrun.client.remote.interface import Json, JsonSender, RemoteApi
 from hetrun.client.remote.ollama_format import OllamaApi
 from hetrun.client.remote.openai_format import OpenAIApi
 
@@ -16,7 +16,7 @@ APIS: Mapping[str, Callable[[], RemoteApi]] = {
 }
 
 
-async def api_of(ask: Ask) -> RemoteApi:
+async def api_of(ask: JsonSender) -> RemoteApi:
     """OpenAI's API where a server has it, since most have; `ask` sends the headers of that API. A server with
     none of the three gets OpenAI's, for the error that it then gives."""
     status, said = await ask("GET", "/v1/models")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetrun.backend import Ints
-from hetrun.backend.picture_encoder import Piece, Rows
+from hetrun.backend.picture_encoder import Piece, PromptRows
 from hetrun.client.events import PICTURE, PICTURE_MARK, Message
 from hetrun.errors import OptionError
 
@@ -67,7 +67,7 @@ def parts_of(text: str, mark: str, pictures: int) -> list[str]:
     return found
 
 
-class Seen(NamedTuple):
+class LaidPicture(NamedTuple):
     """A picture as it was laid out: what stands for it in a prompt. Its rows have no `key`."""
 
     name: bytes  # of the picture and what encodes it: equal for equal rows
@@ -76,10 +76,10 @@ class Seen(NamedTuple):
     @property
     def n_tokens(self) -> int:
         """Tokens that it takes."""
-        return sum(p.count if isinstance(p, Rows) else len(p.tokens) for p in self.pieces)
+        return sum(p.count if isinstance(p, PromptRows) else len(p.tokens) for p in self.pieces)
 
 
-def part_name(seen: Seen, number: int) -> bytes:
+def part_name(seen: LaidPicture, number: int) -> bytes:
     """The name of one of its parts' rows."""
     return seen.name + number.to_bytes(4, "little")
 
@@ -97,7 +97,7 @@ class Span:
 
     start: int  # the number of its first token
     place: int  # the position in time at which it begins
-    rows: Rows
+    rows: PromptRows
     name: bytes
     picture: int  # its number in the request
     part: int  # its number among the picture's pieces
@@ -113,19 +113,19 @@ class Span:
         return self.place + self.rows.advance - self.end
 
 
-class Prompt(NamedTuple):
+class PicturePrompt(NamedTuple):
     """The tokens of a prompt, and where there are pictures among them."""
 
     tokens: list[int]
     spans: tuple[Span, ...] = ()
 
 
-def with_pictures(texts: Sequence[Sequence[int]], pictures: Sequence[Seen]) -> Prompt:
+def with_pictures(texts: Sequence[Sequence[int]], pictures: Sequence[LaidPicture]) -> PicturePrompt:
     """Tokens of texts, and between each two of them a picture."""
     tokens, spans, shift = list(texts[0]), list[Span](), 0
     for number, (seen, text) in enumerate(zip(pictures, texts[1:], strict=True)):
         for part, piece in enumerate(seen.pieces):
-            if not isinstance(piece, Rows):
+            if not isinstance(piece, PromptRows):
                 tokens += piece.tokens
                 continue
             name = part_name(seen, part)
@@ -134,7 +134,7 @@ def with_pictures(texts: Sequence[Sequence[int]], pictures: Sequence[Seen]) -> P
             shift = span.shift
             tokens += pseudo_tokens(name, piece.count)
         tokens += text
-    return Prompt(tokens, tuple(spans))
+    return PicturePrompt(tokens, tuple(spans))
 
 
 def places_between(spans: Sequence[Span], a: int, b: int) -> Ints | None:

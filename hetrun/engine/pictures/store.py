@@ -16,8 +16,14 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from hetrun.backend import Floats
-from hetrun.backend.picture_encoder import PictureEncoder, Pictures as Encoding, PictureSetup, Piece, Rows
-from hetrun.engine.pictures.marks import Seen, Span, part_name
+from hetrun.backend.picture_encoder import (
+    PictureEncoder,
+    Pictures as Encoding,
+    PictureSetup,
+    Piece,
+    PromptRows,
+)
+from hetrun.engine.pictures.marks import LaidPicture, Span, part_name
 from hetrun.engine.size_curve import SizeCurve
 from hetrun.errors import BudgetError, OptionError
 from hetrun.loader.vision import Vision
@@ -55,14 +61,14 @@ class Lends(Protocol):
         ...
 
 
-class Key(NamedTuple):
+class PicturePartKey(NamedTuple):
     """A part of a picture that was laid out, and is not encoded yet."""
 
-    rows: Rows
+    rows: PromptRows
     picture: Picture
 
 
-class Counted(NamedTuple):
+class PictureCounts(NamedTuple):
     """What became of pictures so far."""
 
     encoded: int = 0
@@ -92,18 +98,18 @@ class PictureStore:
         self._encoder: PictureEncoder | None = None
         self._used = 0.0  # when the encoder was needed last
         self._whose = _identity(setup)
-        self._known: OrderedDict[bytes, Seen] = OrderedDict()  # by the digest of a file
-        self._keys: dict[bytes, Key] = {}  # by name: laid out and not yet encoded
+        self._known: OrderedDict[bytes, LaidPicture] = OrderedDict()  # by the digest of a file
+        self._keys: dict[bytes, PicturePartKey] = {}  # by name: laid out and not yet encoded
         self._rows: OrderedDict[bytes, Floats] = OrderedDict()  # by name, the last used last
         self._held = 0  # bytes of the encoder, while it is loaded
         self._transient = 0  # bytes that the picture takes that is laid out or encoded now
         self._lent = 0, 0
         self._seconds = SizeCurve()  # of encoding, by rows
-        self.counted = Counted()
+        self.counted = PictureCounts()
 
     # --- what stands for a picture
 
-    def known(self, file: bytes) -> Seen | None:
+    def known(self, file: bytes) -> LaidPicture | None:
         """A picture that was laid out before, by its file; from any thread."""
         return self._known.get(sha256(file).digest())
 
@@ -122,11 +128,13 @@ class PictureStore:
         """Load the encoder, so that what is wrong with it is told before a picture is decoded."""
         self._ready(None)
 
-    def lay_out(self, file: bytes, picture: Picture) -> Seen:
+    def lay_out(self, file: bytes, picture: Picture) -> LaidPicture:
         """What stands for a picture in a prompt."""
         name = sha256(self._whose + picture.digest).digest()
         pieces = self._laid_out(name, picture)
-        seen = Seen(name, tuple(replace(p, key=None) if isinstance(p, Rows) else p for p in pieces))
+        seen = LaidPicture(
+            name, tuple(replace(p, key=None) if isinstance(p, PromptRows) else p for p in pieces)
+        )
         while len(self._known) >= MOST_KNOWN:
             self._known.popitem(last=False)
         self._known[sha256(file).digest()] = seen
@@ -139,13 +147,13 @@ class PictureStore:
         held = {id(key.picture): len(key.picture.rgb) for key in self._keys.values()}
         if not held or len(picture.rgb) + sum(held.values()) <= MOST_KEYS:
             for part, piece in enumerate(pieces):
-                if isinstance(piece, Rows):
-                    self._keys[name + part.to_bytes(4, "little")] = Key(piece, picture)
+                if isinstance(piece, PromptRows):
+                    self._keys[name + part.to_bytes(4, "little")] = PicturePartKey(piece, picture)
         return pieces
 
     def _check(self, pieces: tuple[Piece, ...]) -> None:
         """Rows that see each other must be in one pass."""
-        whole = max((p.count for p in pieces if isinstance(p, Rows) and p.whole), default=0)
+        whole = max((p.count for p in pieces if isinstance(p, PromptRows) and p.whole), default=0)
         if whole > (most := self._model.plans.ubatch):
             raise OptionError(
                 f"a picture of this size takes {counted(whole, 'token')}, all of which this model needs in "
@@ -163,10 +171,12 @@ class PictureStore:
         self._rows.move_to_end(span.name)
         return self._rows[span.name]
 
-    def rows_to_encode(self, pictures: Sequence[Seen]) -> list[int]:
+    def rows_to_encode(self, pictures: Sequence[LaidPicture]) -> list[int]:
         """How many rows each part of these has that is not encoded yet."""
         parts = [(part_name(seen, i), piece) for seen in pictures for i, piece in enumerate(seen.pieces)]
-        return [piece.count for name, piece in parts if isinstance(piece, Rows) and name not in self._rows]
+        return [
+            piece.count for name, piece in parts if isinstance(piece, PromptRows) and name not in self._rows
+        ]
 
     def expected_s(self, rows: int) -> float:
         """About how long encoding this number of rows takes."""
@@ -180,19 +190,19 @@ class PictureStore:
         made = np.ascontiguousarray(encoder.encode(key.rows), np.float32)
         seconds = self._clock() - start
         self._used = self._clock()
-        self._seconds.saw(span.rows.count, seconds)
+        self._seconds.observe(span.rows.count, seconds)
         encoded, cached, before = self.counted
-        self.counted = Counted(encoded + 1, cached, before + seconds)
+        self.counted = PictureCounts(encoded + 1, cached, before + seconds)
         self._keys.pop(span.name, None)
         self._held, self._transient = encoder.nbytes, 0
         self._keep(span.name, made)
 
-    def _read_again(self, span: Span, file: bytes) -> Key:
+    def _read_again(self, span: Span, file: bytes) -> PicturePartKey:
         """A part as it was laid out, of a picture whose pixels are not kept until it is encoded."""
         picture = self.decode(file)
         rows = self._ready(picture).lay_out(picture)[span.part]
-        assert isinstance(rows, Rows)
-        return Key(rows, picture)
+        assert isinstance(rows, PromptRows)
+        return PicturePartKey(rows, picture)
 
     def _keep(self, name: bytes, made: Floats) -> None:
         """Keep rows; of others those that were not used for longest go where there is no room for all."""
@@ -211,7 +221,7 @@ class PictureStore:
     def reused(self, n: int) -> None:
         """`n` pictures, or parts of some, need not be encoded for a request."""
         encoded, cached, seconds = self.counted
-        self.counted = Counted(encoded, cached + n, seconds)
+        self.counted = PictureCounts(encoded, cached + n, seconds)
 
     # --- the encoder
 

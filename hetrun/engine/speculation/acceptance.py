@@ -22,14 +22,14 @@ DOUBT = 0.7  # standard deviations by which a rate may be worse than it looks: w
 WEIGHT_OF_PRIORS = 8.0
 
 
-class Shared:
+class SharedAcceptance:
     """What all sequences had in common: what a new one begins with."""
 
     def __init__(self) -> None:
         self._right = [WEIGHT_OF_PRIORS * p for p in PRIORS]
         self._seen = [WEIGHT_OF_PRIORS] * len(PRIORS)
 
-    def saw(self, kind: int, right: bool) -> None:
+    def observe(self, kind: int, right: bool) -> None:
         """One more guess."""
         self._right[kind] = FADING_SHARED * self._right[kind] + right
         self._seen[kind] = FADING_SHARED * self._seen[kind] + 1
@@ -42,18 +42,18 @@ class Shared:
 class Acceptance:
     """The same of one sequence."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SharedAcceptance) -> None:
         self._shared = shared
         self._right = [0.0] * len(PRIORS)
         self._seen = [0.0] * len(PRIORS)
         self._rates: list[float] | None = None  # by length of the match
 
-    def saw(self, length: int, right: bool) -> None:
+    def observe(self, length: int, right: bool) -> None:
         """A guess after a match of this many tokens was right or not."""
         kind = CLASSES[min(length, LONGEST)]
         self._right[kind] = FADING * self._right[kind] + right
         self._seen[kind] = FADING * self._seen[kind] + 1
-        self._shared.saw(kind, right)
+        self._shared.observe(kind, right)
         self._rates = None
 
     def chances(self, length: int, n: int) -> list[float]:

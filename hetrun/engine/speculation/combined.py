@@ -14,7 +14,7 @@ SURE = 0.8  # where a text's own guess is as likely, no other is asked for
 class Guesser(Protocol):
     """What guesses for one sequence, and costs time."""
 
-    def saw(self, first: int, hidden: Floats) -> None:
+    def observe(self, first: int, hidden: Floats) -> None:
         """The model's hidden states of tokens from a position on."""
         ...
 
@@ -43,7 +43,7 @@ class Guesser(Protocol):
         ...
 
 
-class Guessing(Protocol):
+class SharedGuessers(Protocol):
     """What the guessers of all sequences have in common."""
 
     @property
@@ -60,10 +60,10 @@ class Guessing(Protocol):
         ...
 
 
-class Combined:
+class CombinedGuesser:
     """Guesses for one sequence: of its own text where those are likely, else of a model."""
 
-    def __init__(self, own: Proposer, tokens: list[int], guessing: Guessing) -> None:
+    def __init__(self, own: Proposer, tokens: list[int], guessing: SharedGuessers) -> None:
         self._own, self._tokens, self._guessing = own, tokens, guessing
         self._guesser = guessing.guesser(tokens)
         self._asks = False  # the model, and not the text
@@ -75,9 +75,9 @@ class Combined:
         """For one guess of those whose chances were asked for last."""
         return self._guessing.seconds if self._asks else 0.0
 
-    def saw(self, first: int, hidden: Floats) -> None:
+    def observe(self, first: int, hidden: Floats) -> None:
         """The model's hidden states of tokens from a position on."""
-        self._guesser.saw(first, hidden)
+        self._guesser.observe(first, hidden)
 
     def follow(self) -> None:
         """Whether guesses were right, and what is new."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetrun.engine.step_time import UNKNOWN_S, Shape, StepTimes, longer
-from hetrun.system.estimate import Tracked
+from hetrun.engine.step_time import UNKNOWN_S, StepShape, StepTimes, longer
+from hetrun.system.estimate import TrackedEstimate
 
 COMPILING_S = 0.02  # that the first step of a shape takes longer, before one was seen
 USES = 16  # steps that a shape of one sequence is thought to be good for; with several there are more shapes
@@ -18,13 +18,13 @@ MOST_SHAPES = 48  # as many as are kept compiled, about
 Compiled = tuple[int, int, int]  # sequences, those with a draft, its tokens
 
 
-class Costs:
+class DraftCosts:
     """Seconds of a step of answers, of which some carry drafts of equal length."""
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
         self._shapes: dict[Compiled, None] = {}  # those that were compiled, the last used last
-        self._compiling = Tracked(COMPILING_S)
+        self._compiling = TrackedEstimate(COMPILING_S)
 
     def seconds(self, depths: Sequence[int], drafting: int, length: int) -> float:
         """A step of sequences of these lengths; `drafting` of them carry a draft of `length` tokens."""
@@ -45,10 +45,10 @@ class Costs:
         if len(self._shapes) > MOST_SHAPES:
             del self._shapes[next(iter(self._shapes))]
         if new:
-            self._compiling.saw(max(0.0, seconds - self._expect(depths, drafting * length)))
+            self._compiling.observe(max(0.0, seconds - self._expect(depths, drafting * length)))
         return new
 
     def _expect(self, depths: Sequence[int], drafted: int) -> float:
         n = len(depths)
-        found = self._times.seconds(Shape(n, n + drafted, 0, drafted, sum(depths) // n))
+        found = self._times.seconds(StepShape(n, n + drafted, 0, drafted, sum(depths) // n))
         return UNKNOWN_S * longer(n, drafted) if found is None else found

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from hetrun.engine.speculation.cost import Costs
+from hetrun.engine.speculation.cost import DraftCosts
 
 LENGTHS = (1, 3, 7, 15)  # few, because each makes a graph of its own
 BEGIN, GO_ON = 0.06, 0.03  # how much faster it must be, by prediction
@@ -25,7 +25,7 @@ LIKELY = 0.05  # chance of a first guess below which nothing is worth a look
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DraftCandidate:
     """A sequence that may carry a draft."""
 
     place: int  # among those of the step
@@ -47,9 +47,9 @@ NOTHING = Decision()
 
 
 def decide(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[DraftCandidate],
     depths: Sequence[int],
-    costs: Costs,
+    costs: DraftCosts,
     most: int,
     drafting: bool = False,
     trust: float = 1.0,

@@ -15,9 +15,9 @@ import numpy as np
 from hetrun.backend import Floats
 from hetrun.executor.interface import Model
 from hetrun.executor.steps import Chunk, Step
-from hetrun.memory.kv.states import Mark
+from hetrun.memory.kv.states import StateMark
 from hetrun.system.ema import smoothed
-from hetrun.system.estimate import Tracked
+from hetrun.system.estimate import TrackedEstimate
 
 AT_ONCE = 256  # tokens that it takes in between two steps of the large one: all requests wait for them
 MOST_SEQUENCES = 8  # that it guesses for; of others only their own text knows
@@ -35,7 +35,7 @@ class DraftModel:
         self._model, self._n_vocab = model, n_vocab
         self._held: dict[int, list[int]] = {}  # the tokens of each sequence
         self.rate = FIRST_RATE  # how many guesses were right, if all before them were
-        self._a_guess = Tracked(UNKNOWN_S)  # seconds
+        self._a_guess = TrackedEstimate(UNKNOWN_S)  # seconds
         self._warm = False
 
     @property
@@ -81,7 +81,7 @@ class DraftModel:
             new = [int(rows[-1, : self._n_vocab].argmax())]
             found += new
         if self._warm and len(tokens) - same <= n + 1:  # else it took in a prompt, or was compiled
-            self._a_guess.saw((perf_counter() - start) / n)
+            self._a_guess.observe((perf_counter() - start) / n)
         self._warm = True
         return found
 
@@ -97,7 +97,7 @@ class DraftModel:
     def _step(self, seq: int, new: Sequence[int]) -> Floats:
         """Some more tokens; the row of logits after them."""
         end = len(self._held[seq]) + len(new)
-        marks = (Mark(end),) if self._model.checkpoint_every else ()
+        marks = (StateMark(end),) if self._model.checkpoint_every else ()
         chunk = Chunk(seq, np.array(new, np.int64), np.array([len(new) - 1]), marks)
         rows = self._model.step(Step((chunk,)))
         self._held[seq] += new
@@ -107,9 +107,9 @@ class DraftModel:
         """Give its memory back."""
         self._model.close()
 
-    def guesser(self, tokens: list[int]) -> Reading:
+    def guesser(self, tokens: list[int]) -> DraftSequence:
         """What guesses for a sequence."""
-        return Reading(self, tokens)
+        return DraftSequence(self, tokens)
 
     def chances(self, n: int) -> list[float]:
         """Of each of n guesses, that it and all before it are right."""
@@ -132,7 +132,7 @@ def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
     return next(i for i in range(most) if held[i] != tokens[i])
 
 
-class Reading:
+class DraftSequence:
     """One sequence, as the model knows it."""
 
     def __init__(self, model: DraftModel, tokens: list[int]) -> None:
@@ -142,7 +142,7 @@ class Reading:
         # One rate for all sequences: a model that reads along is good or bad at this one's work.
         self.judged, self.rested, self.chances = model.judged, model.rested, model.chances
 
-    def saw(self, first: int, hidden: Floats) -> None:
+    def observe(self, first: int, hidden: Floats) -> None:
         """It has thoughts of its own."""
 
     def may_ask(self, n: int) -> bool:

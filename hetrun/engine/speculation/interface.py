@@ -20,7 +20,7 @@ class Proposer(Protocol):
         """What it takes to make one of the guesses whose chances were asked for last."""
         ...
 
-    def saw(self, first: int, hidden: Floats) -> None:
+    def observe(self, first: int, hidden: Floats) -> None:
         """The model's hidden states of tokens from a position on, where they are kept."""
         ...
 

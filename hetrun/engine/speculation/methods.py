@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from hetrun.engine.speculation.acceptance import Acceptance, Shared
-from hetrun.engine.speculation.combined import Combined, Guessing
+from hetrun.engine.speculation.acceptance import Acceptance, SharedAcceptance
+from hetrun.engine.speculation.combined import CombinedGuesser, SharedGuessers
 from hetrun.engine.speculation.draft_model import DraftModel
 from hetrun.engine.speculation.interface import Speculation
 from hetrun.engine.speculation.mtp import REACH, Predictions
-from hetrun.engine.speculation.prompt_lookup import Lookup
+from hetrun.engine.speculation.prompt_lookup import PromptLookup
 from hetrun.executor.mtp import Predictor
 
 
 def lookup(exact: bool) -> Speculation:
     """Guesses from each sequence's own tokens."""
-    shared = Shared()
-    return Speculation(lambda tokens, n_prompt: Lookup(tokens, n_prompt, Acceptance(shared)), exact)
+    shared = SharedAcceptance()
+    return Speculation(lambda tokens, n_prompt: PromptLookup(tokens, n_prompt, Acceptance(shared)), exact)
 
 
 def drafted(model: DraftModel, exact: bool) -> Speculation:
@@ -28,10 +28,10 @@ def predicted(block: Predictor, exact: bool, keeps: bool = True) -> Speculation:
     return _combined(Predictions(block), exact, REACH if keeps else 1)
 
 
-def _combined(guessing: Guessing, exact: bool, reach: int = 0) -> Speculation:
+def _combined(guessing: SharedGuessers, exact: bool, reach: int = 0) -> Speculation:
     own = lookup(exact).proposer
     return Speculation(
-        lambda tokens, n_prompt: Combined(own(tokens, n_prompt), tokens, guessing),
+        lambda tokens, n_prompt: CombinedGuesser(own(tokens, n_prompt), tokens, guessing),
         exact,
         guessing.close,
         reach,

@@ -18,7 +18,7 @@ from hetrun.backend import Floats
 from hetrun.engine.speculation.draft_model import FORGIVING
 from hetrun.executor.mtp import Predictor
 from hetrun.system.ema import smoothed
-from hetrun.system.estimate import Tracked
+from hetrun.system.estimate import TrackedEstimate
 
 REACH = 128  # tokens that it may take in at once: of a prompt, and of what came while it was not asked
 # How many guesses are right if all before them are, before any was seen: it was trained for the first.
@@ -27,7 +27,7 @@ WEIGHT = 3.0  # guesses that this counts
 FADING = 0.95  # what a guess counts when the next one has come
 
 
-class Rates:
+class AcceptanceRates:
     """How often the first, second, ... guess of a draft is right if all before it are, in one text: what kind
     of text it is decides."""
 
@@ -58,27 +58,27 @@ class Predictions:
 
     def __init__(self, block: Predictor) -> None:
         self._block = block
-        self._a_guess = Tracked(block.about_s)  # seconds
+        self._a_guess = TrackedEstimate(block.about_s)  # seconds
 
     @property
     def seconds(self) -> float:
         """What one guess takes."""
         return self._a_guess.value
 
-    def guesser(self, tokens: list[int]) -> Predicted:
+    def guesser(self, tokens: list[int]) -> MtpSequence:
         """What guesses for a sequence."""
-        return Predicted(self._block, tokens, self._a_guess)
+        return MtpSequence(self._block, tokens, self._a_guess)
 
     def close(self) -> None:
         """The block is the model's."""
 
 
-class Predicted:
+class MtpSequence:
     """One sequence, as the block knows it."""
 
-    def __init__(self, block: Predictor, tokens: list[int], a_guess: Tracked) -> None:
+    def __init__(self, block: Predictor, tokens: list[int], a_guess: TrackedEstimate) -> None:
         self._block, self._tokens, self._a_guess = block, tokens, a_guess
-        self._rates = rates = Rates()
+        self._rates = rates = AcceptanceRates()
         self.judged, self.rested, self.chances = rates.judged, rates.rested, rates.chances
         self._hidden: deque[Floats] = deque(maxlen=REACH)
         self._end = 0  # the position after that of the last hidden state
@@ -88,7 +88,7 @@ class Predicted:
         # The first token after pictures, of whose rows the block knows nothing.
         self._least = next((i + 1 for i in reversed(range(len(tokens))) if tokens[i] < 0), 0)
 
-    def saw(self, first: int, hidden: Floats) -> None:
+    def observe(self, first: int, hidden: Floats) -> None:
         """The model's hidden states of tokens from a position on."""
         if first != self._end:
             self._hidden.clear()
@@ -115,7 +115,7 @@ class Predicted:
             guess = self._block.guess(seq, found[-1:], guess.hidden)
             found.append(guess.token)
         if len(new) <= n + 1:  # else it took in what it had not been asked for
-            self._a_guess.saw((perf_counter() - start) / n)
+            self._a_guess.observe((perf_counter() - start) / n)
         return found
 
     def _go_on(self) -> int:

@@ -19,7 +19,7 @@ AT_ONCE = 512
 NOWHERE = -1
 
 
-class Lookup:
+class PromptLookup:
     """Guesses for one sequence from its own tokens."""
 
     seconds = 0.0  # as good as none
@@ -35,7 +35,7 @@ class Lookup:
         self._at = NOWHERE  # the place whose token should come next
         self.length = 0  # of the match that ends there
 
-    def saw(self, first: int, hidden: Floats) -> None:
+    def observe(self, first: int, hidden: Floats) -> None:
         """It looks at tokens only."""
 
     def follow(self) -> None:
@@ -74,7 +74,7 @@ class Lookup:
         """The next token has come: whether the guess was right."""
         right = self._tokens[self._at] == token
         if scored:
-            self._acceptance.saw(self.length, right)
+            self._acceptance.observe(self.length, right)
         self.length = min(self.length + 1, LONGEST) if right else 0
         self._at += 1
 

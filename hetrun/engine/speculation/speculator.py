@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 
 from hetrun.backend import Floats
-from hetrun.engine.sequence import Chosen, Drafts, Running
-from hetrun.engine.speculation.cost import Costs
-from hetrun.engine.speculation.draft_length import NOTHING, Candidate, Decision, decide
+from hetrun.engine.sequence import Chosen, Drafts, RunningRequest
+from hetrun.engine.speculation.cost import DraftCosts
+from hetrun.engine.speculation.draft_length import NOTHING, Decision, DraftCandidate, decide
 from hetrun.engine.speculation.interface import LONGEST, Proposer, Speculation
 from hetrun.engine.step_time import StepTimes
 from hetrun.executor.interface import Model
@@ -57,14 +57,14 @@ class Promise:
         self._kept += tokens
 
 
-class Speculating:
+class Speculator:
     """All that the engine's loop knows of speculation."""
 
     def __init__(self, model: Model, speculation: Speculation | None, times: StepTimes) -> None:
         self._model = model
         self._speculation = speculation
         self._times = times
-        self._costs = Costs(times)
+        self._costs = DraftCosts(times)
         self._proposers: dict[int, Proposer] = {}  # by request
         self._drafting = False
         self._idle = 0  # looks in a row that found nothing worth a try
@@ -86,7 +86,7 @@ class Speculating:
         if most <= len(chosen) or not all(n == r.missing == 1 and not r.wants_scores for r, n in chosen):
             return chosen, NONE
         candidates = [
-            Candidate(i, proposer.chances(LONGEST), self._room(r), proposer.seconds)
+            DraftCandidate(i, proposer.chances(LONGEST), self._room(r), proposer.seconds)
             for i, ((r, _), proposer) in enumerate(zip(chosen, proposers, strict=True))
         ]
         depths = [r.computed for r, _ in chosen]
@@ -111,17 +111,17 @@ class Speculating:
         length = max(map(len, drafts.values()))
         return self._costs.compiled([r.computed for r, _ in chosen], len(drafts), length, seconds)
 
-    def saw(self, r: Running, first: int, hidden: Floats) -> None:
+    def observe(self, r: RunningRequest, first: int, hidden: Floats) -> None:
         """The hidden states of a request's tokens from a position on, as far as they are its own now."""
         own = hidden[: max(0, r.computed - first)]
         if len(own) and self._speculation:
-            self._proposer(r).saw(first, own)
+            self._proposer(r).observe(first, own)
 
     def took(self, tokens: int) -> None:
         """How many guesses of the last step were right."""
         self._promise.kept(tokens)
 
-    def ended(self, r: Running) -> None:
+    def ended(self, r: RunningRequest) -> None:
         """A request is over."""
         if proposer := self._proposers.pop(r.id, None):
             proposer.close()
@@ -144,7 +144,7 @@ class Speculating:
             [(r.seq, 1 + found.length * (i in drafting)) for i, (r, _) in enumerate(chosen)]
         )
 
-    def _proposer(self, r: Running) -> Proposer:
+    def _proposer(self, r: RunningRequest) -> Proposer:
         assert self._speculation is not None
         found = self._proposers.get(r.id)
         if found is None:
@@ -153,7 +153,7 @@ class Speculating:
             )
         return found
 
-    def _room(self, r: Running) -> int:
+    def _room(self, r: RunningRequest) -> int:
         """Tokens of a draft that can be of use: one more comes in any case."""
         if r.picture:  # the last token of the prompt is a row of one
             return 0

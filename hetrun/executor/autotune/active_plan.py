@@ -15,10 +15,10 @@ from time import perf_counter
 from hetrun.executor.autotune.decisions import SPARE, TAKEN, in_words, of_threads, same_places
 from hetrun.executor.autotune.state import Change
 from hetrun.executor.autotune.tuned_model import TunedModel
-from hetrun.executor.autotune.usage import Usage
+from hetrun.executor.autotune.usage import PassUsage
 from hetrun.executor.autotune.yardstick import Yardstick
 from hetrun.executor.compiled_plan import Ran
-from hetrun.planner.bandit import CERTAIN, EVENT, JUMP, PROVEN, ROUGH, Arm, Budget, Race, Verdict
+from hetrun.planner.bandit import CERTAIN, EVENT, JUMP, PROVEN, ROUGH, Arm, Race, TrialBudget, Verdict
 from hetrun.planner.online import Now, weight_of
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.residency import Copy
@@ -42,7 +42,7 @@ class InForce:
     def __init__(self, model: TunedModel, look: Look, cores: int) -> None:
         executor = model.executor
         self.planned = executor.plans  # in force, with the threads that were planned
-        self.budget, self.usage = Budget(), Usage()
+        self.budget, self.usage = TrialBudget(), PassUsage()
         self.others: float | None = None  # cores that other programs keep busy
         self.unsettled = False  # that has changed, or may have, and nothing has shown what that means
         self._planner, self._executor = model.planner, executor
@@ -120,7 +120,7 @@ class InForce:
         off = {bucket: self._shared_off(race) for bucket, race in self._races.items()}
         wrong = {bucket: each for bucket, each in off.items() if abs(each) > SURPRISE}
         for bucket, each in wrong.items():
-            self._planner.saw(bucket, exp(each))
+            self._planner.observe(bucket, exp(each))
         if wrong:  # else nothing has changed that plans were judged by
             self.refresh()
 
@@ -285,7 +285,7 @@ class InForce:
         yard = self._yard.of_pass(ran.bucket, ran.tokens, ran.depth, ran.several)
         arm, at = race.now, perf_counter()
         self.usage.hear(ran.bucket, ran.tokens, ran.seconds, at)
-        if race.saw(ran.seconds, yard, not ran.warm, at):
+        if race.observe(ran.seconds, yard, not ran.warm, at):
             for other in self._races.values():
                 other.unsure = other.unsure or other is not race
             self._vary(race)

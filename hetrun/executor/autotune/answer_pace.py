@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hetrun.graph import Graph
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 
 PACE = "answers against passes"  # a fact of a model
 WINDOW = 32  # tokens of an answer that are compared with what their passes should take
@@ -20,7 +20,7 @@ MOST = 4.0  # an answer that took longer than this was disturbed
 Predict = Callable[[float], float | None]  # seconds of a pass of one token, by the depth of its text
 
 
-def pace_of(forecast: Forecast, graph: Graph, threads: int) -> float:
+def pace_of(forecast: WorkTimes, graph: Graph, threads: int) -> float:
     """The factor with this number of threads; 1 before the first answer."""
     return forecast.fact(PACE, _key(graph, threads)) or 1.0
 
@@ -50,11 +50,11 @@ class Gaps:
 class Pace:
     """Watches answers of one sequence; belongs to the engine's thread."""
 
-    def __init__(self, forecast: Forecast, graph: Graph, predict: Predict) -> None:
+    def __init__(self, forecast: WorkTimes, graph: Graph, predict: Predict) -> None:
         self._forecast, self._predict, self._graph = forecast, predict, graph
         self._tokens, self._took = 0, 0.0
 
-    def saw(self, seconds: float, depth: float, threads: int) -> None:
+    def observe(self, seconds: float, depth: float, threads: int) -> None:
         """A token that came `seconds` after the one before, in a text of this depth."""
         self._tokens += 1
         self._took += seconds

@@ -19,21 +19,21 @@ from hetrun.executor.autotune.cpu_contention import Others
 from hetrun.executor.autotune.drift import Watcher
 from hetrun.executor.autotune.explorer import Explorer
 from hetrun.executor.autotune.failure_recovery import FailureRecovery
-from hetrun.executor.autotune.measuring import Measuring
+from hetrun.executor.autotune.measuring import ModelMeasurement
 from hetrun.executor.autotune.prober import Prober
 from hetrun.executor.autotune.replanner import Replanner
 from hetrun.executor.autotune.residency_tuner import LEAST_WAITING, ResidencyTuner
 from hetrun.executor.autotune.setup import Setup, home_of, planner_for
-from hetrun.executor.autotune.state import Change, State
+from hetrun.executor.autotune.state import Change, TuningState
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.weight_migration import Weights
-from hetrun.executor.autotune.yielding import Aside
+from hetrun.executor.autotune.yielding import YieldPoint
 from hetrun.executor.executor import Executor
 from hetrun.executor.steps import Between
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.expert_stats import Choices, path_of
 from hetrun.planner.plan import PlanSet
 from hetrun.system.progress import Progress
@@ -46,7 +46,7 @@ AGAIN_S = 5.0  # until it is seen whether others still compute...
 REFINED_S = 300.0  # ...and once everything was measured again
 
 
-class Pilot:
+class Autotuner:
     """Steers one model."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Pilot:
         store: WeightStore,
         kv: KvCache,
         executor: Executor,
-        forecast: Forecast,
+        forecast: WorkTimes,
         setup: Setup,
     ) -> None:
         self.forecast, self._setup = forecast, setup
@@ -70,8 +70,8 @@ class Pilot:
         planner.listen(self.choices.likely)
         executor.ask = self.choices.ask
         started = {name for name, backend in backends.items() if backend.started}
-        self._state = State(home_of(planner, setup), started)
-        self.aside = Aside(executor)
+        self._state = TuningState(home_of(planner, setup), started)
+        self.aside = YieldPoint(executor)
         self.prober = Prober(graph, backends, store, kv, forecast, setup.context)
         model = TunedModel(
             graph=graph,
@@ -87,7 +87,7 @@ class Pilot:
         self._in_force = InForce(model, others.look, others.count)
         self._pool = BackendPool(setup, self._state, self._in_force)
         self._weights = Weights(model, self._state, self.aside)
-        self._measuring = Measuring(model, self.prober, self._weights, self._pool)
+        self._measuring = ModelMeasurement(model, self.prober, self._weights, self._pool)
         self._watcher = Watcher(planner, forecast)
         self._explorer = Explorer(model, self.prober)
         self._connect(model)

@@ -8,7 +8,7 @@ from collections import Counter
 from hetrun.errors import HetrunError, PluginError
 from hetrun.executor.autotune.active_plan import InForce
 from hetrun.executor.autotune.setup import Setup
-from hetrun.executor.autotune.state import State
+from hetrun.executor.autotune.state import TuningState
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 class BackendPool:
     """Says which backends are usable, and excludes one that fails."""
 
-    def __init__(self, setup: Setup, state: State, in_force: InForce) -> None:
+    def __init__(self, setup: Setup, state: TuningState, in_force: InForce) -> None:
         self.refused = set[str]()  # backends that failed: not asked again
         self._setup, self._state, self._in_force = setup, state, in_force
 

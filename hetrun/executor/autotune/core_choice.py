@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hetrun.executor.autotune.prober import Prober
 from hetrun.executor.autotune.setup import Setup
 from hetrun.graph.signature import Unit
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.online import OnlinePlanner
 from hetrun.planner.residency import Copy
 from hetrun.planner.trials import HOME_SAMPLES, Trial
@@ -18,7 +18,7 @@ from hetrun.system.thread_affinity import chosen
 WORTH = 0.97  # a set must be so much faster than leaving threads to the system, which knows what else runs
 
 
-def take_seats(prober: Prober, planner: OnlinePlanner, forecast: Forecast, setup: Setup) -> None:
+def take_seats(prober: Prober, planner: OnlinePlanner, forecast: WorkTimes, setup: Setup) -> None:
     """Run some layers, a token at a time, with their threads on each set in turn, and stay on the best.
 
     What was measured before is known. On most small machines there is nothing to choose.
@@ -37,7 +37,7 @@ def take_seats(prober: Prober, planner: OnlinePlanner, forecast: Forecast, setup
     recall_seats(forecast, setup)
 
 
-def recall_seats(forecast: Forecast, setup: Setup) -> None:
+def recall_seats(forecast: WorkTimes, setup: Setup) -> None:
     """Take the seats that were measured before."""
     seats, home = chosen(), _home(setup)
     for n in setup.threads:

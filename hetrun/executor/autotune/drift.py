@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.online import Now, OnlinePlanner
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.segment_cost import size_of
@@ -17,10 +17,10 @@ MANY, FAR = 8.0, 256.0  # recent passes, and tokens: what is rare or near is no 
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchedTime:
     """A time that the plan in force rests on."""
 
-    work: Work
+    work: OpWork
     tokens: int
     depth: float
     seconds: float
@@ -30,9 +30,9 @@ class Watched:
 class Watcher:
     """Knows the times that the plans in force rest on, and how often plans changed."""
 
-    def __init__(self, planner: OnlinePlanner, forecast: Forecast) -> None:
+    def __init__(self, planner: OnlinePlanner, forecast: WorkTimes) -> None:
         self._planner, self._forecast = planner, forecast
-        self._watched: list[Watched] = []
+        self._watched: list[WatchedTime] = []
         self._depths: dict[str, float] = {}  # bucket -> what the plan was made for
         self._rest = SHORTEST_REST_S
         self._before: list[dict[str, tuple[int, list[str]]]] = []  # the last plans, by bucket
@@ -40,23 +40,23 @@ class Watcher:
 
     def watch(self, plans: PlanSet, now: Now, candidates: Iterable[str]) -> None:
         """Note the times of what is in use, and of what is not."""
-        costs, found = self._planner.costs, dict[tuple[Work, int], Watched]()
+        costs, found = self._planner.costs, dict[tuple[OpWork, int], WatchedTime]()
         self._depths = {bucket: self._planner.point(bucket, plans.ubatch, now)[1] for bucket in plans.plans}
         for bucket, plan in plans.plans.items():
             tokens, depth = self._planner.point(bucket, plans.ubatch, now)
             used = {
-                Work(costs.units[i].form, s.backend, plan.threads): costs.units[i].ops
+                OpWork(costs.units[i].form, s.backend, plan.threads): costs.units[i].ops
                 for s in plan.segments
                 for i in costs.members(s)
             }
-            used |= {Work(costs.form(s), s.backend, plan.threads): s.ops for s in plan.segments}
-            others = {Work(u.form, b, plan.threads): u.ops for u in costs.units for b in candidates}
+            used |= {OpWork(costs.form(s), s.backend, plan.threads): s.ops for s in plan.segments}
+            others = {OpWork(u.form, b, plan.threads): u.ops for u in costs.units for b in candidates}
             more = self._planner.rests_on(plan, tokens)
             for work, ops in (dict.fromkeys(more, ()) | others | used).items():
                 n, seen = size_of(ops, tokens, depth) if ops else (tokens, depth)
                 if seconds := self._forecast.seconds(work, n, seen):
                     uses = more.get(work, work in used)
-                    found[work, n] = Watched(work, n, seen, seconds, uses)
+                    found[work, n] = WatchedTime(work, n, seen, seconds, uses)
         self._watched = list(found.values())
 
     def drifted(self) -> str:

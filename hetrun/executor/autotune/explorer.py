@@ -30,7 +30,7 @@ Place = tuple[int, str, str]  # a unit, where it runs, and where it could
 
 
 @dataclass(slots=True)
-class Comparison:
+class PlanComparison:
     """One that has begun: what runs now, and what could."""
 
     here: Trial
@@ -49,7 +49,7 @@ class Explorer:
         self._context, self._room = model.setup.context, model.setup.room
         self._turn, self._longest = 0, LONGEST_S
         self._tried: dict[tuple[str, str], int] = {}  # form and backend -> the turn of its last comparison
-        self._open: Comparison | None = None
+        self._open: PlanComparison | None = None
 
     def step(self, now: Now, allowed: Collection[str], crowded: bool, idle: bool) -> float | None:
         """A slice of a comparison, which may take longer while the engine is `idle`; in the end by how much
@@ -61,7 +61,7 @@ class Explorer:
                 return 0.0
             if pair[0] is pair[1]:
                 return self._run_alone(pair[0])
-            self._open = Comparison(*pair, crowded, in_slices(self._prober, pair, crowded))
+            self._open = PlanComparison(*pair, crowded, in_slices(self._prober, pair, crowded))
         found = next(self._open.slices, None)
         if found is not None:
             self._open.found = found
@@ -137,7 +137,7 @@ class Explorer:
     def _seconds(self, unit: int, name: str, plan: Plan, tokens: int, depth: float) -> float | None:
         return self._planner.costs.seconds(unit, name, plan.threads, tokens, depth)
 
-    def _learn(self, done: Comparison) -> float:
+    def _learn(self, done: PlanComparison) -> float:
         """Beside other programs only the ratio of the two says something."""
         here, there = done.here, done.there
         (mine, mine_spread), (theirs, their_spread) = (estimate(t, done.crowded) for t in done.found)

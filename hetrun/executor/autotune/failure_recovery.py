@@ -7,7 +7,7 @@ from hetrun.executor.autotune.active_plan import InForce
 from hetrun.executor.autotune.backend_pool import BackendPool
 from hetrun.executor.autotune.explorer import Explorer
 from hetrun.executor.autotune.replanner import Replanner
-from hetrun.executor.autotune.state import State
+from hetrun.executor.autotune.state import TuningState
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.weight_migration import Weights
 from hetrun.executor.loading.device_memory import less_room, whose_memory
@@ -24,7 +24,7 @@ class FailureRecovery:
         self,
         model: TunedModel,
         *,
-        state: State,
+        state: TuningState,
         pool: BackendPool,
         weights: Weights,
         in_force: InForce,

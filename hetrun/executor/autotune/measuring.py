@@ -42,7 +42,7 @@ SHORT = 0.2  # of the time of the longest part: what takes less is measured at o
 ROUNDS = 2  # of comparisons before the first step, as a user waits for that
 
 
-class Measuring:
+class ModelMeasurement:
     """Measures for one model."""
 
     def __init__(self, model: TunedModel, prober: Prober, weights: Weights, pool: BackendPool) -> None:

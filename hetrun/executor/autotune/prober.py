@@ -34,7 +34,7 @@ from hetrun.graph import Graph, Op, Value
 from hetrun.graph.ops import Attention
 from hetrun.graph.signature import Unit, form_of
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.plan import segment_of
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.trials import LINK, Trial
@@ -63,7 +63,7 @@ class Prober:
         backends: Mapping[str, Backend],
         store: WeightStore,
         kv: KvCache,
-        forecast: Forecast,
+        forecast: WorkTimes,
         context: int,
     ) -> None:
         self._graph = graph

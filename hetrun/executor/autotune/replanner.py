@@ -10,7 +10,7 @@ from hetrun.executor.autotune.active_plan import InForce
 from hetrun.executor.autotune.backend_pool import BackendPool
 from hetrun.executor.autotune.drift import Watcher
 from hetrun.executor.autotune.explorer import Explorer
-from hetrun.executor.autotune.state import State
+from hetrun.executor.autotune.state import TuningState
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.weight_migration import Weights
 from hetrun.executor.loading.device_memory import within
@@ -27,7 +27,7 @@ class Replanner:
         self,
         model: TunedModel,
         *,
-        state: State,
+        state: TuningState,
         pool: BackendPool,
         weights: Weights,
         in_force: InForce,

@@ -8,12 +8,12 @@ from time import perf_counter
 from hetrun.executor.autotune.active_plan import FEW, InForce
 from hetrun.executor.autotune.backend_pool import BackendPool
 from hetrun.executor.autotune.explorer import Explorer
-from hetrun.executor.autotune.measuring import PROBE_S, Measuring
+from hetrun.executor.autotune.measuring import PROBE_S, ModelMeasurement
 from hetrun.executor.autotune.replanner import Replanner
-from hetrun.executor.autotune.state import State
+from hetrun.executor.autotune.state import TuningState
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.weight_migration import Weights
-from hetrun.executor.autotune.yielding import Aside
+from hetrun.executor.autotune.yielding import YieldPoint
 from hetrun.planner.online import WORTH
 from hetrun.planner.residency import Copy
 from hetrun.system.units import format_bytes
@@ -33,14 +33,14 @@ class ResidencyTuner:
         self,
         model: TunedModel,
         *,
-        state: State,
+        state: TuningState,
         pool: BackendPool,
         weights: Weights,
         in_force: InForce,
-        measuring: Measuring,
+        measuring: ModelMeasurement,
         explorer: Explorer,
         replanner: Replanner,
-        aside: Aside,
+        aside: YieldPoint,
     ) -> None:
         self.hesitation = 1.0  # how much more must have been lost for copies: more each time that some went
         self._planner, self._executor, self._state, self._pool = model.planner, model.executor, state, pool

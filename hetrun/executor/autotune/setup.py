@@ -9,7 +9,7 @@ from pathlib import Path
 from hetrun.backend import Backend, Precision
 from hetrun.executor.loading.device_memory import Own
 from hetrun.graph import Graph
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.online import Now, OnlinePlanner, Proposal
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.residency import Copy
@@ -36,7 +36,7 @@ class Setup:
 
 
 def planner_for(
-    graph: Graph, backends: Mapping[str, Backend], forecast: Forecast, setup: Setup
+    graph: Graph, backends: Mapping[str, Backend], forecast: WorkTimes, setup: Setup
 ) -> OnlinePlanner:
     """The planner that measures; where a backend works by itself, one that also plans for both at once."""
     kind = OnlinePlanner

@@ -35,7 +35,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class State:
+class TuningState:
     """What changes while the model runs."""
 
     home: frozenset[Copy]  # where each unit is from the beginning

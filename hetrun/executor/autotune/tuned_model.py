@@ -11,7 +11,7 @@ from hetrun.executor.executor import Executor
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.online import OnlinePlanner
 
 
@@ -24,6 +24,6 @@ class TunedModel:
     store: WeightStore
     kv: KvCache
     executor: Executor
-    forecast: Forecast
+    forecast: WorkTimes
     setup: Setup
     planner: OnlinePlanner

@@ -8,7 +8,7 @@ from math import pow
 HALF_S = 600.0  # after which passes count half
 
 
-class Usage:
+class PassUsage:
     """Tokens of passes, by bucket. They fade; their seconds only grow."""
 
     def __init__(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from time import perf_counter
 
 from hetrun.errors import BudgetError
-from hetrun.executor.autotune.state import State
+from hetrun.executor.autotune.state import TuningState
 from hetrun.executor.autotune.tuned_model import TunedModel
-from hetrun.executor.autotune.yielding import Aside
+from hetrun.executor.autotune.yielding import YieldPoint
 from hetrun.executor.loading.backend_selection import vet
 from hetrun.planner.online import HOLDS, RATE, START, Parts
 from hetrun.planner.residency import Copy
@@ -19,7 +19,7 @@ UNKNOWN_HOLDS = 256 << 20  # bytes of a backend's libraries before they are meas
 class Weights:
     """Those of one model, on all backends."""
 
-    def __init__(self, model: TunedModel, state: State, aside: Aside) -> None:
+    def __init__(self, model: TunedModel, state: TuningState, aside: YieldPoint) -> None:
         self._room = model.setup.room  # bytes for weights, and for what backends hold besides
         self.own = model.setup.own  # what devices may take of the memory that they have to themselves
         self._graph, self._backends, self._store = model.graph, model.backends, model.store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import log
 
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.online import OnlinePlanner
 from hetrun.planner.plan import Plan, PlanSet
 
@@ -18,7 +18,7 @@ Size = tuple[int, float, bool]  # tokens, how many each sees, and whether they a
 class Yardstick:
     """For passes of any size. It follows what is known; what passes took stays what it was."""
 
-    def __init__(self, planner: OnlinePlanner, forecast: Forecast, fixed: Mapping[str, Plan]) -> None:
+    def __init__(self, planner: OnlinePlanner, forecast: WorkTimes, fixed: Mapping[str, Plan]) -> None:
         """`fixed`: by bucket the plans of the fixed order."""
         self._planner, self._forecast, self._fixed = planner, forecast, fixed
         self._found: dict[tuple[str, int, int, bool], tuple[float, bool]] = {}
@@ -59,7 +59,7 @@ class Yardstick:
             for i, times in costs.kinds(s):
                 seconds = times * (costs.seconds(i, s.backend, plan.threads, tokens, depth) or 0.0)
                 total += seconds
-                found += seconds * self._forecast.rough(Work(costs.units[i].form, s.backend, plan.threads))
+                found += seconds * self._forecast.rough(OpWork(costs.units[i].form, s.backend, plan.threads))
         return found / total if total else 0.0
 
     def renew(self) -> Iterator[tuple[str, float]]:

@@ -10,7 +10,7 @@ from hetrun.executor.executor import Executor
 from hetrun.executor.steps import Between
 
 
-class Aside:
+class YieldPoint:
     """Called now and then by what takes long; between two of its calls no other step runs."""
 
     def __init__(self, executor: Executor) -> None:

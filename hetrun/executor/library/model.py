@@ -15,9 +15,9 @@ from hetrun.backend.library_model import WholeRunner
 from hetrun.client.events import Streaming
 from hetrun.client.queries import LayerPlace
 from hetrun.errors import BudgetError, OptionError
-from hetrun.executor.interface import Limits
+from hetrun.executor.interface import ModelLimits
 from hetrun.executor.library.plan import prepare
-from hetrun.executor.stats import Key, Stats
+from hetrun.executor.stats import Stats, TimeKey
 from hetrun.executor.steps import Between, Chunk, Step
 from hetrun.loader.source import ModelSource
 from hetrun.memory.kv.paged_allocator import too_long
@@ -52,13 +52,13 @@ class WholeModel:
         backend: Descriptor,
         options: Options,
         progress: Progress | None = None,
-        look: Callable[[Limits], None] = lambda limits: None,
+        look: Callable[[ModelLimits], None] = lambda limits: None,
     ) -> None:
         prepared = prepare(source, backend, options)
         self.stats = Stats()
         self.plans, self._setup, self._need = prepared.plans, prepared.setup, prepared.need
         self.context, self.max_sequences = self._setup.context, self._setup.sequences
-        look(Limits(self.context, UNKNOWN_VOCABULARY))
+        look(ModelLimits(self.context, UNKNOWN_VOCABULARY))
         self._runner: WholeRunner = prepared.whole.open(prepared.files, self._setup, progress)
         if not options.backends:
             log.warning(
@@ -154,7 +154,7 @@ class WholeModel:
             s.held = len(s.tokens)
         return rows
 
-    def _batch(self, chunk: Chunk, before: int) -> Batch:
+    def _batch(self, chunk: Chunk, before: int) -> TokenBatch:
         """The tokens of a chunk, and in front of them those that the library had to forget."""
         s = self._sequences[chunk.seq]
         n = len(s.tokens) - s.held
@@ -162,9 +162,9 @@ class WholeModel:
         wanted[chunk.wanted + (before - s.held)] = True
         positions = np.arange(s.held, s.held + n)
         tokens = chunk.tokens if before == s.held else np.array(s.tokens[s.held :], np.int64)
-        return Batch(tokens, positions, np.full(n, chunk.seq), wanted)
+        return TokenBatch(tokens, positions, np.full(n, chunk.seq), wanted)
 
-    def _run(self, batch: Batch, wanted: int) -> Floats:
+    def _run(self, batch: TokenBatch, wanted: int) -> Floats:
         pieces = list(cut(batch.wanted, self._setup.ubatch, self._setup.wanted))
         if len(pieces) == 1:
             return self._run_piece(batch)
@@ -175,10 +175,10 @@ class WholeModel:
             at += len(rows)
         return out
 
-    def _run_piece(self, batch: Batch) -> Floats:
+    def _run_piece(self, batch: TokenBatch) -> Floats:
         n, start = len(batch.tokens), perf_counter()
         rows = self._runner.run(batch.tokens, batch.positions, batch.sequences, batch.wanted)
-        key = Key(self._segment.name, self._segment.backend, bucket_of(n), self._setup.threads)
+        key = TimeKey(self._segment.name, self._segment.backend, bucket_of(n), self._setup.threads)
         self.stats.record(key).add(n, perf_counter() - start)
         return rows
 
@@ -264,7 +264,7 @@ class WholeModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TokenBatch:
     """Tokens of some sequences, one behind the other."""
 
     tokens: NDArray[np.int64]
@@ -272,15 +272,15 @@ class Batch:
     sequences: NDArray[np.int64]
     wanted: NDArray[np.bool_]
 
-    def part(self, a: int, b: int) -> Batch:
+    def part(self, a: int, b: int) -> TokenBatch:
         """Tokens a to b."""
-        return Batch(self.tokens[a:b], self.positions[a:b], self.sequences[a:b], self.wanted[a:b])
+        return TokenBatch(self.tokens[a:b], self.positions[a:b], self.sequences[a:b], self.wanted[a:b])
 
 
-def _together(batches: list[Batch]) -> Batch:
+def _together(batches: list[TokenBatch]) -> TokenBatch:
     if len(batches) == 1:
         return batches[0]
-    return Batch(
+    return TokenBatch(
         np.concatenate([b.tokens for b in batches]),
         np.concatenate([b.positions for b in batches]),
         np.concatenate([b.sequences for b in batches]),

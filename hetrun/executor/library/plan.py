@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetrun.backend import Available, Descriptor, Segment, registry
-from hetrun.backend.library_model import Whole, WholeSetup
+from hetrun.backend.library_model import LibraryBackend, WholeSetup
 from hetrun.errors import BudgetError, ModelFileError, OptionError
 from hetrun.executor.executor import SMALL
 from hetrun.graph.quant import by_name
@@ -164,17 +164,17 @@ def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class LibraryPlan:
     """Everything that is decided before the library opens the file."""
 
     files: Mapping[str, Stamp]  # the parts of its file
-    whole: Whole
+    whole: LibraryBackend
     setup: WholeSetup
     need: Needs
     plans: PlanSet
 
 
-def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Prepared:
+def prepare(source: ModelSource, backend: Descriptor, options: Options) -> LibraryPlan:
     """Refuse what cannot be had from a library that does everything itself, and choose the rest."""
     assert backend.whole is not None
     if not isinstance(source, GGUFModel):
@@ -197,7 +197,7 @@ def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Prepa
     ubatch = options.wishes.ubatch or LARGEST_UBATCH
     need = needs(source, options.kv_type, ubatch)
     setup = choose_setup(source, options, need, ubatch)
-    return Prepared(
+    return LibraryPlan(
         source.file.stamps,
         backend.whole,
         setup,

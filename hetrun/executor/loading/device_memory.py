@@ -22,7 +22,7 @@ def granted_to(backends: Mapping[str, Backend], vram: int | None) -> Own:
     return {name: own for name, backend in backends.items() if (own := backend.grant(vram))}
 
 
-class Places:
+class DevicePlaces:
     """What of a model finds a place in the memory of devices."""
 
     def __init__(self, graph: Graph, backends: Mapping[str, Backend], own: Own, rows: RowBytes) -> None:
@@ -69,7 +69,7 @@ class Places:
 def with_streaming(graph: Graph, backends: dict[str, Backend], own: Own, rows: RowBytes) -> Own:
     """Where a device has no room for all weights, the way of working in which they cross a link joins the
     backends; what it works in is no room for weights any more."""
-    found, places = dict(own), Places(graph, backends, own, rows)
+    found, places = dict(own), DevicePlaces(graph, backends, own, rows)
     layers = [unit for unit in units(graph) if unit.scope.startswith("blk.")]
     for name in [name for name in own if places.is_full(name)]:
         backend = backends[name]

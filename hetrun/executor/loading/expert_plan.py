@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from hetrun.backend import WeightUse
 from hetrun.memory import breakdown
-from hetrun.memory.ledger import Granted
+from hetrun.memory.ledger import MemoryGrant
 from hetrun.planner.plan import PlanSet
-from hetrun.planner.rates import Rates, Residence
+from hetrun.planner.rates import Residence, TokenRates
 from hetrun.prefetch.cached_experts import FEW, least_bytes
 from hetrun.prefetch.disk_probe import Disk
-from hetrun.prefetch.expert_outlook import Expected
+from hetrun.prefetch.expert_outlook import TokenForecast
 from hetrun.prefetch.expert_records import Records
 from hetrun.prefetch.pass_times import Passes, basis_of
 from hetrun.system.units import format_bytes
@@ -50,21 +50,21 @@ class ExpertPlan:
         """The same with the fewest slots."""
         return self.fixed + least_bytes(self.records)
 
-    def expected(self, room: int) -> Expected:
+    def expected(self, room: int) -> TokenForecast:
         """A token, with so much memory for slots."""
         records = self.records
         active = self.whole + sum(m.used * m.slot_bytes for m in records.mixtures)
         seen = self.passes.at(max(0, room) / records.packed_bytes)
-        return Expected(records, max(0, room), self.disk.rate, active / self.bytes_s, seen)
+        return TokenForecast(records, max(0, room), self.disk.rate, active / self.bytes_s, seen)
 
-    def _rates(self, first: Expected, full: Expected) -> Rates:
+    def _rates(self, first: TokenForecast, full: TokenForecast) -> TokenRates:
         """Passes as the last runs saw them, or as other mixtures run."""
         tokens, prompts = self.plans.ubatch, None
         if first.seen and (seconds := first.seen.seconds(tokens, self.records.stored_bytes, first.rate)):
             prompts = tokens / seconds
-        return Rates(prompts, first.tokens_per_s, full.tokens_per_s, basis_of(first.seen))
+        return TokenRates(prompts, first.tokens_per_s, full.tokens_per_s, basis_of(first.seen))
 
-    def billed(self, one: int, short: int, granted: Granted) -> PlanSet:
+    def billed(self, one: int, short: int, granted: MemoryGrant) -> PlanSet:
         """The plan within a budget: what it takes beside keys and values of one sequence, and why. Experts
         have the room that a `short` text leaves, until a longer one comes."""
         records, room = self.records, granted.nbytes - self.fixed - max(short, one)

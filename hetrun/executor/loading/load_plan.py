@@ -28,7 +28,7 @@ from hetrun.executor.loading.context_length import (
     trained_for,
     usual,
 )
-from hetrun.executor.loading.device_memory import Own, Places, bills, granted_to, with_streaming
+from hetrun.executor.loading.device_memory import DevicePlaces, Own, bills, granted_to, with_streaming
 from hetrun.executor.loading.expert_plan import ExpertPlan
 from hetrun.executor.loading.memory_estimates import (
     HELPER,
@@ -55,7 +55,7 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import promised_for, sequence_bytes
 from hetrun.memory.kv.paged_allocator import BLOCK
-from hetrun.memory.ledger import Granted, granted
+from hetrun.memory.ledger import MemoryGrant, granted
 from hetrun.planner.options import Options, Wishes, this_machine
 from hetrun.planner.plan import Placement, PlanSet
 from hetrun.planner.rates import SHORT, Residence
@@ -65,11 +65,11 @@ from hetrun.prefetch.cached_experts import ExpertPart, buffers_in, readers_of
 from hetrun.prefetch.disk_probe import UNKNOWN_RATE, USUAL, Disk, disk_of
 from hetrun.prefetch.expert_records import records_of
 from hetrun.prefetch.extents import can_stream, lay_out
-from hetrun.prefetch.lookahead import Load, Window, window
+from hetrun.prefetch.lookahead import DiskLoad, Window, window
 from hetrun.prefetch.mapped_weights import MappedPart
 from hetrun.prefetch.pass_times import Passes, PassTimes
 from hetrun.prefetch.residency_policy import LAYER, choose as choose_pieces
-from hetrun.prefetch.streamed_weights import Streamed, policy_of
+from hetrun.prefetch.streamed_weights import StreamingPlan, policy_of
 from hetrun.system.units import format_bytes
 
 PROMPTS = (2048, 1024, 512, 256)  # tokens of a pass while experts come from disk
@@ -80,7 +80,7 @@ WORTH = 1.1  # times as fast passes must be with less on a device
 
 
 def plan_graph(
-    places: Places,
+    places: DevicePlaces,
     backends: Mapping[str, Backend],
     wishes: Wishes,
     homes: Sequence[Placement] = (),
@@ -110,7 +110,7 @@ def _rounds_to_bytes(plans: PlanSet, backends: Mapping[str, Backend]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class LoadPlan:
     """Everything that is decided about a model before its weights are read."""
 
     graph: Graph
@@ -119,12 +119,12 @@ class Prepared:
     wanted: Wanted
     quant: QuantType
     context: int
-    granted: Granted
+    granted: MemoryGrant
     weights: int  # bytes of those that are read when the model is opened, as a whole
     kv_bytes: int  # that all sequences together may take
     kv_one: int  # of one of full length
     room: int  # bytes that weights may take, and what backends hold besides; 0: nothing beyond these
-    streamed: Streamed | None = None
+    streamed: StreamingPlan | None = None
     mapped: MappedPart | None = None
     own: Own = field(default_factory=dict)  # what devices may take of the memory that they have to themselves
     block: PlannedBlock | None = None  # that predicts one more token
@@ -132,21 +132,21 @@ class Prepared:
     prompts: PromptDevice | None = None  # what runs prompts, where weights come from disk
 
 
-def prepare(source: ModelSource, options: Options, to_come: int = LIBRARIES) -> Prepared:
+def prepare(source: ModelSource, options: Options, to_come: int = LIBRARIES) -> LoadPlan:
     """Decide; the backends are the caller's to close. So much of libraries is still `to_come`."""
     graph = build_graph(source, options.ctx, options.spatial)
     quant = kv_quant(graph, options.kv_type)
     backends = create_backends(options, graph)
     try:
         block = plan_block(source, backends, options.wishes, quant) if options.mtp != "off" else None
-        return Deciding(source, options, graph, backends, quant, to_come, block).decide()
+        return LoadPlanner(source, options, graph, backends, quant, to_come, block).decide()
     except BaseException:
         for backend in backends.values():
             backend.close()
         raise
 
 
-class Deciding:
+class LoadPlanner:
     """One model on its way through the decisions."""
 
     def __init__(
@@ -174,7 +174,7 @@ class Deciding:
         self._homes: tuple[Placement, ...] = ()  # on devices, because RAM has no room for all
         self._spared = 0  # bytes of the process that writes templates that come out of the reserve
 
-    def decide(self) -> Prepared:
+    def decide(self) -> LoadPlan:
         """In the smallest of budgets the process that writes templates takes its memory from the reserve."""
         try:
             return self._decide()
@@ -188,7 +188,7 @@ class Deciding:
         except TooLittle as e:
             raise BudgetError(str(e)) from None  # which others know
 
-    def _decide(self) -> Prepared:
+    def _decide(self) -> LoadPlan:
         """All in memory, if that is possible: in RAM or in that of one device; else in both together."""
         plans, wanted = self._planned(self._backends)
         self._leave_block_out(plans, wanted)
@@ -211,8 +211,8 @@ class Deciding:
                 self._block = block
 
     @property
-    def _places(self) -> Places:
-        return Places(self._graph, self._backends, self._own, self._rows_of)
+    def _places(self) -> DevicePlaces:
+        return DevicePlaces(self._graph, self._backends, self._own, self._rows_of)
 
     def _planned(
         self, backends: Mapping[str, Backend], why: str = "", before: str = ""
@@ -245,7 +245,7 @@ class Deciding:
             parts = {name: size for name, size in parts.items() if size > 0}
         return {**parts, breakdown.MTP: self._block.nbytes} if self._block else parts
 
-    def _not_in_memory(self) -> Prepared | None:
+    def _not_in_memory(self) -> LoadPlan | None:
         """In pieces where that is possible; else mapped. None where nothing of both is."""
         if self._options.streaming != "mmap":
             for name in self._backends:
@@ -260,7 +260,7 @@ class Deciding:
                     return mapped
         return self._from_disk(pieces) if pieces else None
 
-    def _cached(self, name: str) -> Prepared | None:
+    def _cached(self, name: str) -> LoadPlan | None:
         """Everything on one backend, experts in slots as far as there is room for them."""
         found = self._expert_plan(name)
         if found is None or found.least + self._least_kv(found.plans) > self._granted.nbytes:
@@ -336,7 +336,7 @@ class Deciding:
         n = next(fits, min(plans.ubatch, PROMPTS[-1]))
         return replace(plans, ubatch=n, ubatch_why=AS_MANY.format("experts that its tokens choose"))
 
-    def _mapped(self, name: str, why: str) -> Prepared | None:
+    def _mapped(self, name: str, why: str) -> LoadPlan | None:
         """Everything on one backend, some weights where they lie in their files."""
         backend = self._backends[name]
         if (mapping := backend.mapping()) is None:
@@ -378,7 +378,7 @@ class Deciding:
         for other in [name for name in self._backends if name not in used]:
             self._backends.pop(other).close()
 
-    def _in_memory(self, plans: PlanSet, wanted: Wanted) -> Prepared:
+    def _in_memory(self, plans: PlanSet, wanted: Wanted) -> LoadPlan:
         options, parts = self._options, self._parts()  # measured once: the bill must add up
         held = sum(parts.values())
         all_weights = self._weights(wanted)
@@ -428,7 +428,7 @@ class Deciding:
             most //= 2
         return plans
 
-    def _from_disk(self, found: PiecedPlan) -> Prepared | None:
+    def _from_disk(self, found: PiecedPlan) -> LoadPlan | None:
         """Weights in pieces."""
         kv_bytes = self._kv_bytes(found.plans)
         context = choose_context(self._source, self._options, found.fixed, kv_bytes, whole=False)
@@ -555,10 +555,10 @@ class Deciding:
         pieces = -(-streamed * len(cut.pieces) // sum(piece.nbytes for piece in cut.pieces))
         layers = len({m.group(1) for piece in cut.pieces if (m := LAYER.fullmatch(piece.scope))})
         compute_s = sum(piece.kept_bytes for piece in cut.pieces) / BYTES_S
-        load = Load(streamed, max(1, pieces), max(slots), max(1, layers), compute_s)
+        load = DiskLoad(streamed, max(1, pieces), max(slots), max(1, layers), compute_s)
         return window(load, disk.way.readers, threads, disk.rate, room)
 
-    def _in_pieces(self, found: PiecedPlan, context: Context) -> Prepared:
+    def _in_pieces(self, found: PiecedPlan, context: Context) -> LoadPlan:
         one, limit = self._kv_bytes(found.plans)(context.tokens), self._granted.nbytes
         of_all = max(one, min(MAX_SEQUENCES * one, limit - found.fixed))
         paid = {
@@ -570,7 +570,7 @@ class Deciding:
         short = self._short_kv(found.plans, context.tokens)
         within = partial(billed, found, paid, short, policy_of(self._options.streaming))
         self._keep_only(found.plans)
-        streamed = Streamed(
+        streamed = StreamingPlan(
             backend=found.backend,
             cut=found.cut,
             granted=self._granted,
@@ -597,10 +597,10 @@ class Deciding:
         weights: int,
         kv_bytes: int,
         room: int = 0,
-        streamed: Streamed | None = None,
+        streamed: StreamingPlan | None = None,
         mapped: MappedPart | None = None,
         experts: ExpertPart | None = None,
-    ) -> Prepared:
+    ) -> LoadPlan:
         notes = (
             *plans.notes,
             *about_states(self._graph, self._quant),
@@ -615,7 +615,7 @@ class Deciding:
             context_why=context.why,
         )
         own = {name: own for name, own in self._own.items() if name in self._backends}
-        return Prepared(
+        return LoadPlan(
             graph=self._graph,
             backends=self._backends,
             plans=plans,

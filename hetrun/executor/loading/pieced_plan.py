@@ -11,13 +11,13 @@ from hetrun.executor.loading.prompt_device import (
     PromptDevice,
 )
 from hetrun.memory import breakdown
-from hetrun.memory.ledger import Granted
+from hetrun.memory.ledger import MemoryGrant
 from hetrun.planner.plan import PlanSet
-from hetrun.planner.rates import Rates, Residence
+from hetrun.planner.rates import Residence, TokenRates
 from hetrun.prefetch.disk_probe import Disk
 from hetrun.prefetch.lookahead import Window, predict
 from hetrun.prefetch.pass_times import Passes, PassTimes, basis_of
-from hetrun.prefetch.residency_policy import Kept, Policy, choose as choose_pieces
+from hetrun.prefetch.residency_policy import PinnedPieces, Policy, choose as choose_pieces
 from hetrun.system.units import format_bytes
 
 Wanted = dict[str, list[WeightUse]]  # by backend
@@ -43,7 +43,7 @@ class PiecedPlan:
 
 
 def billed(
-    found: PiecedPlan, paid: Mapping[str, int], short: int, policy: Policy, granted: Granted
+    found: PiecedPlan, paid: Mapping[str, int], short: int, policy: Policy, granted: MemoryGrant
 ) -> PlanSet:
     """The plan of a model in pieces within a budget: what it takes beside what is `paid` anyway, and why.
     Weights have the room that a `short` text leaves, until a longer one comes."""
@@ -88,7 +88,7 @@ def _about_prompts(device: PromptDevice | None) -> tuple[str, ...]:
     )
 
 
-def _outlook(found: PiecedPlan, kept: Kept, total: int) -> str:
+def _outlook(found: PiecedPlan, kept: PinnedPieces, total: int) -> str:
     """A token in a full context, as runs saw their passes; before the first, at most."""
     seen = found.passes.at(kept.locked_bytes / total)
     if seen is None:
@@ -97,17 +97,17 @@ def _outlook(found: PiecedPlan, kept: Kept, total: int) -> str:
     return f"bound by {outlook.bound}: {outlook.times}"
 
 
-def _rates(found: PiecedPlan, first: Kept, full: Kept, total: int) -> Rates:
+def _rates(found: PiecedPlan, first: PinnedPieces, full: PinnedPieces, total: int) -> TokenRates:
     """Passes as the last runs saw them; before the first, none is faster than its disk."""
 
-    def rate(kept: Kept, times: PassTimes | None, tokens: int) -> float | None:
+    def rate(kept: PinnedPieces, times: PassTimes | None, tokens: int) -> float | None:
         if times:
             seconds = times.seconds(tokens, kept.streamed_bytes, found.disk.rate)
             return tokens / seconds if seconds else None
         return 1 / max(total / BYTES_S, kept.streamed_bytes / found.disk.rate) if tokens == 1 else None
 
     short, long = (found.passes.at(kept.locked_bytes / total) for kept in (first, full))
-    return Rates(
+    return TokenRates(
         rate(first, short, found.plans.host_ubatch or found.plans.ubatch),
         rate(first, short, 1),
         rate(full, long, 1),

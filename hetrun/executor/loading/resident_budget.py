@@ -12,7 +12,7 @@ from time import perf_counter
 
 from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import KvCache
-from hetrun.memory.ledger import Books, Granted
+from hetrun.memory.ledger import Books, MemoryGrant
 from hetrun.prefetch.mapped_weights import MappedPart
 
 LOOK_S = 0.25  # between looks at what the kernel counts
@@ -57,7 +57,7 @@ class InMemory:
         self._books.grows(breakdown.KV, "shared", self._kv.held_bytes, self._limit)
         self._books.reconcile()
 
-    def set_limit(self, granted: Granted) -> None:
+    def set_limit(self, granted: MemoryGrant) -> None:
         """Another budget from now on; BudgetError where what is in use needs more."""
         self.look()
         others = self._books.total - self._limit

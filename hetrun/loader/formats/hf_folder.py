@@ -25,7 +25,7 @@ MAX_SHARDS = 4096
 MAX_NAME = 255  # bytes of a file's name, on every system
 
 
-class Tensors(Mapping[str, Weight]):
+class ShardTensors(Mapping[str, Weight]):
     """The tensors of all shards as matrices. One that hetrun cannot read is refused when it is asked for."""
 
     def __init__(self, shards: Mapping[str, SafetensorsFile]) -> None:
@@ -52,7 +52,7 @@ class Folder:
     path: Path
     config: Config
     shards: tuple[SafetensorsFile, ...]
-    tensors: Tensors
+    tensors: ShardTensors
     _read: dict[str, Config] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -93,9 +93,9 @@ def read_folder(path: str | os.PathLike[str]) -> Folder:
     index = _read_index(folder) if (folder / INDEX).exists() else {}
     if (file := _choose_file(folder, wanted, index)) is not None:
         shard = read_safetensors(folder / file)
-        return Folder(folder, config, (shard,), Tensors(dict.fromkeys(shard.tensors, shard)))
+        return Folder(folder, config, (shard,), ShardTensors(dict.fromkeys(shard.tensors, shard)))
     shards = _read_shards(folder, index)
-    tensors = Tensors({name: shards[at] for name, at in index.items()})
+    tensors = ShardTensors({name: shards[at] for name, at in index.items()})
     return Folder(folder, config, tuple(shards.values()), tensors)
 
 

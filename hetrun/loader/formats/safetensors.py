@@ -40,7 +40,7 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorLocation:
     """Where a tensor lies in its file."""
 
     name: str
@@ -56,7 +56,7 @@ class SafetensorsFile:
 
     path: str
     stamp: Stamp
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, TensorLocation]
 
     @property
     def size(self) -> int:
@@ -92,7 +92,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     """Read and check the header of a safetensors file; ModelFileError says what is wrong with it."""
     with open_cursor(path, 8 + MAX_HEADER) as cursor:
         header = _read_header(cursor)
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, TensorLocation] = {}
         for name in list(header):
             tensors[name] = _read_tensor(cursor, name, header.pop(name))
         _check_extents(cursor, tensors)
@@ -147,7 +147,7 @@ def _made(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any] | _Entry:
     return _Entry.of(found) if is_entry else found
 
 
-def _read_tensor(cursor: Cursor, name: str, entry: object) -> Tensor:
+def _read_tensor(cursor: Cursor, name: str, entry: object) -> TensorLocation:
     if isinstance(entry, dict):
         entry = _Entry.of(entry)
     if not isinstance(entry, _Entry):
@@ -165,7 +165,7 @@ def _read_tensor(cursor: Cursor, name: str, entry: object) -> Tensor:
     if bits != 8 * (end - begin):
         _fail(cursor, name, f"{dtype} of the shape {_said(shape)} takes {-(-bits // 8)} bytes, "
               f"but its data_offsets leave {end - begin}: {DAMAGED}")  # fmt: skip
-    return Tensor(name, dtype, shape, cursor.pos + begin, end - begin)
+    return TensorLocation(name, dtype, shape, cursor.pos + begin, end - begin)
 
 
 def _fail(cursor: Cursor, name: str, reason: str) -> NoReturn:
@@ -184,7 +184,7 @@ def _said(value: object) -> str:
     return shown(str([*value] if isinstance(value, tuple) else value))
 
 
-def _check_extents(cursor: Cursor, tensors: Mapping[str, Tensor]) -> None:
+def _check_extents(cursor: Cursor, tensors: Mapping[str, TensorLocation]) -> None:
     """The tensors follow each other from the header's end to the file's, as the format demands."""
     end, before = cursor.pos, None
     for t in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):

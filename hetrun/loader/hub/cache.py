@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hetrun.loader.hub.names import Wanted
-from hetrun.loader.hub.select import File
+from hetrun.loader.hub.names import RepositoryModel
+from hetrun.loader.hub.select import RepositoryFile
 
 MOST_FILES = 10_000
 COMMIT = 40  # letters
@@ -27,7 +27,7 @@ def repository(repo: str) -> Path:
     return cache_folder() / f"models--{repo.replace('/', '--')}"
 
 
-def snapshot(wanted: Wanted) -> Path | None:
+def snapshot(wanted: RepositoryModel) -> Path | None:
     """The files of a revision as they were when the hub was last asked."""
     folder = repository(wanted.repo)
     commit = wanted.revision
@@ -40,9 +40,9 @@ def snapshot(wanted: Wanted) -> Path | None:
     return found if "/" not in commit and ".." not in commit and found.is_dir() else None
 
 
-def files_of(folder: Path) -> list[File]:
+def files_of(folder: Path) -> list[RepositoryFile]:
     """What lies in a snapshot and can be read; links to nothing are none."""
-    return sorted((File(name, size) for name, size in _sizes(folder)), key=lambda file: file.name)
+    return sorted((RepositoryFile(name, size) for name, size in _sizes(folder)), key=lambda file: file.name)
 
 
 def _sizes(folder: Path) -> Iterator[tuple[str, int]]:

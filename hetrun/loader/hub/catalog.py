@@ -6,30 +6,30 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hetrun.client.model_catalog import Found, name_of
+from hetrun.client.model_catalog import CatalogModel, name_of
 from hetrun.errors import UserError
 from hetrun.loader.hub.names import is_on_the_hub, wanted
 from hetrun.loader.hub.resolve import by_name, cached
-from hetrun.loader.hub.select import File, ggufs
-from hetrun.loader.hub.stores import Stored, available
+from hetrun.loader.hub.select import RepositoryFile, ggufs
+from hetrun.loader.hub.stores import StoredModel, available
 
 
 class StoredModels:
     """All models of all stores, and the demonstration model (`ModelCatalog`)."""
 
     def __init__(self, warn: Callable[[str], object] = lambda text: None) -> None:
-        self._models: list[Stored] = available(warn)
+        self._models: list[StoredModel] = available(warn)
 
-    def scan(self) -> Mapping[str, Found]:
+    def scan(self) -> Mapping[str, CatalogModel]:
         """The models by name. Of two with the same name, the first one counts, as in `hetrun list`."""
         self._models = available()
         return self.found()
 
-    def found(self) -> Mapping[str, Found]:
+    def found(self) -> Mapping[str, CatalogModel]:
         """The models of the last scan."""
-        found: dict[str, Found] = {}
+        found: dict[str, CatalogModel] = {}
         for model in self._models:
-            found.setdefault(model.name, Found(model.name, model.path, model.size))
+            found.setdefault(model.name, CatalogModel(model.name, model.path, model.size))
         return found
 
     def named(self, name: str) -> str | None:
@@ -57,7 +57,7 @@ def name_in_list(path: Path) -> str:
 def _file_in(folder: Path) -> Path | None:
     """The only GGUF model of a folder, which may stand for it."""
     try:
-        files = [File(path.name) for path in folder.iterdir() if path.is_file()]
+        files = [RepositoryFile(path.name) for path in folder.iterdir() if path.is_file()]
     except OSError:
         return None
     if any(file.name == "config.json" for file in files):

@@ -12,7 +12,7 @@ HUB, OLLAMA = re.compile(r"[0-9a-f]{64}"), re.compile(r"sha256[-:]([0-9a-f]{64})
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedChecksum:
     """The sha256 that a file should have, and who says so."""
 
     sha256: str
@@ -28,12 +28,12 @@ class Expected:
             )
 
 
-def expected(path: str) -> Expected | None:
+def expected(path: str) -> ExpectedChecksum | None:
     """What the name of a file in the cache of Hugging Face or Ollama says, also through links."""
     folder, name = os.path.split(os.path.realpath(path))
     if os.path.basename(folder) != "blobs":
         return None
     if HUB.fullmatch(name):
-        return Expected(name, "Hugging Face's cache")
+        return ExpectedChecksum(name, "Hugging Face's cache")
     match = OLLAMA.fullmatch(name)
-    return Expected(match[1], "Ollama") if match else None
+    return ExpectedChecksum(match[1], "Ollama") if match else None

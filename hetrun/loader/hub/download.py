@@ -23,8 +23,8 @@ from urllib.parse import quote
 
 from hetrun.errors import UserError, printable
 from hetrun.loader.hub.cache import cache_folder, repository, snapshot
-from hetrun.loader.hub.names import Wanted
-from hetrun.loader.hub.select import Chosen, File, choose, with_tower
+from hetrun.loader.hub.names import RepositoryModel
+from hetrun.loader.hub.select import RepositoryFile, SelectedFiles, choose, with_tower
 from hetrun.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def offline() -> bool:
 
 
 def fetch(
-    wanted: Wanted, progress: Progress = lambda done, whole, what: None, pictures: bool = True
-) -> tuple[Path, Chosen]:
+    wanted: RepositoryModel, progress: Progress = lambda done, whole, what: None, pictures: bool = True
+) -> tuple[Path, SelectedFiles]:
     """Bring a model here, as far as it is not; the path to open, and its files. With `pictures` its vision
     tower comes too, where the repository has one."""
     with explained(wanted):
@@ -83,12 +83,12 @@ def _is_plain(name: str) -> bool:
     return not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
 
 
-def _file(sibling: RepoSibling) -> File:
+def _file(sibling: RepoSibling) -> RepositoryFile:
     sha256 = str(sibling.lfs.sha256) if sibling.lfs else ""
-    return File(sibling.rfilename, sibling.size or 0, sha256 if SHA256.fullmatch(sha256) else "")
+    return RepositoryFile(sibling.rfilename, sibling.size or 0, sha256 if SHA256.fullmatch(sha256) else "")
 
 
-def _commit(api: HfApi, wanted: Wanted) -> tuple[str, list[File]]:
+def _commit(api: HfApi, wanted: RepositoryModel) -> tuple[str, list[RepositoryFile]]:
     """What a revision is now, and its files."""
     try:
         info = api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True)
@@ -100,20 +100,20 @@ def _commit(api: HfApi, wanted: Wanted) -> tuple[str, list[File]]:
     return str(info.sha), files
 
 
-def _no_hub(wanted: Wanted) -> UserError:
+def _no_hub(wanted: RepositoryModel) -> UserError:
     return UserError(f"{wanted.name}: the server does not answer like Hugging Face's hub; check HF_ENDPOINT")
 
 
-def _folder(path: Path, file: File) -> Path:
+def _folder(path: Path, file: RepositoryFile) -> Path:
     return path.parents[len(Path(file.name).parts) - 1]
 
 
-def _has(wanted: Wanted, commit: str, file: File) -> bool:
+def _has(wanted: RepositoryModel, commit: str, file: RepositoryFile) -> bool:
     path = repository(wanted.repo) / "snapshots" / commit / file.name
     return path.is_file() and path.stat().st_size == file.size
 
 
-def _check_room(wanted: Wanted, missing: list[File]) -> None:
+def _check_room(wanted: RepositoryModel, missing: list[RepositoryFile]) -> None:
     """Say before anything is read that the disk will not hold it."""
     needed = sum(max(0, file.size - _begun(wanted, file)) for file in missing)
     folder = cache_folder()
@@ -134,16 +134,16 @@ def _behind(progress: Progress, begin: int, whole: int) -> Callable[[int, str], 
 # --- one file
 
 
-def _partial(wanted: Wanted, file: File) -> Path:
+def _partial(wanted: RepositoryModel, file: RepositoryFile) -> Path:
     return repository(wanted.repo) / "blobs" / f"{file.sha256}.hetrun-incomplete"
 
 
-def _begun(wanted: Wanted, file: File) -> int:
+def _begun(wanted: RepositoryModel, file: RepositoryFile) -> int:
     path = _partial(wanted, file)
     return path.stat().st_size if file.sha256 and path.exists() else 0
 
 
-def _fetch(api: HfApi, wanted: Wanted, commit: str, file: File, tell: Tell) -> None:
+def _fetch(api: HfApi, wanted: RepositoryModel, commit: str, file: RepositoryFile, tell: Tell) -> None:
     """Have a file among the cache's blobs. Others are left to the library, which brings them when they are
     linked."""
     blob = repository(wanted.repo) / "blobs" / file.sha256
@@ -163,7 +163,9 @@ def _fetch(api: HfApi, wanted: Wanted, commit: str, file: File, tell: Tell) -> N
         partial.replace(blob)
 
 
-def _read(api: HfApi, wanted: Wanted, commit: str, file: File, partial: Path, tell: Tell) -> None:
+def _read(
+    api: HfApi, wanted: RepositoryModel, commit: str, file: RepositoryFile, partial: Path, tell: Tell
+) -> None:
     """Read what is missing of a file; where the connection breaks off, go on, as long as anything comes."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers
@@ -237,7 +239,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _linked(api: HfApi, wanted: Wanted, file: File) -> Path:
+def _linked(api: HfApi, wanted: RepositoryModel, file: RepositoryFile) -> Path:
     """The file's path in the cache; what is not there yet is read."""
     return Path(
         api.hf_hub_download(wanted.repo, file.name, revision=wanted.revision, cache_dir=cache_folder())
@@ -248,7 +250,7 @@ def _linked(api: HfApi, wanted: Wanted, file: File) -> Path:
 
 
 @contextmanager
-def explained(wanted: Wanted) -> Iterator[None]:
+def explained(wanted: RepositoryModel) -> Iterator[None]:
     """Errors of the library as sentences that say what to do."""
     from huggingface_hub import errors
 
@@ -290,13 +292,13 @@ def explained(wanted: Wanted) -> Iterator[None]:
         ) from None
 
 
-def _kept(wanted: Wanted) -> str:
+def _kept(wanted: RepositoryModel) -> str:
     """What to do where a part of a file has come."""
     begun = (path.stat().st_size for path in (repository(wanted.repo) / "blobs").glob("*.hetrun-incomplete"))
     return "; the part already downloaded is kept: pull it again to continue" if any(begun) else ""
 
 
-def not_here(wanted: Wanted) -> UserError:
+def not_here(wanted: RepositoryModel) -> UserError:
     """A model is not on this machine, and may not be brought."""
     what = "is not complete here" if snapshot(wanted) else "is not here"
     return UserError(f"{wanted.name} {what}, and HF_HUB_OFFLINE or --offline forbids downloading it")

@@ -21,7 +21,7 @@ _OF_A_PAGE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RepositoryModel:
     """A model of a repository."""
 
     repo: str
@@ -40,15 +40,15 @@ def is_on_the_hub(name: str) -> bool:
     return name.startswith(PREFIX) or PAGE.fullmatch(name) is not None
 
 
-def wanted(name: str) -> Wanted:
+def wanted(name: str) -> RepositoryModel:
     """What a name asks for; the prefix may be left out. OptionError: it is no such name."""
     text = name.removeprefix(PREFIX)
     page = PAGE.fullmatch(text)
     if page and (found := _OF_A_PAGE.fullmatch(page[1])):
-        return Wanted(found[1], unquote(found["file"] or ""), unquote(found["at"] or "main"))
+        return RepositoryModel(found[1], unquote(found["file"] or ""), unquote(found["at"] or "main"))
     found = REPOSITORY.fullmatch(page[1] if page else text)
     if found is None or ".." in text:
         raise OptionError(
             f"{printable(name)} is not a valid name on the hub: it must be like hf:user/repo:Q4_K_M"
         )
-    return Wanted(found[1], found["quant"] or "", found["at"] or "main")
+    return RepositoryModel(found[1], found["quant"] or "", found["at"] or "main")

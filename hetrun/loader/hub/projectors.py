@@ -15,7 +15,7 @@ from hetrun.errors import ModelFileError, OptionError, printable
 from hetrun.loader.architectures import builds
 from hetrun.loader.gguf_source import GGUFModel
 from hetrun.loader.hf_mapping import SEES
-from hetrun.loader.hub.select import File, alike, projectors
+from hetrun.loader.hub.select import RepositoryFile, alike, projectors
 from hetrun.loader.hub.stores import ollama_projector
 from hetrun.loader.source import ModelSource
 from hetrun.loader.vision import FAMILIES, NoVision, Vision, read_vision, why_not
@@ -133,9 +133,9 @@ def _folders(model: Path) -> Iterator[Path]:
             yield folder
 
 
-def _files(folder: Path) -> Iterable[File]:
+def _files(folder: Path) -> Iterable[RepositoryFile]:
     try:
         with os.scandir(folder) as entries:
-            return [File(e.name) for e in islice(entries, MOST_ENTRIES) if e.is_file()]
+            return [RepositoryFile(e.name) for e in islice(entries, MOST_ENTRIES) if e.is_file()]
     except OSError:
         return []

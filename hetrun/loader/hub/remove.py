@@ -12,7 +12,7 @@ from hetrun.loader.hub.cache import cache_folder, repository
 from hetrun.loader.hub.names import is_on_the_hub, wanted
 from hetrun.loader.hub.resolve import by_name
 from hetrun.loader.hub.select import PROJECTOR
-from hetrun.loader.hub.stores import DEMO, LM_STUDIO, OLLAMA, Stored, available, own_folder
+from hetrun.loader.hub.stores import DEMO, LM_STUDIO, OLLAMA, StoredModel, available, own_folder
 
 THEIRS = {OLLAMA: "ollama rm", LM_STUDIO: "LM Studio's own list of models"}
 
@@ -48,7 +48,7 @@ def removal(name: str) -> Removal:
     return _of_the_cache(model)
 
 
-def _of_the_cache(model: Stored) -> Removal:
+def _of_the_cache(model: StoredModel) -> Removal:
     """Links in a snapshot and their blobs, as far as no other link leads to them; where no other model is
     left of the repository, all of it."""
     repo = repository(wanted(model.name).repo)

@@ -12,10 +12,10 @@ from hetrun.config import INSTALL_DEMO
 from hetrun.errors import UserError, printable
 from hetrun.loader.hub.cache import files_of, snapshot
 from hetrun.loader.hub.download import Progress, fetch, not_here, offline
-from hetrun.loader.hub.names import REPOSITORY, Wanted, is_on_the_hub, wanted
+from hetrun.loader.hub.names import REPOSITORY, RepositoryModel, is_on_the_hub, wanted
 from hetrun.loader.hub.nearby import models_beside
 from hetrun.loader.hub.select import choose
-from hetrun.loader.hub.stores import DEMO, LATEST, OLLAMA, Stored, available, is_whole
+from hetrun.loader.hub.stores import DEMO, LATEST, OLLAMA, StoredModel, available, is_whole
 from hetrun.system import entry_points
 
 MOST_NAMED = 5
@@ -55,13 +55,13 @@ def find(
     raise UserError(f"{printable(str(path))} does not exist; {_hint(name, models)}")
 
 
-def by_name(name: str, models: Sequence[Stored]) -> list[Stored]:
+def by_name(name: str, models: Sequence[StoredModel]) -> list[StoredModel]:
     """The models that are meant by a name: the one that has it, else those that may be called so."""
     found = [model for model in models if name == model.name]
     return found or [model for model in models if name in _names(model)]
 
 
-class Store(Protocol):
+class NameResolver(Protocol):
     """A package's way from a name to a file or folder: what stands behind `scheme:`."""
 
     def __call__(self, name: str, allowed: bool, progress: Progress) -> Path:
@@ -69,8 +69,8 @@ class Store(Protocol):
         ...
 
 
-def _in_store(point: entry_points.Point, name: str, allowed: bool, progress: Progress) -> Path:
-    store, whose = cast(Store, entry_points.load(point)), f"the store {point.name} of {point.whose}"
+def _in_store(point: entry_points.PluginPoint, name: str, allowed: bool, progress: Progress) -> Path:
+    store, whose = cast(NameResolver, entry_points.load(point)), f"the store {point.name} of {point.whose}"
     with entry_points.blamed(lambda e: UserError(f"{whose} fails: {entry_points.in_words(e)}")):
         found = Path(store(name, allowed, progress))
     if not os.path.exists(found):
@@ -78,7 +78,7 @@ def _in_store(point: entry_points.Point, name: str, allowed: bool, progress: Pro
     return found
 
 
-def on_the_hub(which: Wanted, allowed: bool, progress: Progress, pictures: bool = True) -> Path:
+def on_the_hub(which: RepositoryModel, allowed: bool, progress: Progress, pictures: bool = True) -> Path:
     """From the cache, where it is complete; else from the hub."""
     if path := cached(which):
         return path
@@ -87,7 +87,7 @@ def on_the_hub(which: Wanted, allowed: bool, progress: Progress, pictures: bool 
     return fetch(which, progress, pictures)[0]
 
 
-def cached(which: Wanted) -> Path | None:
+def cached(which: RepositoryModel) -> Path | None:
     """The file or folder in the cache, if all of it is there."""
     if (folder := snapshot(which)) is None:
         return None
@@ -101,7 +101,7 @@ def cached(which: Wanted) -> Path | None:
     return folder if is_whole(folder, files) else None
 
 
-def _names(model: Stored) -> Sequence[str]:
+def _names(model: StoredModel) -> Sequence[str]:
     """What a model may be called: by its name, without its store, without :latest, and as its file is."""
     _, colon, bare = model.name.partition(":")
     names = [model.name, bare if colon else model.name, model.path.stem, model.path.name]
@@ -112,13 +112,13 @@ def _names(model: Stored) -> Sequence[str]:
     return names
 
 
-def _listed(models: Sequence[Stored]) -> str:
+def _listed(models: Sequence[StoredModel]) -> str:
     names = [printable(model.name) for model in models[:MOST_NAMED]]
     more = f", or {len(models) - MOST_NAMED} others" if len(models) > MOST_NAMED else ""
     return ", ".join(names) + more
 
 
-def _hint(name: str, models: Sequence[Stored]) -> str:
+def _hint(name: str, models: Sequence[StoredModel]) -> str:
     if near := _near(name, models):
         return f"did you mean {' or '.join(printable(model) for model in near)}?"
     if name in (DEMO, "demo"):
@@ -133,7 +133,7 @@ def _hint(name: str, models: Sequence[Stored]) -> str:
     )
 
 
-def _near(name: str, models: Sequence[Stored]) -> list[str]:
+def _near(name: str, models: Sequence[StoredModel]) -> list[str]:
     """The names of models of which this one may be the beginning, or a slip in it; files and folders that lie
     where this one was looked for are among them."""
     bare = name.removeprefix(OLLAMA)  # which all of its names have in common
@@ -150,7 +150,7 @@ def _near(name: str, models: Sequence[Stored]) -> list[str]:
     return sorted({model for how, model in found if how == best})[:2]
 
 
-def is_slip(word: str, models: Sequence[Stored], begun: bool) -> bool:
+def is_slip(word: str, models: Sequence[StoredModel], begun: bool) -> bool:
     """Whether a word can hardly be anything but a slip in a model's name, or (`begun`) the beginning of one;
     files and folders here are among them."""
     from difflib import get_close_matches  # on use: 4 ms

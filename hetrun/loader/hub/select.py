@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from hetrun.errors import UserError, printable
-from hetrun.loader.hub.names import Wanted
+from hetrun.loader.hub.names import RepositoryModel
 
 # Where nothing is said: what llama.cpp and Ollama take, then what is about as large, then what is larger.
 USUAL = (
@@ -33,7 +33,7 @@ WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class RepositoryFile:
     """A file of a repository."""
 
     name: str
@@ -42,15 +42,15 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SelectedFiles:
     """The files of one model; the first one, or the folder that it lies in, is what is opened."""
 
-    files: tuple[File, ...]
+    files: tuple[RepositoryFile, ...]
     is_folder: bool = False
-    tower: File | None = None  # its vision tower, in a file of its own
+    tower: RepositoryFile | None = None  # its vision tower, in a file of its own
 
     @property
-    def all_files(self) -> tuple[File, ...]:
+    def all_files(self) -> tuple[RepositoryFile, ...]:
         """The model's, and its vision tower's."""
         return self.files if self.tower is None else (*self.files, self.tower)
 
@@ -60,20 +60,20 @@ class Chosen:
         return sum(file.size for file in self.all_files)
 
 
-def ggufs(files: Iterable[File]) -> Mapping[str, Chosen]:
+def ggufs(files: Iterable[RepositoryFile]) -> Mapping[str, SelectedFiles]:
     """The GGUF models by their names without an ending; those with missing parts are none."""
-    found: dict[str, list[File]] = {}
+    found: dict[str, list[RepositoryFile]] = {}
     for file in sorted(files, key=lambda file: file.name):
         if file.name.lower().endswith(".gguf") and not NO_MODEL.search(file.name):
             found.setdefault(PART.sub("", file.name[: -len(".gguf")]), []).append(file)
-    return {name: Chosen(tuple(parts)) for name, parts in found.items() if _complete(parts)}
+    return {name: SelectedFiles(tuple(parts)) for name, parts in found.items() if _complete(parts)}
 
 
-def projectors(files: Iterable[File], model: str) -> list[File]:
+def projectors(files: Iterable[RepositoryFile], model: str) -> list[RepositoryFile]:
     """The vision towers (mmproj) among files, the best for a model of this name first: those whose names have
     the most in common with its, then by their types."""
 
-    def rank(file: File) -> tuple[int, int, str]:
+    def rank(file: RepositoryFile) -> tuple[int, int, str]:
         kind = type_of(file.name[: -len(".gguf")])
         place = TOWERS.index(kind) if kind in TOWERS else len(TOWERS)
         return (-alike(file.name, model), place, file.name)
@@ -89,7 +89,7 @@ def alike(projector: str, model: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def with_tower(chosen: Chosen, files: Iterable[File]) -> Chosen:
+def with_tower(chosen: SelectedFiles, files: Iterable[RepositoryFile]) -> SelectedFiles:
     """The same with the repository's vision tower that belongs to it: in its folder, or in one above."""
     name = chosen.files[0].name
     if chosen.is_folder:
@@ -113,7 +113,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[-._ ]", "", TYPE.sub("", bare))
 
 
-def _complete(parts: Sequence[File]) -> bool:
+def _complete(parts: Sequence[RepositoryFile]) -> bool:
     numbers = [PART.search(file.name[: -len(".gguf")]) for file in parts]
     first = numbers[0]
     if first is None:
@@ -121,14 +121,14 @@ def _complete(parts: Sequence[File]) -> bool:
     return [match and int(match[1]) for match in numbers] == list(range(1, int(first[2]) + 1))
 
 
-def folder(files: Iterable[File]) -> Chosen | None:
+def folder(files: Iterable[RepositoryFile]) -> SelectedFiles | None:
     """A model in safetensors."""
     named = {file.name: file for file in files}
     weights = [file for name, file in sorted(named.items()) if WEIGHTS.fullmatch(name)]
     if not weights or "config.json" not in named:
         return None
     beside = [named[name] for name in BESIDE if name in named]
-    return Chosen(
+    return SelectedFiles(
         (*beside, *(f for name, f in sorted(named.items()) if ALSO.fullmatch(name)), *weights), True
     )
 
@@ -139,7 +139,7 @@ def type_of(name: str) -> str:
     return str(found[-1]).upper() if found else ""
 
 
-def choose(files: Sequence[File], wanted: Wanted) -> Chosen:
+def choose(files: Sequence[RepositoryFile], wanted: RepositoryModel) -> SelectedFiles:
     """The model that is wanted. UserError says which there are."""
     models = ggufs(files)
     if not wanted.which:
@@ -164,7 +164,7 @@ def _has_word(name: str, which: str) -> bool:
     return re.search(rf"(^|[-._/]){re.escape(which)}($|[-._/])", name, re.I) is not None
 
 
-def usual(models: Mapping[str, Chosen]) -> Chosen | None:
+def usual(models: Mapping[str, SelectedFiles]) -> SelectedFiles | None:
     """Of several the one that most would take."""
 
     def rank(name: str) -> tuple[int, int, str]:

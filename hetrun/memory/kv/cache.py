@@ -23,8 +23,8 @@ from hetrun.errors import BackendError, BudgetError, DeviceLost
 from hetrun.graph import KvShape, StateShape
 from hetrun.graph.quant import QuantType
 from hetrun.memory.kv.arrivals import Arrivals
-from hetrun.memory.kv.paged_allocator import BLOCK, Group, KvView, Paged, RowIndex, region_rows
-from hetrun.memory.kv.states import LEAST_DISTANCE, Mark, States, StateView, state_bytes
+from hetrun.memory.kv.paged_allocator import BLOCK, KvView, LayerGroup, PagedGroup, RowIndex, region_rows
+from hetrun.memory.kv.states import LEAST_DISTANCE, StateMark, States, StateView, state_bytes
 from hetrun.memory.kv.storage import KvTable as KvTable, Tables
 from hetrun.memory.kv.virtual_memory import most_mappings, reserve, whole_pages
 from hetrun.memory.kv.window_allocator import Runs
@@ -132,16 +132,16 @@ class KvCache:
         self._lost: set[int] = set()  # sequences of which a device that failed had rows
         backing = [Tables(memory, tables, self.settle) for tables in self._tables]
         most = most_mappings() // 2 // sum(map(len, self._tables)) if memory.can_show and order else 0
-        self.groups: tuple[Group, ...] = tuple(
+        self.groups: tuple[LayerGroup, ...] = tuple(
             Runs(window, region, self.max_sequences, rows)
             if window
-            else Paged(whole, unit, self.max_sequences, rows, most)
+            else PagedGroup(whole, unit, self.max_sequences, rows, most)
             for window, region, rows in zip(order, regions, backing, strict=True)
         )
         self._row_bytes = [rows.row_bytes for rows in backing]
         self.states = States(states, self.max_sequences) if states else None
         # What sequences begin, are cut, shared and end in.
-        self._parts: tuple[Group | States, ...] = (*self.groups, *([self.states] if self.states else []))
+        self._parts: tuple[LayerGroup | States, ...] = (*self.groups, *([self.states] if self.states else []))
         self._state_bytes = state_bytes(states)
         # Windows' rows begin and end anywhere in a page, and none of it goes while a neighbour has the rest.
         self._edges = sum(2 * mmap.PAGESIZE * len(t) for t, w in zip(self._tables, order, strict=True) if w)
@@ -229,7 +229,7 @@ class KvCache:
         """How many more tokens one sequence could get for sure, if it were not for its length."""
         if self._limit is None:
             return sys.maxsize
-        unit = max((g.unit for g in self.groups if isinstance(g, Paged)), default=1)
+        unit = max((g.unit for g in self.groups if isinstance(g, PagedGroup)), default=1)
         left = self._limit - self.used_bytes - STATES_OF_ONE * self._state_bytes
         return max(0, left) // sum(self._row_bytes) // unit * unit
 
@@ -324,7 +324,7 @@ class KvCache:
         self._lengths[seq] = length + n
         return rows
 
-    def mark(self, seq: int, marks: Sequence[Mark]) -> None:
+    def mark(self, seq: int, marks: Sequence[StateMark]) -> None:
         """After which of the tokens that were brought last, and are not computed yet, states are to be kept:
         as far as there is room when all sequences of a step have theirs."""
         if self.states is None or not marks:

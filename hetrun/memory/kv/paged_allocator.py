@@ -42,7 +42,7 @@ class KvView:
         return np.arange(self.first, self.end)
 
 
-class Backing(Protocol):
+class RowMemory(Protocol):
     """What groups do with the memory of their rows, in all tables at once."""
 
     def move(self, source: int, target: int, n: int) -> None:
@@ -69,7 +69,7 @@ def region_rows(window: int, context: int, most_tokens: int) -> int:
     return -(-context // BLOCK) * BLOCK
 
 
-class Group(ABC):
+class LayerGroup(ABC):
     """Who has which row, for layers that see equally far; how long a sequence is, the cache says."""
 
     window: int  # how many tokens one sees, itself included; 0: all
@@ -153,14 +153,14 @@ def too_long(rows: int) -> BudgetError:
 
 
 @dataclass(slots=True)
-class _Held:
+class _SequenceRows:
     """What one sequence has."""
 
     first: int  # unit of its region
     units: int = 0
 
 
-class Paged(Group):
+class PagedGroup(LayerGroup):
     """Layers that see everything: a region of addresses for each sequence, and memory behind it by units.
 
     A unit is the least number of rows whose memory is whole pages in every table. At first each unit of
@@ -170,7 +170,7 @@ class Paged(Group):
 
     window = 0
 
-    def __init__(self, longest: int, unit: int, regions: int, memory: Backing, most_runs: int) -> None:
+    def __init__(self, longest: int, unit: int, regions: int, memory: RowMemory, most_runs: int) -> None:
         """Sequences of up to `longest` tokens; 0 as `most_runs`: nothing can be shown twice.
 
         Every run of units whose memory follows each other is a mapping, of which a process can have only a
@@ -190,7 +190,7 @@ class Paged(Group):
         self._used = 0
         self._runs = 1
         self._free = list(range(0, n, self._region))[::-1]
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _SequenceRows] = {}
 
     @property
     def used_rows(self) -> int:
@@ -206,7 +206,7 @@ class Paged(Group):
         alone = (first for first in reversed(self._free) if not self._holders[first : first + size].any())
         first = next(alone, self._free[-1])
         self._free.remove(first)
-        self._held[seq] = _Held(first)
+        self._held[seq] = _SequenceRows(first)
 
     def wants(self, seq: int, length: int, n: int) -> int:
         if not n:
@@ -283,7 +283,7 @@ class Paged(Group):
     def _units(self, tokens: int) -> int:
         return -(-tokens // self.unit)
 
-    def _is_shared(self, s: _Held, length: int) -> bool:
+    def _is_shared(self, s: _SequenceRows, length: int) -> bool:
         """Whether the next token would go into a unit that another sequence sees."""
         return length % self.unit != 0 and bool(self._holders[self._shown[s.first + s.units - 1]] > 1)
 

@@ -59,7 +59,7 @@ class Sequences(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PrefixEntry:
     """A sequence that is kept, and the tokens that it holds."""
 
     seq: int
@@ -94,10 +94,10 @@ class Prefixes:
         """Tokens of all entries; a beginning that several share counts for each."""
         return sum(len(self._tree.tokens(seq)) for seq in self._used)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PrefixEntry]:
         """What is kept, the last used first."""
         order = sorted(self._used, key=self._used.__getitem__, reverse=True)
-        return [Entry(seq, self._tree.tokens(seq)) for seq in order]
+        return [PrefixEntry(seq, self._tree.tokens(seq)) for seq in order]
 
     def holding(self, tokens: Tokens) -> tuple[int, int]:
         """The entry that can give most of these tokens' beginning, and how much of it; 0: there is none."""

@@ -35,7 +35,7 @@ from typing import BinaryIO, Protocol
 import numpy as np
 
 from hetrun.errors import BudgetError, UserError, printable
-from hetrun.memory.kv.prefix_cache import Entry
+from hetrun.memory.kv.prefix_cache import PrefixEntry
 from hetrun.memory.kv.radix_tree import Tokens, TokenTree
 from hetrun.system.files import open_regular
 
@@ -52,7 +52,7 @@ PIECE = 1 << 20  # bytes read at once of what is skipped
 Fill = Callable[[memoryview], object]
 
 
-class Rows(Protocol):
+class SerializedRows(Protocol):
     """The model's rows, as they go to files."""
 
     @property
@@ -83,7 +83,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Saved:
+class _SavedEntry:
     """An entry of a file."""
 
     parent: int  # an earlier one; -1: none
@@ -97,8 +97,8 @@ class _Saved:
 def save(
     path: Path,
     identity: bytes,
-    entries: Sequence[Entry],
-    rows: Rows,
+    entries: Sequence[PrefixEntry],
+    rows: SerializedRows,
     most: int = MOST_BYTES,
     *,
     follow: bool = True,
@@ -127,10 +127,12 @@ def save(
     return len(entries)
 
 
-def _arranged(entries: Sequence[Entry], rows: Rows, most: int) -> tuple[list[_Saved], list[Entry]]:
+def _arranged(
+    entries: Sequence[PrefixEntry], rows: SerializedRows, most: int
+) -> tuple[list[_SavedEntry], list[PrefixEntry]]:
     """How each entry is stored, and those for which there is room."""
-    saved: list[_Saved] = []
-    chosen: list[Entry] = []
+    saved: list[_SavedEntry] = []
+    chosen: list[PrefixEntry] = []
     before, places = TokenTree(), dict[int, int]()
     size = HEADER.size + 2 * DIGEST
     for entry in entries[:MOST_ENTRIES]:
@@ -141,14 +143,16 @@ def _arranged(entries: Sequence[Entry], rows: Rows, most: int) -> tuple[list[_Sa
         size += ROW.size + 4 * (end - shared) + sum(rows.sizes(shared, end))
         if size > most:
             break
-        saved.append(_Saved(places.get(parent, -1), shared, end))
+        saved.append(_SavedEntry(places.get(parent, -1), shared, end))
         before.add(entry.seq, entry.tokens)
         places[entry.seq] = len(chosen)
         chosen.append(entry)
     return saved, chosen
 
 
-def _head(identity: bytes, saved: Sequence[_Saved], tokens: Sequence[Tokens], rows: Rows) -> bytes:
+def _head(
+    identity: bytes, saved: Sequence[_SavedEntry], tokens: Sequence[Tokens], rows: SerializedRows
+) -> bytes:
     """Everything in front of the rows."""
     index = b"".join(ROW.pack(s.parent, s.shared, s.end) for s in saved)
     text = b"".join(t.astype("<i4").tobytes() for t in tokens)
@@ -158,7 +162,7 @@ def _head(identity: bytes, saved: Sequence[_Saved], tokens: Sequence[Tokens], ro
     return head + hashlib.blake2b(head, digest_size=DIGEST).digest()
 
 
-def _row_bytes(saved: Sequence[_Saved], rows: Rows) -> int:
+def _row_bytes(saved: Sequence[_SavedEntry], rows: SerializedRows) -> int:
     return sum(sum(rows.sizes(s.shared, s.end)) for s in saved)
 
 
@@ -226,8 +230,8 @@ def _sync_folder(path: Path) -> None:
 
 
 def load(
-    path: Path, identity: bytes, rows: Rows, context: int, n_vocab: int, *, follow: bool = True
-) -> list[Entry]:
+    path: Path, identity: bytes, rows: SerializedRows, context: int, n_vocab: int, *, follow: bool = True
+) -> list[PrefixEntry]:
     """The entries of a file, the last used first: sequences of the model from now on, which are the caller's.
 
     Those that are longer than the context, or have no room, are left out. Without a file there are none; of
@@ -242,27 +246,27 @@ def load(
         raise Unusable(f"cannot be read: {error.strerror}") from error
     with file:
         try:
-            return _Reading(file, rows, context).entries(identity, n_vocab)
+            return _PrefixFileReader(file, rows, context).entries(identity, n_vocab)
         except OSError as error:
             raise Unusable(f"cannot be read: {error.strerror}") from error
 
 
-class _Reading:
+class _PrefixFileReader:
     """A file that is being read, and the digest of what was read."""
 
-    def __init__(self, file: BufferedReader, rows: Rows, context: int) -> None:
+    def __init__(self, file: BufferedReader, rows: SerializedRows, context: int) -> None:
         self._file = file
         self._rows = rows
         self._context = context
         self._digest = hashlib.blake2b(digest_size=DIGEST)
         self._size = os.fstat(file.fileno()).st_size
 
-    def entries(self, identity: bytes, n_vocab: int) -> list[Entry]:
+    def entries(self, identity: bytes, n_vocab: int) -> list[PrefixEntry]:
         """All that there is room for; nothing, if the file is not what was written."""
         if not self._size:
             return []
         saved, tokens = self._head(identity, n_vocab)
-        found: list[Entry | None] = []
+        found: list[PrefixEntry | None] = []
         try:
             for s, own in zip(saved, tokens, strict=True):
                 found.append(self._entry(s, own, found))
@@ -274,12 +278,12 @@ class _Reading:
             raise
         return [entry for entry in found if entry]
 
-    def _head(self, identity: bytes, n_vocab: int) -> tuple[list[_Saved], list[Tokens]]:
+    def _head(self, identity: bytes, n_vocab: int) -> tuple[list[_SavedEntry], list[Tokens]]:
         """Everything in front of the rows, which the file's size must agree with."""
         n, n_tokens = self._header(identity)
         if n > MOST_ENTRIES or HEADER.size + n * ROW.size + 4 * n_tokens + 2 * DIGEST > self._size:
             raise Unusable(f"is damaged: {n} prompts with {n_tokens} tokens do not fit into it")
-        saved = [_Saved(*row) for row in ROW.iter_unpack(self._read(n * ROW.size))]
+        saved = [_SavedEntry(*row) for row in ROW.iter_unpack(self._read(n * ROW.size))]
         text = np.frombuffer(self._read(4 * n_tokens), "<i4").astype(np.int32)
         self._check_digest()
         for i, s in enumerate(saved):
@@ -309,7 +313,7 @@ class _Reading:
             raise Unusable(f"is damaged: it has {self._size} bytes and should have {size}")
         return n, n_tokens
 
-    def _entry(self, s: _Saved, own: Tokens, before: Sequence[Entry | None]) -> Entry | None:
+    def _entry(self, s: _SavedEntry, own: Tokens, before: Sequence[PrefixEntry | None]) -> PrefixEntry | None:
         """The next entry; None where there is no room for it, or was none for the one that it needs."""
         parent = before[s.parent] if s.shared else None
         sizes = self._rows.sizes(s.shared, s.end)
@@ -326,7 +330,7 @@ class _Reading:
                 pass
             else:
                 beginning = parent.tokens[: s.shared] if parent else own[:0]
-                return Entry(seq, np.concatenate((beginning, own)))
+                return PrefixEntry(seq, np.concatenate((beginning, own)))
         self._skip(sum(sizes) - sum(read))
         return None
 

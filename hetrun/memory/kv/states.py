@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import StateShape
-from hetrun.memory.kv.virtual_memory import Memory, whole_pages
+from hetrun.memory.kv.virtual_memory import ZeroedMemory, whole_pages
 from hetrun.system.units import format_bytes
 
 NONE = -1  # the slot of an empty sequence: its states are zeros
@@ -34,7 +34,7 @@ Bring = Callable[[int], None]  # what a device has of a slot comes home
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class LentState:
     """What a device has of a slot: what some layers, or all, know after `position` tokens."""
 
     position: int
@@ -54,7 +54,7 @@ class StateView:
     write: Ints
 
 
-class Mark(NamedTuple):
+class StateMark(NamedTuple):
     """A number of tokens after which a sequence's state is to be kept."""
 
     position: int
@@ -62,7 +62,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(slots=True)
-class _State:
+class _KeptState:
     """What is known after a number of tokens."""
 
     position: int
@@ -71,10 +71,10 @@ class _State:
 
 
 @dataclass(slots=True)
-class _Held:
+class _SequenceStates:
     """What one sequence has, in the order of its tokens; the last is where it stands."""
 
-    states: list[_State] = field(default_factory=list)
+    states: list[_KeptState] = field(default_factory=list)
     began: int = 0  # where its last step began: what comes from there on may not be written yet
 
 
@@ -110,9 +110,9 @@ class States:
         self.stamps = np.zeros(self.slots, np.int64)
         self._stamp = 0
         # By slot the devices that have what is known there, or a part of it, and after how many tokens.
-        self._away: dict[int, dict[Bring, Lent]] = {}
+        self._away: dict[int, dict[Bring, LentState]] = {}
         self._free = list(range(self.slots))[::-1]
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _SequenceStates] = {}
         self.layout = " ".join(f"{layer}:{dict(shape.floats)}" for layer, shape in sorted(shapes.items()))
 
     @property
@@ -147,7 +147,7 @@ class States:
 
     def lend(self, slot: int, position: int, bring: Bring, layers: frozenset[int] | None = None) -> None:
         """A device has what some layers know after `position` tokens, the slot has not; None: all layers."""
-        self._away.setdefault(slot, {})[bring] = Lent(position, layers)
+        self._away.setdefault(slot, {})[bring] = LentState(position, layers)
 
     @property
     def any_lent(self) -> bool:
@@ -189,13 +189,13 @@ class States:
 
     def alloc(self, seq: int) -> None:
         """A new, empty sequence."""
-        self._held[seq] = _Held()
+        self._held[seq] = _SequenceStates()
 
     def wants(self, seq: int) -> int:
         """By how many the used slots grow when a sequence goes on."""
         return 1 - sum(1 for s in self._going(seq) if self._sharers[s.slot] == 1)
 
-    def _going(self, seq: int) -> list[_State]:
+    def _going(self, seq: int) -> list[_KeptState]:
         """What stays only until a sequence goes on."""
         return [s for s in self._held[seq].states[:-1] if not s.checkpoint]
 
@@ -216,9 +216,9 @@ class States:
             held.states.remove(s)
             self._release(s.slot)
         held.began = length
-        held.states.append(_State(length + n, self._take()))
+        held.states.append(_KeptState(length + n, self._take()))
 
-    def mark(self, seq: int, marks: Sequence[Mark], spare: int) -> None:
+    def mark(self, seq: int, marks: Sequence[StateMark], spare: int) -> None:
         """Where the state is to be kept on the way of the last step, which has not run yet: as far as there
         are `spare` slots. At its end it is there anyway."""
         held = self._held[seq]
@@ -226,7 +226,7 @@ class States:
         kept = {m.position: m.checkpoint for m in sorted(marks)}  # of two at one place the checkpoint
         for position, checkpoint in sorted(kept.items()):
             if spare > 0 and self._free and held.began < position < last.position:
-                before.append(_State(position, self._take(), checkpoint))
+                before.append(_KeptState(position, self._take(), checkpoint))
                 spare -= 1
         last.checkpoint = kept.get(last.position, False)
         held.states = [*before, last]
@@ -269,12 +269,12 @@ class States:
         for s in self._held[seq].states:
             if s.position == n or (s.checkpoint and s.position < n):
                 self._sharers[s.slot] += 1
-                self._held[new].states.append(_State(s.position, s.slot, s.checkpoint))
+                self._held[new].states.append(_KeptState(s.position, s.slot, s.checkpoint))
 
     def place(self, seq: int, n: int) -> None:
         """A slot for a new, empty sequence that begins after n tokens."""
         if n:
-            self._held[seq].states.append(_State(n, self._take()))
+            self._held[seq].states.append(_KeptState(n, self._take()))
 
     def export(self, seq: int, n: int) -> Iterator[memoryview]:
         """The memory of the state after n tokens, which must be there."""
@@ -308,12 +308,12 @@ class States:
         """Give the system all memory back."""
         self._memory.close()
 
-    def _droppable(self, held: _Held, over: bool = False) -> list[_State]:
+    def _droppable(self, held: _SequenceStates, over: bool = False) -> list[_KeptState]:
         """Checkpoints that can be given up: until its last step is over none that it began with, or has yet
         to write."""
         return [s for s in held.states[:-1] if s.checkpoint and (over or s.position < held.began)]
 
-    def _drop_one(self, held: _Held, over: bool = False) -> bool:
+    def _drop_one(self, held: _SequenceStates, over: bool = False) -> bool:
         """The checkpoint without which the least has to be computed again."""
         marks = self._droppable(held, over)
         if not marks:
@@ -348,11 +348,11 @@ class States:
             self.stamps[slot] = 0
 
 
-def _reserved(size: int, slots: int) -> tuple[Memory, int]:
+def _reserved(size: int, slots: int) -> tuple[ZeroedMemory, int]:
     """Address space for slots of a size, and for how many there is some."""
     while True:
         try:
-            return Memory(slots * size), slots
+            return ZeroedMemory(slots * size), slots
         except (OSError, OverflowError, ValueError) as e:
             if slots <= 4:
                 raise BudgetError(

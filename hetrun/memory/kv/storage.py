@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hetrun.graph.quant import QuantType
 from hetrun.memory.kv.paged_allocator import RowIndex
-from hetrun.memory.kv.virtual_memory import Memory
+from hetrun.memory.kv.virtual_memory import ZeroedMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class KvTable:
 class Tables:
     """The tables of one group of layers in the cache's memory: what groups do with their rows."""
 
-    def __init__(self, memory: Memory, tables: Sequence[KvTable], settle: Callable[[], None]) -> None:
+    def __init__(self, memory: ZeroedMemory, tables: Sequence[KvTable], settle: Callable[[], None]) -> None:
         """`settle`: a method that is called before rows are read here, which may still be on their way."""
         self._memory, self._settled = (
             memory,

@@ -32,7 +32,7 @@ NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in
 MOST_MAPPINGS = 65530  # of a process, where the system does not say
 
 
-class Memory:
+class ZeroedMemory:
     """Zeros at an address that stays; given back when the last array over it goes."""
 
     def __init__(self, size: int) -> None:
@@ -87,12 +87,12 @@ def whole_pages(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def reserve(each: Iterable[int], sequences: int) -> tuple[Memory, int]:
+def reserve(each: Iterable[int], sequences: int) -> tuple[ZeroedMemory, int]:
     """Address space for two tables of each layer, and for how many sequences that is."""
     each = list(each)
     while True:
         try:
-            return Memory(2 * sum(whole_pages(sequences * size) for size in each)), sequences
+            return ZeroedMemory(2 * sum(whole_pages(sequences * size) for size in each)), sequences
         except (OSError, OverflowError, ValueError) as e:
             if sequences == 1:
                 raise BudgetError(

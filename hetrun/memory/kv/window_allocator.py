@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetrun.memory.kv.paged_allocator import SLACK, Backing, Group, KvView, RowIndex, too_long
+from hetrun.memory.kv.paged_allocator import SLACK, KvView, LayerGroup, RowIndex, RowMemory, too_long
 
 
 @dataclass(slots=True)
@@ -18,14 +18,14 @@ class _Run:
     used: int = 0  # rows of the region that were ever written
 
 
-class Runs(Group):
+class Runs(LayerGroup):
     """Layers with a window: each sequence is one run of rows in a region of its own; a fork copies it.
 
     When a region is full, the window and some slack move to its beginning: a copy once in a while, and in
     return a view is always one run, whose last row needs no mask, and memory does not grow.
     """
 
-    def __init__(self, window: int, region: int, regions: int, memory: Backing) -> None:
+    def __init__(self, window: int, region: int, regions: int, memory: RowMemory) -> None:
         """`region` rows for each sequence."""
         super().__init__(region * regions)
         self.window = window

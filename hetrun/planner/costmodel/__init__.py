@@ -1,8 +1,8 @@
 """What was measured on this machine, and what follows from it.
 
-Every run of some work (ops of one form, on one backend, with one number of threads) goes into a `Cell`: runs
-of about as many tokens at about the same depth. `Fit` draws lines through the cells, so times of other sizes
-follow. Depth is what a token sees on average (`Pass.depth`).
+Every run of some work (ops of one form, on one backend, with one number of threads) goes into a
+`TimingBin`: runs of about as many tokens at about the same depth. `Fit` draws lines through the bins, so
+times of other sizes follow. Depth is what a token sees on average (`Pass.depth`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 from hetrun.planner.costmodel import store
 from hetrun.planner.costmodel.fit import Fit
-from hetrun.planner.costmodel.key import Work as Work
+from hetrun.planner.costmodel.key import OpWork as OpWork
 from hetrun.planner.costmodel.store import path_of_machine as path_of_machine
-from hetrun.planner.costmodel.timing_bin import Cell as Cell, Size, size_of
+from hetrun.planner.costmodel.timing_bin import Size, TimingBin as TimingBin, size_of
 
 log = logging.getLogger(__name__)
 
@@ -24,13 +24,13 @@ NEAR = 3.0  # doublings of tokens, over which a rough time says less and less of
 FACT_RATE = 0.3  # how much a newly measured fact counts
 
 
-class Measured:
+class WorkCells:
     """The cells of one work."""
 
     __slots__ = ("_fit", "_fitted", "cells")
 
-    def __init__(self, cells: dict[Size, Cell] | None = None) -> None:
-        self.cells: dict[Size, Cell] = cells or {}
+    def __init__(self, cells: dict[Size, TimingBin] | None = None) -> None:
+        self.cells: dict[Size, TimingBin] = cells or {}
         self._fit = Fit({})
         self._fitted = 0  # runs that the fit was made from
 
@@ -39,12 +39,12 @@ class Measured:
         """Runs in all."""
         return sum([c.runs for c in self.cells.values()])
 
-    def cell(self, tokens: int, depth: float) -> Cell:
+    def cell(self, tokens: int, depth: float) -> TimingBin:
         """Where runs of about that size are kept; always the same object."""
         size = size_of(tokens, depth)
         found = self.cells.get(size)
         if found is None:
-            found = self.cells[size] = Cell()
+            found = self.cells[size] = TimingBin()
         return found
 
     def add(self, tokens: int, depth: float, seconds: float) -> None:
@@ -65,39 +65,39 @@ class Measured:
         self._fitted = -1
 
 
-class Forecast:
+class WorkTimes:
     """Times of work on this machine. Written and asked by the engine thread only."""
 
     def __init__(self) -> None:
-        self._measured: dict[Work, Measured] = {}
+        self._measured: dict[OpWork, WorkCells] = {}
         self._facts: store.Facts = {}
-        self._known: dict[Work, int] = {}  # runs that came from a file
+        self._known: dict[OpWork, int] = {}  # runs that came from a file
         self._unkept = ""  # why nothing could be saved, as it was said
 
-    def measured(self, work: Work) -> Measured:
+    def measured(self, work: OpWork) -> WorkCells:
         """Where runs of a work are kept; always the same object."""
         found = self._measured.get(work)
         if found is None:
-            found = self._measured[work] = Measured()
+            found = self._measured[work] = WorkCells()
         return found
 
-    def cell(self, work: Work, tokens: int, depth: float) -> Cell:
+    def cell(self, work: OpWork, tokens: int, depth: float) -> TimingBin:
         """Where runs of about that size are kept; always the same object."""
         return self.measured(work).cell(tokens, depth)
 
-    def learn(self, work: Work, tokens: int, depth: float, seconds: float, rough: float = 0.0) -> None:
+    def learn(self, work: OpWork, tokens: int, depth: float, seconds: float, rough: float = 0.0) -> None:
         """One more run; a rough one was measured beside other programs."""
         if rough:
             self.cell(work, tokens, depth).add_rough(tokens, depth, seconds, rough)
         else:
             self.measured(work).add(tokens, depth, seconds)
 
-    def rough(self, work: Work) -> float:
+    def rough(self, work: OpWork) -> float:
         """How far off, relative, all that is known of a work may be."""
         cells = [c.rough for c in self.measured(work).cells.values() if c.runs]
         return min(cells, default=0.0)
 
-    def seconds(self, work: Work, tokens: int, depth: float) -> float | None:
+    def seconds(self, work: OpWork, tokens: int, depth: float) -> float | None:
         """What a run takes; None if nothing is known of the work."""
         own, other = self._fit(work), self._fit(work.other)
         if not own:
@@ -113,11 +113,11 @@ class Forecast:
             return seconds
         return own.seconds(edge, depth) * other.seconds(tokens, depth) / there
 
-    def knows(self, work: Work) -> bool:
+    def knows(self, work: OpWork) -> bool:
         """Whether some run of exactly this work was measured."""
         return bool(self._fit(work))
 
-    def rescale(self, work: Work, factor: float, tokens: int = 0, rough: float | None = None) -> None:
+    def rescale(self, work: OpWork, factor: float, tokens: int = 0, rough: float | None = None) -> None:
         """The work has become slower or faster by this, as runs of `tokens` tokens show: so have, as far as
         is known, runs of every size."""
         self.measured(work).rescale(factor, tokens)
@@ -135,7 +135,7 @@ class Forecast:
                 for cell in measured.cells.values():
                     cell.rough = 0.0
 
-    def works(self) -> Iterator[Work]:
+    def works(self) -> Iterator[OpWork]:
         """All works of which something is known."""
         return iter([work for work, measured in self._measured.items() if measured.runs])
 
@@ -152,11 +152,11 @@ class Forecast:
         self._facts[name, backend] = value if before is None else before + FACT_RATE * (value - before)
 
     @classmethod
-    def load(cls, path: Path) -> Forecast:
+    def load(cls, path: Path) -> WorkTimes:
         """What was saved. A file that is damaged or not hetrun's is ignored; the log says so."""
         forecast = cls()
         works, forecast._facts = store.read(path)
-        forecast._measured = {work: Measured(cells) for work, cells in works.items()}
+        forecast._measured = {work: WorkCells(cells) for work, cells in works.items()}
         forecast._known = {work: measured.runs for work, measured in forecast._measured.items()}
         return forecast
 
@@ -181,6 +181,6 @@ class Forecast:
             )
         self._unkept = problem
 
-    def _fit(self, work: Work) -> Fit | None:
+    def _fit(self, work: OpWork) -> Fit | None:
         measured = self._measured.get(work)
         return measured.fit() or None if measured else None

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
 
-from hetrun.planner.costmodel.timing_bin import Cell, Size
+from hetrun.planner.costmodel.timing_bin import Size, TimingBin
 
 COMPUTING = 64  # tokens: passes of more take what their tokens take
 LEAST_GROWTH = 0.3  # of a growth in proportion
@@ -26,7 +26,7 @@ TOKEN_PRICE = 0.3  # how far the price of a token inside a row may differ from t
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FitPoint:
     """What one cell says."""
 
     tokens: float
@@ -40,7 +40,7 @@ class Point:
         return self.tokens * self.depth
 
 
-Row = tuple[Point, ...]  # by depth
+Row = tuple[FitPoint, ...]  # by depth
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Price:
 class Fit:
     """Cells of one work as a function of tokens and depth."""
 
-    def __init__(self, cells: Mapping[Size, Cell]) -> None:
+    def __init__(self, cells: Mapping[Size, TimingBin]) -> None:
         self.rows = _rows(cells)
         self.prices = _prices(self.rows)  # of a key, by row
         self._depths = [[p.depth for p in row] for row in self.rows]
@@ -104,11 +104,11 @@ class Fit:
         return tokens, free[0] + share * (free[1] - free[0]) + price * tokens * depth
 
 
-def _rows(cells: Mapping[Size, Cell]) -> list[Row]:
-    rows: dict[int, list[Point]] = {}
+def _rows(cells: Mapping[Size, TimingBin]) -> list[Row]:
+    rows: dict[int, list[FitPoint]] = {}
     for (tokens, _), cell in sorted(cells.items()):
         if cell.runs:
-            point = Point(cell.tokens, cell.depth, cell.smoothed, cell.variance)
+            point = FitPoint(cell.tokens, cell.depth, cell.smoothed, cell.variance)
             rows.setdefault(tokens, []).append(point)
     return [tuple(sorted(row, key=lambda p: p.depth)) for row in rows.values()]
 

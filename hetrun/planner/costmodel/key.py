@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class OpWork:
     """Ops of one form on one backend."""
 
     form: str
@@ -15,6 +15,6 @@ class Work:
     several: bool = False  # tokens of several sequences: each attends to its own keys
 
     @property
-    def other(self) -> Work:
+    def other(self) -> OpWork:
         """The same for tokens of several sequences instead of one, or the other way round."""
-        return Work(self.form, self.backend, self.threads, not self.several)
+        return OpWork(self.form, self.backend, self.threads, not self.several)

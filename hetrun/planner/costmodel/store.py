@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetrun.config import dirs
-from hetrun.planner.costmodel.key import Work
-from hetrun.planner.costmodel.timing_bin import Cell, Size, size_of
+from hetrun.planner.costmodel.key import OpWork
+from hetrun.planner.costmodel.timing_bin import Size, TimingBin, size_of
 from hetrun.system.files import read_text
 
 FORMAT = 2
@@ -29,7 +29,7 @@ MOST_LETTERS = 200  # of a name
 MOST_SECONDS = 1e6
 CPU = ("vendor_id", "model name", "stepping", "flags", "CPU implementer", "CPU part", "Features")
 
-Cells = dict[Size, Cell]
+Cells = dict[Size, TimingBin]
 Facts = dict[tuple[str, str], float]
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def cpu_facts(info: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
     return facts
 
 
-def read(path: Path, level: int = logging.WARNING) -> tuple[dict[Work, Cells], Facts]:
+def read(path: Path, level: int = logging.WARNING) -> tuple[dict[OpWork, Cells], Facts]:
     """What was saved there; nothing where there is no file, or none that we wrote, which the log says."""
     try:
         if not path.exists():
@@ -72,7 +72,7 @@ def read(path: Path, level: int = logging.WARNING) -> tuple[dict[Work, Cells], F
         return {}, {}
 
 
-def write(path: Path, works: Iterable[tuple[Work, Cells]], facts: Facts) -> str:
+def write(path: Path, works: Iterable[tuple[OpWork, Cells]], facts: Facts) -> str:
     """Save; readers see the old file or the new one. Why it could not be done, or nothing.
 
     Of works the first ones have room, of facts the last ones.
@@ -105,7 +105,7 @@ def _text(works: list[object], facts: list[list[object]]) -> str:
     return json.dumps({"format": FORMAT, "works": works, "facts": facts}, separators=(",", ":"))
 
 
-def _work_json(work: Work, cells: Cells) -> object:
+def _work_json(work: OpWork, cells: Cells) -> object:
     rows = [
         [c.runs, c.tokens, c.depth, c.smoothed, c.spread, c.best, c.rough]
         for c in cells.values()
@@ -114,17 +114,17 @@ def _work_json(work: Work, cells: Cells) -> object:
     return [work.form, work.backend, work.threads, work.several, rows]
 
 
-def _work(saved: object) -> tuple[Work, Cells]:
+def _work(saved: object) -> tuple[OpWork, Cells]:
     if not isinstance(saved, list):
         raise ValueError("a work is no list")
     form, backend, threads, several, rows = saved
     if not isinstance(several, bool) or not isinstance(rows, list) or len(rows) > MOST_CELLS:
         raise ValueError("a work is not as it is saved")
-    work = Work(_name(form), _name(backend), int(_number(threads, 1e6)), several)
+    work = OpWork(_name(form), _name(backend), int(_number(threads, 1e6)), several)
     return work, dict(_cell(row) for row in rows)
 
 
-def _cell(row: object) -> tuple[Size, Cell]:
+def _cell(row: object) -> tuple[Size, TimingBin]:
     if not isinstance(row, list):
         raise ValueError("a cell is no list")
     runs, tokens, depth, *seconds = row
@@ -132,7 +132,7 @@ def _cell(row: object) -> tuple[Size, Cell]:
     tokens = _number(tokens, 1e9)
     if _number(runs, 1e15) < 1 or tokens < 1:
         raise ValueError("a cell without runs")
-    cell = Cell()
+    cell = TimingBin()
     cell.restore(int(runs), tokens, _number(depth, 1e9), smoothed, spread, best, rough)
     return size_of(math.ceil(tokens), cell.depth), cell
 

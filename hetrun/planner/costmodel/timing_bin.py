@@ -32,7 +32,7 @@ def depth_class(depth: float) -> int:
     return ((int(depth) >> 4).bit_length() + 1) >> 1
 
 
-class Cell:
+class TimingBin:
     """The runs of one work at about one size, and the size that they stand for.
 
     It is written after every segment that runs, so adding costs less than a microsecond.

@@ -121,7 +121,7 @@ def _solve(
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class OpGroup:
     """One of the seven: its scopes in a graph and the form of its ops, under which it is measured."""
 
     name: str
@@ -130,7 +130,7 @@ class Operation:
     form: str
 
 
-def operations(graph: Graph, layer: int) -> tuple[Operation, ...]:
+def operations(graph: Graph, layer: int) -> tuple[OpGroup, ...]:
     """The operations of a layer, in the order in which they run first."""
     members: dict[str, list[Op]] = {name: [] for name in dict.fromkeys(PARTS.values())}
     waiting: list[Op] = []  # norms, and what else belongs to its reader
@@ -147,13 +147,13 @@ def operations(graph: Graph, layer: int) -> tuple[Operation, ...]:
         what = waiting[0].scope if waiting else f"blk.{layer}"
         raise OptionError(f"{what} is not one of the seven operations of a layer; place it separately")
     return tuple(
-        Operation(name, tuple(dict.fromkeys(op.scope for op in ops)), tuple(ops), form_of(ops))
+        OpGroup(name, tuple(dict.fromkeys(op.scope for op in ops)), tuple(ops), form_of(ops))
         for name, ops in members.items()
         if ops
     )
 
 
-def placements(found: Balance, of: Sequence[Operation], host: str, other: str) -> tuple[Placement, ...]:
+def placements(found: Balance, of: Sequence[OpGroup], host: str, other: str) -> tuple[Placement, ...]:
     """A layer as it was balanced."""
     why = f"balanced: this layer takes {found.seconds * 1000:.3g} ms on both devices together"
     return tuple(
@@ -167,7 +167,7 @@ def placements(found: Balance, of: Sequence[Operation], host: str, other: str) -
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class HostLink:
     """Between the host and the other device."""
 
     bytes_per_second: float
@@ -184,7 +184,7 @@ class Migration:
     pay for themselves within some steps."""
 
     kv_bytes: float
-    link: Link
+    link: HostLink
     steps: float
 
     @property

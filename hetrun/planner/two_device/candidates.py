@@ -10,9 +10,9 @@ from hetrun.graph.ops import Attention, Moe
 from hetrun.graph.sharding import Kind, Share, shared_by_heads
 from hetrun.graph.signature import coarse
 from hetrun.planner.plan import Placement, Plan
-from hetrun.planner.two_device.balance import SCORE, Operation, balance, placements
+from hetrun.planner.two_device.balance import SCORE, OpGroup, balance, placements
 from hetrun.planner.two_device.cost import PRODUCTS, At, Sides
-from hetrun.planner.two_device.expert_cost import Cost
+from hetrun.planner.two_device.expert_cost import OperationCost
 
 WORTH = 0.03  # of an operation's time: what sharing it out must bring
 PIECES = (16, 8, 4, 2)  # that rows are shared out in, so that plans for several sizes share what they hold
@@ -25,7 +25,7 @@ Scoring = Mapping[int, Mapping[str, float]]  # layer -> backend -> part of the h
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlacementCandidate:
     """Placements with two devices, and about what a pass takes."""
 
     placements: tuple[Placement, ...]
@@ -46,9 +46,9 @@ class Pair:
         return [Placement(scope, self.host, why, rest), Placement(scope, self.other, why, share)]
 
 
-Part = tuple[Operation, Cost, Cost]  # on the host, and on the other device
+Part = tuple[OpGroup, OperationCost, OperationCost]  # on the host, and on the other device
 Taken = tuple[float, list[Placement]]  # what some operations take, and what of them is placed
-Split = Callable[[Operation], Taken]
+Split = Callable[[OpGroup], Taken]
 
 
 class Ways:
@@ -68,7 +68,7 @@ class Ways:
         stays = (Placement(unit, b, "its weights stay there") for unit, b in staying.items())
         self._rest = (Placement("", pair.host, f"while {pair.other} computes"), *stays)
 
-    def _parts(self, layer: Sequence[Operation], at: At) -> list[Part]:
+    def _parts(self, layer: Sequence[OpGroup], at: At) -> list[Part]:
         """What was measured of a layer on both sides; nothing if something was not."""
         found: list[Part] = []
         for o in layer:
@@ -78,7 +78,7 @@ class Ways:
             found.append((o, here, there))
         return found
 
-    def candidates(self, scoring: Scoring) -> Iterator[Candidate]:
+    def candidates(self, scoring: Scoring) -> Iterator[PlacementCandidate]:
         """What is worth a closer look; `scoring`: where keys and values are now."""
         if not self._known:
             return
@@ -88,10 +88,10 @@ class Ways:
 
     # --- balanced
 
-    def _balanced(self, scoring: Scoring) -> Candidate:
+    def _balanced(self, scoring: Scoring) -> PlacementCandidate:
         """Every layer with the least makespan, where the other device has to bring weights."""
         if not self._loads:
-            return Candidate(self._rest, self._outside)
+            return PlacementCandidate(self._rest, self._outside)
         found, seconds = [*self._rest], 0.0
         rest = self._outside / len(self._layers)
         for layer in self._layers:
@@ -101,7 +101,7 @@ class Ways:
             placed = placements(best, [o for o, _, _ in layer], self._pair.host, self._pair.other)
             found += [p for p in placed if p.backend == self._pair.other]
             seconds += best.seconds
-        return Candidate(tuple(found), seconds)
+        return PlacementCandidate(tuple(found), seconds)
 
     @property
     def _loads(self) -> bool:
@@ -110,13 +110,13 @@ class Ways:
 
     # --- spread
 
-    def _spread(self, scoring: Scoring, names: Sequence[str]) -> Candidate:
+    def _spread(self, scoring: Scoring, names: Sequence[str]) -> PlacementCandidate:
         """Whole parts of some layers on the other device, evenly spread, as many as keep its link as busy as
         the chain: fewer changes of sides than where each layer gives a little (LIA's whole layers)."""
         layers = [[part for part in layer if part[0].name in names] for layer in self._layers]
         layers = [layer for layer in layers if layer]
         if not self._loads or not layers:
-            return Candidate(self._rest, self._outside)
+            return PlacementCandidate(self._rest, self._outside)
         pair = self._pair
         host = [sum(h.seconds + self._moving(o, pair.host, scoring) for o, h, _ in layer) for layer in layers]
         between = [
@@ -139,16 +139,16 @@ class Ways:
             for o, _, _ in layers[i]
             for scope in o.scopes
         ]
-        return Candidate((*self._rest, *placed), seconds(best))
+        return PlacementCandidate((*self._rest, *placed), seconds(best))
 
-    def _moving(self, o: Operation, backend: str, scoring: Scoring) -> float:
+    def _moving(self, o: OpGroup, backend: str, scoring: Scoring) -> float:
         """What the keys and values of an operation pay for coming to a backend."""
         layers = [op.attrs.layer for op in o.ops if isinstance(op.attrs, Attention)]
         return sum(self._pair.moving * (1 - scoring.get(i, {}).get(backend, 0.0)) for i in layers)
 
     # --- shared out
 
-    def _shared(self, by_heads: bool) -> Candidate:
+    def _shared(self, by_heads: bool) -> PlacementCandidate:
         """Every operation on both sides where that is worth it; attention as a whole, or one by one."""
         taken: list[Taken] = []
         for layer in self._layers:
@@ -160,7 +160,7 @@ class Ways:
                 taken.append(self._heads(attention))
             taken += [self._split(*part) for part in layer if part not in attention]
         seconds = self._outside + sum(s for s, _ in taken)
-        return Candidate((*self._rest, *(p for _, placed in taken for p in placed)), seconds)
+        return PlacementCandidate((*self._rest, *(p for _, placed in taken for p in placed)), seconds)
 
     def _heads(self, attention: Sequence[Part]) -> Taken:
         """A layer's attention by heads, all of its operations together."""
@@ -173,7 +173,7 @@ class Ways:
         why = self._why(seconds, here)
         return seconds, self._pair.both(coarse(ops[0].scope), Share("heads", n - some, n, n), why)
 
-    def _split(self, o: Operation, here: Cost, there: Cost) -> Taken:
+    def _split(self, o: OpGroup, here: OperationCost, there: OperationCost) -> Taken:
         """One operation: on the host, on the other side, or some of its rows or experts on each."""
         alone = max(there.seconds, there.load)
         kind, pieces, widths = _pieces(o.ops)
@@ -189,12 +189,12 @@ class Ways:
             return alone, [Placement(scope, self._pair.other, why) for scope in o.scopes]
         return here.seconds, []
 
-    def _why(self, seconds: float, here: Cost) -> str:
+    def _why(self, seconds: float, here: OperationCost) -> str:
         both = f"both take {1000 * seconds:.3g} ms"
         return f"divided: {both}; {self._pair.host} alone would take {1000 * here.seconds:.3g} ms"
 
 
-def share(here: Cost, there: Cost, pieces: int) -> tuple[int, float]:
+def share(here: OperationCost, there: OperationCost, pieces: int) -> tuple[int, float]:
     """How many of some pieces the other device takes, and when both are done: at the same time, as far as
     whole pieces allow. Of a single piece there is nothing to share."""
     ends = [
@@ -205,7 +205,7 @@ def share(here: Cost, there: Cost, pieces: int) -> tuple[int, float]:
     return some, seconds
 
 
-def _unit(o: Operation) -> str:
+def _unit(o: OpGroup) -> str:
     return coarse(o.scopes[0])
 
 
@@ -214,9 +214,11 @@ def evenly(n: int, of: int) -> list[int]:
     return [(2 * i + 1) * of // (2 * n) for i in range(n)]
 
 
-def _together(costs: Sequence[Cost]) -> Cost:
+def _together(costs: Sequence[OperationCost]) -> OperationCost:
     """Operations as one, which have what is fixed only once each on their own."""
-    return Cost(sum(c.seconds for c in costs), max(c.fixed for c in costs), sum(c.load for c in costs))
+    return OperationCost(
+        sum(c.seconds for c in costs), max(c.fixed for c in costs), sum(c.load for c in costs)
+    )
 
 
 def _pieces(ops: Sequence[Op]) -> tuple[Kind, int, dict[str, int]]:

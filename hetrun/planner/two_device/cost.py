@@ -16,15 +16,15 @@ from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op
 from hetrun.graph.ops import MIXTURE, Attention, Moe
 from hetrun.graph.signature import coarse
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.online import Likely
 from hetrun.planner.plan import Plan
-from hetrun.planner.segment_cost import MOST_SAVED, NEAR, Costs, distance, size_of
+from hetrun.planner.segment_cost import MOST_SAVED, NEAR, SegmentCosts, distance, size_of
 from hetrun.planner.trials import BESIDE, DEEP, LINK, SAMPLES, SMALL, TOKENS, Trial, alone
-from hetrun.planner.two_device.balance import PARTS, Operation, operations
+from hetrun.planner.two_device.balance import PARTS, OpGroup, operations
 from hetrun.planner.two_device.expert_cost import (
-    Cost,
-    Rates,
+    ExpertRates,
+    OperationCost,
     computed,
     heat_of,
     is_share,
@@ -54,7 +54,7 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
-class Clocked:
+class ClockedPass:
     """A pass: what it takes, and each of its segments from the moment it is given to its end."""
 
     seconds: float
@@ -65,10 +65,10 @@ class Sides:
     """Times of a graph's operations on either side."""
 
     def __init__(
-        self, graph: Graph, backends: Mapping[str, Backend], forecast: Forecast, costs: Costs
+        self, graph: Graph, backends: Mapping[str, Backend], forecast: WorkTimes, costs: SegmentCosts
     ) -> None:
         self._backends, self._forecast, self._costs = backends, forecast, costs
-        found: dict[str, tuple[Operation, ...]] = {}
+        found: dict[str, tuple[OpGroup, ...]] = {}
         for name in dict.fromkeys(coarse(op.scope).rpartition(".")[0] for op in graph.ops):
             try:
                 found[name] = operations(graph, int(name.partition(".")[2]))
@@ -77,12 +77,12 @@ class Sides:
         self._inside = frozenset(found)
         self.layers = tuple(found.values())
         self.outside = tuple(
-            Operation(u.scope, (u.scope,), u.ops, u.form) for u in costs.units if not self._is_inside(u.scope)
+            OpGroup(u.scope, (u.scope,), u.ops, u.form) for u in costs.units if not self._is_inside(u.scope)
         )
         layers = {f"{name}.{o.name}": o for name, layer in found.items() for o in layer}
         self._operations = layers | {o.name: o for o in self.outside}
         self._sizes = {key: sum(map(_size, o.ops)) for key, o in self._operations.items()}
-        self._asked: dict[tuple[str, str, At], Cost | None] = {}
+        self._asked: dict[tuple[str, str, At], OperationCost | None] = {}
         self._parts: dict[int, tuple[Segment, Mapping[str, float]]] = {}
         self._mixtures: dict[int, tuple[Segment, Mapping[str, Op]]] = {}
         self.likely: Likely = unknown
@@ -103,39 +103,39 @@ class Sides:
 
     # --- one operation
 
-    def work(self, o: Operation, backend: str, at: At) -> Work:
+    def work(self, o: OpGroup, backend: str, at: At) -> OpWork:
         """Where its times are kept."""
         device = alone(backend) if self._backends[backend].asynchronous else backend
-        return Work(o.form, device, at.threads, at.several)
+        return OpWork(o.form, device, at.threads, at.several)
 
-    def able(self, o: Operation, backend: str) -> bool:
+    def able(self, o: OpGroup, backend: str) -> bool:
         """Whether a backend can run it."""
         return all(self._backends[backend].supports(op) for op in o.ops)
 
-    def cost(self, o: Operation, backend: str, at: At) -> Cost | None:
+    def cost(self, o: OpGroup, backend: str, at: At) -> OperationCost | None:
         """What it takes there; None if it was never measured."""
         key = o.form, backend, at
         if key not in self._asked:
             self._asked[key] = self._cost(o, backend, at) if self.able(o, backend) else None
         return self._asked[key]
 
-    def _cost(self, o: Operation, backend: str, at: At) -> Cost | None:
+    def _cost(self, o: OpGroup, backend: str, at: At) -> OperationCost | None:
         work = self.work(o, backend, at)
         seconds = self._forecast.seconds(work, at.tokens, at.depth)
         if seconds is None:
             return None
         call = min(self._costs.call(backend), MOST_SAVED * seconds)
         if not self._backends[backend].asynchronous:
-            return Cost(seconds, call)
+            return OperationCost(seconds, call)
         load = 0.0
         if self._is_streamed(o, backend):
             least = self._forecast.seconds(replace(work, several=False), 1, at.depth) or seconds
             load = max(0.0, min(least, seconds) - call)
         seconds -= load
         crossing = self.crossing(backend, FLOAT_BYTES * at.tokens * _read(o))
-        return Cost(seconds, min(seconds, call + crossing), load)
+        return OperationCost(seconds, min(seconds, call + crossing), load)
 
-    def _is_streamed(self, o: Operation, backend: str) -> bool:
+    def _is_streamed(self, o: OpGroup, backend: str) -> bool:
         device = self._backends[backend]
         return any(device.streams(use) for use in device.wants(o.ops))
 
@@ -146,7 +146,7 @@ class Sides:
 
     def trials(self, backend: str, threads: int, context: int, ubatch: int) -> list[Trial]:
         """What to measure of a backend before operations can be placed one by one."""
-        forms: dict[str, list[Operation]] = {}
+        forms: dict[str, list[OpGroup]] = {}
         by_itself = self._backends[backend].asynchronous
         # What is outside of layers is measured on the host as it is.
         for o in (o for part in (*self.layers, self.outside if by_itself else ()) for o in part):
@@ -170,7 +170,7 @@ class Sides:
                     )
         return found
 
-    def works(self, plan: Plan, tokens: int) -> dict[Work, bool]:
+    def works(self, plan: Plan, tokens: int) -> dict[OpWork, bool]:
         """Every operation on every backend of a plan, and whether the plan runs it there."""
         at = At(tokens, 0.0, plan.threads)
         used = {(self._operations[k].form, s.backend) for s in plan.segments for k in self._parts_of(s)}
@@ -185,7 +185,7 @@ class Sides:
     def elsewhere(self, plan: Plan, depth: float) -> list[Trial]:
         """Operations on the backends of a plan where it does not run them. One token is enough: it says how
         fast weights come now, and a request may be waiting."""
-        found: dict[Work, Trial] = {}
+        found: dict[OpWork, Trial] = {}
         for work, used in self.works(plan, 1).items():
             if not used:
                 b = next(b for b in self._backends if work.backend in (b, alone(b)))
@@ -197,7 +197,7 @@ class Sides:
 
     # --- passes
 
-    def clock(self, plan: Plan, at: At) -> Clocked | None:
+    def clock(self, plan: Plan, at: At) -> ClockedPass | None:
         """What a pass takes: its stages one after the other, or the link's copies if those take longer."""
         chain, loads, found = 0.0, dict[str, float](), list[tuple[Segment, float, float, float]]()
         for stage in plan.stages:
@@ -219,14 +219,14 @@ class Sides:
             waits = wait > 0 and load > 0 and s.backend == slowest
             spans[s.name] = longest + wait * load / loads[slowest] if waits else seconds
         slower = 1 + longer / (chain + wait) if longer else 1.0
-        return Clocked(chain + wait + longer, {name: slower * seconds for name, seconds in spans.items()})
+        return ClockedPass(chain + wait + longer, {name: slower * seconds for name, seconds in spans.items()})
 
     def _beside(self, backend: str, at: At) -> float:
         """How much longer, relative, the host's work and what crosses take at once, as both read the same
         memory: in passes so small that the host waits for that and not for its cores."""
         return (self._forecast.fact(BESIDE, backend) or 1.0) - 1 if at.tokens <= SMALL and backend else 0.0
 
-    def _segment(self, s: Segment, at: At) -> Cost | None:
+    def _segment(self, s: Segment, at: At) -> OperationCost | None:
         """A segment as the sum of its operations, or parts of them, which share one call."""
         times, load = list[float](), 0.0
         mixtures = self._mixtures_of(s)
@@ -240,9 +240,9 @@ class Sides:
             load += some * cost.load
         call = self._costs.call(s.backend)
         if not times:
-            return Cost(call, call)  # results are put together
+            return OperationCost(call, call)  # results are put together
         saved = min(call, MOST_SAVED * min(times))
-        return Cost(sum(times) - (len(times) - 1) * saved, call, load)
+        return OperationCost(sum(times) - (len(times) - 1) * saved, call, load)
 
     def _parts_of(self, s: Segment) -> Mapping[str, float]:
         """How much of which operation a segment has."""
@@ -264,21 +264,21 @@ class Sides:
             self._mixtures[key] = s, found
         return self._mixtures[key][1]
 
-    def _part_of_mixture(self, op: Op, o: Operation, backend: str, at: At) -> float:
+    def _part_of_mixture(self, op: Op, o: OpGroup, backend: str, at: At) -> float:
         """How much of a mixture's work its share has: its experts are chosen by more or fewer tokens."""
         assert isinstance(op.attrs, Moe)
         heat = heat_of(mixture_of(o), self.likely)
         rates = self.rates(o, backend, at, heat)
         return rates.part(heat, computed(op.attrs, heat), at.tokens) if rates else 0.0
 
-    def rates(self, o: Operation, backend: str, at: At, heat: Floats) -> Rates | None:
+    def rates(self, o: OpGroup, backend: str, at: At, heat: Floats) -> ExpertRates | None:
         """What experts of a mixture take on a backend; None if that was never measured."""
         one, many = self.cost(o, backend, replace(at, tokens=1)), self.cost(o, backend, at)
         return rates_of(one, many, heat, at.tokens) if one and many else None
 
     def measured(self, s: Segment, at: At) -> float | None:
         """A segment, from the moment it is given to its end, if runs of about this size were measured."""
-        work = Work(self._costs.form(s), s.backend, at.threads)
+        work = OpWork(self._costs.form(s), s.backend, at.threads)
         size = size_of(s.ops, at.tokens, at.depth)
         for one in (work, work.other):
             cells = self._forecast.measured(one).cells.values()
@@ -295,7 +295,7 @@ def _size(op: Op) -> int:
     return sum(w.shape[0] * w.shape[1] for w in matrices)
 
 
-def _read(o: Operation) -> int:
+def _read(o: OpGroup) -> int:
     """Width of all that an operation reads."""
     made = {op.out for op in o.ops}
     return sum(v.width for v in {v for op in o.ops for v in op.inputs} - made)

@@ -16,14 +16,14 @@ from hetrun.backend import Floats
 from hetrun.graph import Op
 from hetrun.graph.ops import Moe
 from hetrun.planner.online import Likely
-from hetrun.planner.two_device.balance import Operation
+from hetrun.planner.two_device.balance import OpGroup
 
 Seconds = NDArray[np.float64]
 SAME = 1e-3  # of the experts: so few tokens meet that nothing says what a second one takes
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class OperationCost:
     """What an operation takes on one side."""
 
     seconds: float  # in the chain: computing, and what crosses the link for it
@@ -36,7 +36,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class ExpertRates:
     """What a mixture takes on one side besides what is fixed: seconds of each expert that was chosen,
     and of each token that goes through one."""
 
@@ -66,15 +66,15 @@ def hits(heat: Floats, tokens: int) -> Floats:
     return found
 
 
-def rates_of(one: Cost, many: Cost, heat: Floats, tokens: int) -> Rates:
+def rates_of(one: OperationCost, many: OperationCost, heat: Floats, tokens: int) -> ExpertRates:
     """From what a pass of one token takes, and one of `tokens`."""
     used, work = float(heat.sum()), many.seconds - many.fixed
     hit, pairs = float(hits(heat, tokens).sum()), tokens * used
     if pairs - hit < SAME * hit:
-        return Rates(many.fixed, work / hit, 0.0)
+        return ExpertRates(many.fixed, work / hit, 0.0)
     first = (one.seconds - one.fixed) / used  # an expert with its first token
     token = min(max((work - first * hit) / (pairs - hit), 0.0), first, work / pairs)
-    return Rates(many.fixed, (work - token * pairs) / hit, token)
+    return ExpertRates(many.fixed, (work - token * pairs) / hit, token)
 
 
 def unknown(router: str) -> Floats | None:
@@ -95,7 +95,7 @@ def by_heat(heat: Floats) -> list[int]:
     return [int(i) for i in np.argsort(-heat, kind="stable")]
 
 
-def mixture_of(o: Operation) -> Op:
+def mixture_of(o: OpGroup) -> Op:
     """The mixture of an operation that has one."""
     return next(op for op in o.ops if isinstance(op.attrs, Moe))
 

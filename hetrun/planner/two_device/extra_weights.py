@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from hetrun.backend import Backend
-from hetrun.planner.costmodel import Forecast
+from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.online import HOLDS, Parts
 from hetrun.planner.plan import Plan, PlanSet
 from hetrun.planner.weight_sizes import PARTS, with_line
@@ -15,7 +15,7 @@ NO_PARTS: Parts = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PartsRoom:
     """What there is for parts."""
 
     host: int  # bytes of the host's memory
@@ -27,7 +27,7 @@ class Room:
 class PartsHeld:
     """What parts take on each backend."""
 
-    def __init__(self, backends: Mapping[str, Backend], alone: Collection[str], forecast: Forecast) -> None:
+    def __init__(self, backends: Mapping[str, Backend], alone: Collection[str], forecast: WorkTimes) -> None:
         """`alone`: backends that work by themselves, and hold something besides weights."""
         self._backends, self._alone, self._forecast = backends, alone, forecast
 
@@ -37,18 +37,18 @@ class PartsHeld:
             (s.backend, use) for s in plan.segments for use in self._backends[s.backend].wants(s.ops)
         )
 
-    def fit(self, parts: Parts, room: Room) -> bool:
+    def fit(self, parts: Parts, room: PartsRoom) -> bool:
         """Whether there is room for these, all of them."""
         new = parts - room.parts
         return self._bytes(parts) <= room.host and all(
             self.own_bytes(new, b) <= n for b, n in room.own.items()
         )
 
-    def left(self, room: Room, parts: Parts) -> Room:
+    def left(self, room: PartsRoom, parts: Parts) -> PartsRoom:
         """What there is when these are there as well."""
         new = parts - room.parts
         own = {b: n - self.own_bytes(new, b) for b, n in room.own.items()}
-        return Room(room.host - self._weights(new), own, room.whole, room.parts | parts)
+        return PartsRoom(room.host - self._weights(new), own, room.whole, room.parts | parts)
 
     def own_bytes(self, parts: Parts, backend: str) -> int:
         """Bytes of weights in the memory that a device has to itself."""

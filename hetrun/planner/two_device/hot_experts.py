@@ -29,10 +29,10 @@ from hetrun.graph.sharding import Share
 from hetrun.graph.signature import coarse
 from hetrun.planner.online import Likely
 from hetrun.planner.plan import Placement, Plan
-from hetrun.planner.two_device.balance import Operation
-from hetrun.planner.two_device.candidates import Candidate, Split, Taken
+from hetrun.planner.two_device.balance import OpGroup
+from hetrun.planner.two_device.candidates import PlacementCandidate, Split, Taken
 from hetrun.planner.two_device.cost import At, Sides
-from hetrun.planner.two_device.expert_cost import Rates, Seconds, by_heat, heat_of, mixture_of
+from hetrun.planner.two_device.expert_cost import ExpertRates, Seconds, by_heat, heat_of, mixture_of
 
 WORTH = 0.03  # of a mixture's time: what other experts there must bring
 SPARE = 1 / 8  # of the room, if there are many layers: free for others to come beside what is there
@@ -45,7 +45,7 @@ Sets = Mapping[str, Experts]  # by the scope of a mixture: those that lie on the
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PassSize:
     """A size of pass, and how often there are such ones."""
 
     at: At
@@ -53,7 +53,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ExpertDevice:
     """Where experts may lie, and beside whom."""
 
     host: str
@@ -63,12 +63,12 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class MixtureLayer:
     """A mixture on two sides."""
 
-    operation: Operation
+    operation: OpGroup
     heat: Floats
-    sides: tuple[tuple[Point, Rates, Rates], ...]  # on the host, and on the other device
+    sides: tuple[tuple[PassSize, ExpertRates, ExpertRates], ...]  # on the host, and on the other device
     each: int  # bytes of an expert on the device
     moving: bool  # what lies there follows what tokens choose
     besides: int  # bytes, if there is any
@@ -125,7 +125,9 @@ class HotExperts:
 
     # --- which experts
 
-    def choose(self, device: Device, points: Sequence[Point], plans: Iterable[Plan], fixed: bool) -> None:
+    def choose(
+        self, device: ExpertDevice, points: Sequence[PassSize], plans: Iterable[Plan], fixed: bool
+    ) -> None:
         """Decide it again for a device; `fixed`: what lies there stays, and nothing comes."""
         self._moving[device.other] = self._moves(device.host, device.other)
         layers = [layer for o in self.mixtures if (layer := self._layer(o, device, points))]
@@ -146,10 +148,10 @@ class HotExperts:
         """Whether experts change places between two backends while the model runs."""
         return self._backends[host].leaves_to_slots and self._backends[other].expert_slots() is not None
 
-    def _layer(self, o: Operation, device: Device, points: Sequence[Point]) -> Layer | None:
+    def _layer(self, o: OpGroup, device: ExpertDevice, points: Sequence[PassSize]) -> MixtureLayer | None:
         """What is known of a mixture; None if it is not the host's, would not
         stay on the device, or was not measured on both."""
-        op, found = mixture_of(o), list[tuple[Point, Rates, Rates]]()
+        op, found = mixture_of(o), list[tuple[PassSize, ExpertRates, ExpertRates]]()
         if op.scope not in device.scopes:
             return None
         heat = heat_of(op, self.likely)
@@ -166,7 +168,7 @@ class HotExperts:
             return None
         besides = backend.device_bytes([WeightUse(router, "vector")])
         each = max(1, backend.device_bytes(some))
-        return Layer(o, heat, tuple(found), each, self._moving[device.other], besides)
+        return MixtureLayer(o, heat, tuple(found), each, self._moving[device.other], besides)
 
     # --- plans
 
@@ -181,7 +183,7 @@ class HotExperts:
     def split(self, host: str, other: str, at: At) -> Split:
         """For each mixture what it takes with both sides at once, and the placements of that."""
 
-        def taken(o: Operation) -> Taken:
+        def taken(o: OpGroup) -> Taken:
             op = mixture_of(o)
             heat = heat_of(op, self.likely)
             here, there = (self._sides.rates(o, b, at, heat) for b in (host, other))
@@ -212,7 +214,7 @@ class HotExperts:
 
     def beside(
         self, in_turn: Plan, there: Container[str], host: str, at: At, split: Split
-    ) -> Iterator[Candidate]:
+    ) -> Iterator[PlacementCandidate]:
         """A plan in which backends take turns, with experts on the other device beside those of the host;
         `there`: the units that the host runs by it."""
         clocked = self._sides.clock(in_turn, at)
@@ -221,7 +223,7 @@ class HotExperts:
         placed = [p for _, placements in taken for p in placements]
         if clocked and placed:
             saved = sum(c.seconds - seconds for c, (seconds, _) in zip(costs, taken, strict=True) if c)
-            yield Candidate((*in_turn.placements, *placed), clocked.seconds - saved)
+            yield PlacementCandidate((*in_turn.placements, *placed), clocked.seconds - saved)
 
     # --- while the model runs
 
@@ -263,7 +265,7 @@ def settled(experts: Experts, heat: Floats) -> Experts:
     return tuple(sorted(by_heat(heat)[: len(experts)]))
 
 
-def _is_mixture(o: Operation) -> bool:
+def _is_mixture(o: OpGroup) -> bool:
     mixtures = [op for op in o.ops if isinstance(op.attrs, Moe)]
     return len(mixtures) == 1
 
@@ -296,7 +298,7 @@ def _named(experts: Experts) -> str:
 # --- room
 
 
-def _wanted(layers: Sequence[Layer], room: int) -> tuple[dict[str, Experts], int]:
+def _wanted(layers: Sequence[MixtureLayer], room: int) -> tuple[dict[str, Experts], int]:
     """The experts that should lie on the device if it were empty, and how much room they leave: enough for
     others of any layer to come beside them, so no layer has more; less where others come into their slots."""
     if layers and all(layer.moving for layer in layers):
@@ -310,7 +312,7 @@ def _wanted(layers: Sequence[Layer], room: int) -> tuple[dict[str, Experts], int
     return {scope: tuple(sorted(experts)) for scope, experts in wanted.items()}, spare
 
 
-def _spend(layers: Sequence[Layer], curves: Sequence[Seconds], room: int) -> list[int]:
+def _spend(layers: Sequence[MixtureLayer], curves: Sequence[Seconds], room: int) -> list[int]:
     """How many experts each layer gets: always what brings most for its bytes."""
     counts, steps = [0] * len(layers), list[tuple[float, int, int]]()
 
@@ -340,7 +342,7 @@ def _spend(layers: Sequence[Layer], curves: Sequence[Seconds], room: int) -> lis
     return counts
 
 
-def _within(sets: Sets, layers: Sequence[Layer], room: int) -> dict[str, Experts]:
+def _within(sets: Sets, layers: Sequence[MixtureLayer], room: int) -> dict[str, Experts]:
     """Of the experts that lie there those of as many layers as still have room, what is worth most first."""
     mine = {layer.scope: layer for layer in layers}
 
@@ -358,7 +360,7 @@ def _within(sets: Sets, layers: Sequence[Layer], room: int) -> dict[str, Experts
 
 
 def _changed(
-    old: Sets, wanted: Sets, layers: Sequence[Layer], room: int, free: int
+    old: Sets, wanted: Sets, layers: Sequence[MixtureLayer], room: int, free: int
 ) -> tuple[dict[str, Experts], int]:
     """What lies there, with as many of the changes as are worth it and have room beside what goes; the bytes
     that come."""

@@ -24,7 +24,7 @@ from hetrun.errors import OptionError
 from hetrun.graph import Graph
 from hetrun.graph.ops import Moe
 from hetrun.graph.signature import coarse
-from hetrun.planner.costmodel import Forecast, Work
+from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.online import (
     RATE,
     START,
@@ -41,7 +41,7 @@ from hetrun.planner.online import (
 )
 from hetrun.planner.plan import (
     BUCKETS,
-    Expected,
+    ExpectedTimes,
     Placement,
     Plan,
     PlanSet,
@@ -53,11 +53,11 @@ from hetrun.planner.plan import (
 from hetrun.planner.precision import PRICE
 from hetrun.planner.residency import Copies, Copy
 from hetrun.planner.trials import LINK, Trial
-from hetrun.planner.two_device.balance import Link, Migration
-from hetrun.planner.two_device.candidates import Candidate, Pair, Ways, scoring_of
+from hetrun.planner.two_device.balance import HostLink, Migration
+from hetrun.planner.two_device.candidates import Pair, PlacementCandidate, Ways, scoring_of
 from hetrun.planner.two_device.cost import At, Sides
-from hetrun.planner.two_device.extra_weights import NO_PARTS, PartsHeld, Room
-from hetrun.planner.two_device.hot_experts import Device, HotExperts, Point
+from hetrun.planner.two_device.extra_weights import NO_PARTS, PartsHeld, PartsRoom
+from hetrun.planner.two_device.hot_experts import ExpertDevice, HotExperts, PassSize
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ CUTS_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlanChoice:
     """The plan of a bucket with two devices, what a pass takes, and what it took or would take otherwise."""
 
     plan: Plan
@@ -91,7 +91,7 @@ class ConcurrentPlanner(OnlinePlanner):
         self,
         graph: Graph,
         backends: Mapping[str, Backend],
-        forecast: Forecast,
+        forecast: WorkTimes,
         threads: Sequence[int],
         candidates: Sequence[str],
         precision: Precision = "exact",
@@ -158,7 +158,7 @@ class ConcurrentPlanner(OnlinePlanner):
     def _reason_of_all(
         self,
         current: PlanSet,
-        chosen: Mapping[str, Choice],
+        chosen: Mapping[str, PlanChoice],
         changed: Sequence[str],
         proposal: Proposal | None,
     ) -> str:
@@ -182,7 +182,9 @@ class ConcurrentPlanner(OnlinePlanner):
             self._in_turn |= make_plans(self._graph, buckets, self._alone)
         return self._in_turn[bucket]
 
-    def _choose(self, bucket: str, mine: Plan, after: PlanSet, now: Now, room: Room) -> Choice | None:
+    def _choose(
+        self, bucket: str, mine: Plan, after: PlanSet, now: Now, room: PartsRoom
+    ) -> PlanChoice | None:
         """Two devices at once, as they are or in a new way; None if they had better take turns."""
         tokens, depth = self.point(bucket, after.ubatch, now)
         in_turn = self._seconds_in_turn(after.plans[bucket], tokens, depth)
@@ -194,7 +196,7 @@ class ConcurrentPlanner(OnlinePlanner):
             stay = in_turn
             mine = after.plans[bucket]
         limit = (1 - WORTH) * min(stay, in_turn)
-        best: Choice | None = None
+        best: PlanChoice | None = None
         steps = max(1.0, MOVED_S / max(in_turn, 1e-9))
         # The host has its part in each of them.
         n = min(tokens, self.host_ubatch or tokens)
@@ -211,9 +213,9 @@ class ConcurrentPlanner(OnlinePlanner):
             if self._rounds_more(plan, after.plans[bucket]):
                 limit = min(limit, min(stay, in_turn) / (1 + PRICE))
             if seconds < min(limit, best.seconds if best else limit):
-                best = Choice(plan, seconds, min(stay, in_turn))
+                best = PlanChoice(plan, seconds, min(stay, in_turn))
         if best is None and is_concurrent(mine) and in_turn >= (1 - WORTH) * stay:
-            return Choice(mine, stay, in_turn)
+            return PlanChoice(mine, stay, in_turn)
         return best
 
     def _rounds_more(self, plan: Plan, than: Plan) -> bool:
@@ -240,11 +242,11 @@ class ConcurrentPlanner(OnlinePlanner):
         found = self.sides.clock(plan, At(n, depth, plan.threads))
         return self._wrong.get(bucket, 1.0) * times * found.seconds if found else None
 
-    def saw(self, bucket: str, factor: float) -> None:
+    def observe(self, bucket: str, factor: float) -> None:
         wrong = factor * self._wrong.get(bucket, 1.0)
         self._wrong[bucket] = min(max(wrong, 1 / MOST_WRONG), MOST_WRONG)
 
-    def _made(self, bucket: str, threads: int, candidate: Candidate) -> Plan | None:
+    def _made(self, bucket: str, threads: int, candidate: PlacementCandidate) -> Plan | None:
         try:
             stages = self._cut(candidate.placements)
         except OptionError as e:  # a border where weights cannot be cut
@@ -252,7 +254,9 @@ class ConcurrentPlanner(OnlinePlanner):
             return None
         return Plan(bucket, threads, candidate.placements, stages)
 
-    def _candidates(self, at: At, mine: Plan, in_turn: Plan, now: Now, steps: float) -> Iterator[Candidate]:
+    def _candidates(
+        self, at: At, mine: Plan, in_turn: Plan, now: Now, steps: float
+    ) -> Iterator[PlacementCandidate]:
         hosts = [b for b in self.candidates if b not in self._alone]
         others = [b for b in self.candidates if b in self._alone]
         scoring, there = scoring_of(mine), self._units_of(in_turn, self._alone)
@@ -273,7 +277,7 @@ class ConcurrentPlanner(OnlinePlanner):
     def _moving(self, other: str, now: Now, steps: float) -> float:
         """Seconds of each step until a layer's keys and values, moved now, have paid for it."""
         rate, layers = self._forecast.fact(LINK, other), len(self.sides.layers)
-        return Migration(now.kv_bytes / layers, Link(rate), steps).seconds if rate and layers else 0.0
+        return Migration(now.kv_bytes / layers, HostLink(rate), steps).seconds if rate and layers else 0.0
 
     def _moved(self, before: Plan, after: Plan, now: Now, steps: float) -> float:
         """The same for all heads that change sides."""
@@ -303,7 +307,8 @@ class ConcurrentPlanner(OnlinePlanner):
         """Decide which experts lie on which device, in what room whole units leave."""
         coming = self._copies_used(after.plans) | now.held
         points = [
-            Point(At(*self.point(b, after.ubatch, now), self.threads[-1]), weight_of(b, now)) for b in BUCKETS
+            PassSize(At(*self.point(b, after.ubatch, now), self.threads[-1]), weight_of(b, now))
+            for b in BUCKETS
         ]
         homes = {b: [i for i in self._mixtures if (i, b) in now.home] for _, b in now.home}
         host = max(homes, key=lambda b: len(homes[b]))
@@ -311,31 +316,33 @@ class ConcurrentPlanner(OnlinePlanner):
         for b in [b for b in self.candidates if b in self._alone and host not in self._alone]:
             free = now.own_room.get(b, 1 << 60) - self.sizes.claimed(coming, b)
             free -= self._held.own_bytes(now.parts, b)
-            device = Device(host, b, free, scopes)
+            device = ExpertDevice(host, b, free, scopes)
             self.hot.choose(device, points, current.plans.values(), fixed=not now.eager)
 
-    def _room(self, after: PlanSet, now: Now) -> Room:
+    def _room(self, after: PlanSet, now: Now) -> PartsRoom:
         """What there is for parts, beside the copies that the plans bring in which take turns."""
         copies = self._copies(now)
         coming = self._copies_used(after.plans) - now.held
         own = {b: n - copies.own_total(coming, b) for b, n in copies.own_room.items()}
         own = {b: max(0, n - self.hot.kept_free.get(b, 0)) for b, n in own.items()}
-        return Room(copies.room - copies.total(now.held), own, self._uses_of(now.held | coming), now.parts)
+        return PartsRoom(
+            copies.room - copies.total(now.held), own, self._uses_of(now.held | coming), now.parts
+        )
 
     def _within(
-        self, chosen: Mapping[str, Choice], current: PlanSet, after: PlanSet, now: Now, room: Room
-    ) -> dict[str, Choice]:
+        self, chosen: Mapping[str, PlanChoice], current: PlanSet, after: PlanSet, now: Now, room: PartsRoom
+    ) -> dict[str, PlanChoice]:
         """Of the plans with two devices those that fit into memory together and are worth what they need;
         what stays comes first, then what gains most. Where there is no room for one, there may be for
         another that needs less besides."""
-        kept, parts = dict[str, Choice](), NO_PARTS
+        kept, parts = dict[str, PlanChoice](), NO_PARTS
 
         def rank(bucket: str) -> tuple[bool, float]:
             c = chosen[bucket]
             return c.plan is not current.plans[bucket], USUAL[bucket] * (c.seconds - c.otherwise)
 
         for bucket in sorted(chosen, key=rank):
-            choice: Choice | None = chosen[bucket]
+            choice: PlanChoice | None = chosen[bucket]
             if not self._held.fit(parts | self._more(choice, room), room):
                 left = self._held.left(room, parts)
                 choice = self._choose(bucket, current.plans[bucket], after, now, left)
@@ -346,11 +353,11 @@ class ConcurrentPlanner(OnlinePlanner):
                 kept[bucket], parts = choice, more
         return kept
 
-    def _more(self, choice: Choice | None, room: Room) -> Parts:
+    def _more(self, choice: PlanChoice | None, room: PartsRoom) -> Parts:
         """What a plan needs besides whole units."""
         return self._held.needed(choice.plan) - room.whole if choice else NO_PARTS
 
-    def _is_worth(self, missing: Parts, choice: Choice, after: PlanSet, now: Now) -> bool:
+    def _is_worth(self, missing: Parts, choice: PlanChoice, after: PlanSet, now: Now) -> bool:
         """The rule of the planner: in the long run, or for the prompt that waits."""
         if not missing or now.eager:
             return True
@@ -389,7 +396,7 @@ class ConcurrentPlanner(OnlinePlanner):
                 for s in plan.segments
                 if clocked
             }
-            expected[bucket] = Expected(tokens, depth, times)
+            expected[bucket] = ExpectedTimes(tokens, depth, times)
         return replace(found, expected=expected)
 
     def needs_parts(self, plan: Plan) -> bool:
@@ -411,7 +418,7 @@ class ConcurrentPlanner(OnlinePlanner):
     def other_trials(self, plan: Plan, depth: float) -> list[Trial]:
         return self.sides.elsewhere(plan, depth) if is_concurrent(plan) else []
 
-    def rests_on(self, plan: Plan, tokens: int) -> Mapping[Work, bool]:
+    def rests_on(self, plan: Plan, tokens: int) -> Mapping[OpWork, bool]:
         return self.sides.works(plan, tokens) if is_concurrent(plan) else {}
 
     def listen(self, likely: Likely) -> None:
@@ -420,7 +427,7 @@ class ConcurrentPlanner(OnlinePlanner):
     def surprised(self) -> str:
         return self.hot.surprised()
 
-    def _reason_of(self, new: Mapping[str, Choice]) -> str:
+    def _reason_of(self, new: Mapping[str, PlanChoice]) -> str:
         bucket = max(new, key=lambda b: USUAL[b] * (new[b].otherwise - new[b].seconds))
         c = new[bucket]
         names = " and ".join(dict.fromkeys(s.backend for s in c.plan.segments))

@@ -28,7 +28,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class RuleRef:
     """Whatever a rule allows."""
 
     name: str
@@ -65,7 +65,7 @@ class Lexeme:
     regex: str
 
 
-Node: TypeAlias = Chars | Token | Ref | Seq | Alt | Repeat | Lexeme
+Node: TypeAlias = Chars | Token | RuleRef | Seq | Alt | Repeat | Lexeme
 Rules: TypeAlias = dict[str, Node]
 
 EMPTY = Seq(())
@@ -111,7 +111,7 @@ def inner(node: Node) -> tuple[Node, ...]:
 
 def size_of(node: Node, rules: Mapping[str, int] = NO_SIZES) -> int:
     """How many nodes it is, with those of the rules whose sizes are given."""
-    if isinstance(node, Ref):
+    if isinstance(node, RuleRef):
         return rules.get(node.name, 1)
     return 1 + sum(size_of(part, rules) for part in inner(node))
 
@@ -121,6 +121,6 @@ def refs(node: Node) -> Iterator[str]:
     todo = [node]
     while todo:
         found = todo.pop()
-        if isinstance(found, Ref):
+        if isinstance(found, RuleRef):
             yield found.name
         todo += reversed(inner(found))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from hetrun.sampling.grammar.error_messages import Fault, fault_of, refuse
-from hetrun.sampling.grammar.to_lark import HEADER, SAFE_SCHEMA, Spelled, lark_of_schema
+from hetrun.sampling.grammar.error_messages import GrammarFault, fault_of, refuse
+from hetrun.sampling.grammar.to_lark import HEADER, SAFE_SCHEMA, LarkText, lark_of_schema
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -38,18 +38,18 @@ class _Pieces:
         raise NotImplementedError("nothing is forced, so nothing is tokenised")
 
 
-def compile_spelled(tokenizer: LLTokenizer, spelled: Spelled) -> tuple[LLMatcher, bytes]:
+def compile_spelled(tokenizer: LLTokenizer, spelled: LarkText) -> tuple[LLMatcher, bytes]:
     """A matcher at its beginning and its first mask, or an OptionError."""
     matcher, mask, fault = _compiled(tokenizer, spelled.lark)
     if fault and spelled.schema is not None:
         place = _place_of(tokenizer, spelled.schema, fault)
-        refuse(f"{spelled.kind} at {place}" if place else spelled.kind, Fault(fault.reason))
+        refuse(f"{spelled.kind} at {place}" if place else spelled.kind, GrammarFault(fault.reason))
     if fault:
-        refuse(spelled.kind, fault if spelled.by_user else Fault(fault.reason))
+        refuse(spelled.kind, fault if spelled.by_user else GrammarFault(fault.reason))
     return matcher, mask
 
 
-def _compiled(tokenizer: LLTokenizer, lark: str) -> tuple[LLMatcher, bytes, Fault | None]:
+def _compiled(tokenizer: LLTokenizer, lark: str) -> tuple[LLMatcher, bytes, GrammarFault | None]:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES, step_max_items=MOST_ITEMS)
@@ -65,7 +65,7 @@ IN_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 MOST_PLACES = 200  # that are looked at
 
 
-def _place_of(tokenizer: LLTokenizer, schema: dict[str, Any], fault: Fault) -> str:
+def _place_of(tokenizer: LLTokenizer, schema: dict[str, Any], fault: GrammarFault) -> str:
     """The innermost part of a schema that has this fault by itself: llguidance does not say where it was."""
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     names: list[str] = []

@@ -36,12 +36,12 @@ def lark_of_parts(
     json_of: Callable[[Mapping[str, Any]], str],
 ) -> tuple[str, list[Schema]]:
     """Rules, and the schemas in them in their order."""
-    writer = _Writer(token_of, json_of)
+    writer = _PartWriter(token_of, json_of)
     start = writer.item(part)
     return "\n".join([f"start: {start}", *writer.lines]), writer.schemas
 
 
-class _Writer:
+class _PartWriter:
     """Gives every part but the simplest a rule of its own."""
 
     def __init__(self, token_of: TokenOf, json_of: Callable[[Mapping[str, Any]], str]) -> None:

@@ -43,7 +43,7 @@ REWORDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class GrammarFault:
     """What is wrong, and where: the line and column of a grammar, counted from 1."""
 
     reason: str
@@ -56,15 +56,15 @@ class Fault:
         return "" if self.line is None else f", line {self.line}, column {self.column}"
 
 
-def refuse(what: str, fault: Fault) -> NoReturn:
+def refuse(what: str, fault: GrammarFault) -> NoReturn:
     """Say what is wrong with what, and where."""
     raise OptionError(f"{what}{fault.place}: {fault.reason}")
 
 
-def fault_of(message: str, header_lines: int = 0) -> Fault:
+def fault_of(message: str, header_lines: int = 0) -> GrammarFault:
     """The fault in a message; `header_lines` stood before what the user wrote."""
     if message.startswith(PANIC):
-        return Fault("it is too large or too complex to be compiled")
+        return GrammarFault("it is too large or too complex to be compiled")
     text = message[: found.start()] if (found := TAIL.search(message)) else message
     line = column = None
     if found := PLACE.match(text):
@@ -73,8 +73,8 @@ def fault_of(message: str, header_lines: int = 0) -> Fault:
     text = LEADS.sub("", text, count=1).strip()
     for said, better in REWORDED:
         if found := re.match(said, text):
-            return Fault(_plain(found.expand(better)))
-    return Fault(_plain(_of_pattern(text)), *((line, column) if line and line > 0 else (None, None)))
+            return GrammarFault(_plain(found.expand(better)))
+    return GrammarFault(_plain(_of_pattern(text)), *((line, column) if line and line > 0 else (None, None)))
 
 
 def _of_pattern(text: str) -> str:

@@ -17,15 +17,15 @@ from hetrun.sampling.grammar.ast import (
     Alt,
     Chars,
     Node,
-    Ref,
     Repeat,
+    RuleRef,
     Rules,
     Seq,
     Token,
     chars,
     refs,
 )
-from hetrun.sampling.grammar.error_messages import Fault, refuse
+from hetrun.sampling.grammar.error_messages import GrammarFault, refuse
 
 MOST_TEXT = 1 << 18  # characters
 MOST_DEPTH = 50  # of groups
@@ -52,7 +52,7 @@ def is_gbnf(text: str) -> bool:
 def parse_gbnf(text: str, token_of: TokenOf) -> Rules:
     """The rules that can be reached from the root."""
     if len(text) > MOST_TEXT:
-        refuse("grammar", Fault(f"it has {len(text)} characters; GBNF may have {MOST_TEXT}"))
+        refuse("grammar", GrammarFault(f"it has {len(text)} characters; GBNF may have {MOST_TEXT}"))
     return _Parser(text, token_of).rules()
 
 
@@ -77,7 +77,7 @@ class _Parser:
                 self._fail("the rule should end here; is a quote or a parenthesis missing?")
             self._skip(SPACE_AND_LINES)
         if ROOT not in found:
-            refuse("grammar", Fault(f"there is no rule {ROOT}, with which every answer begins"))
+            refuse("grammar", GrammarFault(f"there is no rule {ROOT}, with which every answer begins"))
         return self._reached(found)
 
     def _reached(self, found: Rules) -> Rules:
@@ -130,7 +130,7 @@ class _Parser:
             start = self._at
             name = self._match(NAME, "a name")
             self._used.setdefault(name, start)
-            return Ref(name)
+            return RuleRef(name)
         return None
 
     def _repetition(self, before: list[Node], space: re.Pattern[str]) -> Node:
@@ -265,4 +265,4 @@ class _Parser:
     def _fail(self, reason: str) -> NoReturn:
         line = self._text.count("\n", 0, self._at) + 1
         column = self._at - (self._text.rfind("\n", 0, self._at) + 1) + 1
-        refuse("grammar", Fault(reason, line, column))
+        refuse("grammar", GrammarFault(reason, line, column))

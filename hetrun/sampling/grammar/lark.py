@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hetrun.sampling.grammar.ast import ROOT, Alt, Lexeme, Node, Ref, Repeat, Rules, Seq, Token
-from hetrun.sampling.grammar.error_messages import Fault, refuse
+from hetrun.sampling.grammar.ast import ROOT, Alt, Lexeme, Node, Repeat, RuleRef, Rules, Seq, Token
+from hetrun.sampling.grammar.error_messages import GrammarFault, refuse
 from hetrun.sampling.grammar.gbnf import TokenOf, parse_gbnf
 from hetrun.sampling.grammar.lexemes import cut
 from hetrun.sampling.grammar.regex import times
@@ -13,13 +13,13 @@ MOST_LARK = 1 << 20  # characters
 
 def lark_of_gbnf(text: str, token_of: TokenOf) -> str:
     """A grammar in Lark that allows the same texts as one in GBNF."""
-    lark = _Writer().grammar(cut(parse_gbnf(text, token_of)))
+    lark = _LarkWriter().grammar(cut(parse_gbnf(text, token_of)))
     if len(lark) > MOST_LARK:
-        refuse("grammar", Fault("it is too large: rules that are used often should be short"))
+        refuse("grammar", GrammarFault("it is too large: rules that are used often should be short"))
     return lark
 
 
-class _Writer:
+class _LarkWriter:
     """Gives a name of its own to every group and every lexeme: Lark takes few parentheses in each other."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _Writer:
                 return self._lexeme(regex)
             case Token(id, other):
                 return f"<[^{id}]>" if other else f"<[{id}]>"
-            case Ref(name):
+            case RuleRef(name):
                 return self._names[name]
             case Repeat(repeated, least, most):
                 item = self._item(repeated)

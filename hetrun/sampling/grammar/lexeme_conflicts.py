@@ -12,8 +12,8 @@ from hetrun.sampling.grammar.ast import (
     Lexeme,
     Node,
     Ranges,
-    Ref,
     Repeat,
+    RuleRef,
     Rules,
     Seq,
     Token,
@@ -128,7 +128,7 @@ class _Search:
             case Token():
                 here = 1 << self._number[id(node)]
                 return _Shape(False, here, here)
-            case Ref(name):
+            case RuleRef(name):
                 return self._shapes[name]
             case Alt(options):
                 shapes = [self._shape(option) for option in options]

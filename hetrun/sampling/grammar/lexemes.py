@@ -19,8 +19,8 @@ from hetrun.sampling.grammar.ast import (
     Chars,
     Lexeme,
     Node,
-    Ref,
     Repeat,
+    RuleRef,
     Rules,
     Seq,
     Token,
@@ -107,7 +107,7 @@ def _runs(parts: tuple[Node, ...]) -> list[list[Node]]:
 
 
 def _regular(node: Node) -> bool:
-    return not isinstance(node, Ref | Token) and all(map(_regular, inner(node)))
+    return not isinstance(node, RuleRef | Token) and all(map(_regular, inner(node)))
 
 
 # --- rules without recursion
@@ -143,7 +143,7 @@ def _written_out(rules: Rules) -> Rules:
 
 def _with(node: Node, written: Rules) -> Node:
     match node:
-        case Ref(name):
+        case RuleRef(name):
             return written.get(name, node)
         case Seq(parts):
             return Seq(tuple(_with(part, written) for part in parts))

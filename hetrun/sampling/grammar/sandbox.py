@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from hetrun.errors import OptionError
-from hetrun.sampling.grammar.to_lark import Spelled
+from hetrun.sampling.grammar.to_lark import LarkText
 from hetrun.system.subprocesses import REFUSED, python
 from hetrun.system.threads import with_stack
 
@@ -24,7 +24,7 @@ MOST_MEMORY = 1 << 30  # of address space, 100 MiB of it the interpreter's
 STACK = 32 << 20  # bytes, of the thread that compiles; half of that in a child
 
 
-def try_out(spelled: Spelled, n_tokens: int, control: Mapping[int, str]) -> None:
+def try_out(spelled: LarkText, n_tokens: int, control: Mapping[int, str]) -> None:
     """Compile in a child; OptionError if that fails, or is the child's end.
 
     A grammar may name the control tokens, and others by their numbers.
@@ -59,7 +59,7 @@ def main() -> None:
     pieces, control = _sketch(asked["n_tokens"], dict(asked["control"]))
     try:
         with_stack(
-            STACK // 2, lambda: compile_spelled(make_tokenizer(pieces, control), Spelled(**asked["spelled"]))
+            STACK // 2, lambda: compile_spelled(make_tokenizer(pieces, control), LarkText(**asked["spelled"]))
         )
     except OptionError as error:
         sys.stdout.write(str(error))

@@ -10,7 +10,7 @@ from typing import Any
 
 from hetrun.client.sampling_params import Structure
 from hetrun.sampling.grammar.composed import lark_of_parts
-from hetrun.sampling.grammar.error_messages import Fault, refuse
+from hetrun.sampling.grammar.error_messages import GrammarFault, refuse
 from hetrun.sampling.grammar.gbnf import TokenOf, is_gbnf
 from hetrun.sampling.grammar.lark import lark_of_gbnf
 from hetrun.system.strict_json import fault_in_json
@@ -33,7 +33,7 @@ JSON_OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
+class LarkText:
     """A structure as a grammar in Lark."""
 
     kind: str
@@ -54,28 +54,31 @@ class Spelled:
         return costly is not None or self.lark.count('"$ref"') > SAFE_REFS
 
 
-def spell(structure: Structure, token_of: TokenOf) -> Spelled:
+def spell(structure: Structure, token_of: TokenOf) -> LarkText:
     """A structure in Lark, or an OptionError."""
     kind, text = structure.kind, structure.text
     try:
         text.encode()
     except UnicodeEncodeError as error:
         refuse(
-            kind, Fault(f"character {error.start + 1} is half of a surrogate pair, which is not a character")
+            kind,
+            GrammarFault(
+                f"character {error.start + 1} is half of a surrogate pair, which is not a character"
+            ),
         )
     if kind == "json_schema":
         schema = _read_schema(text)
-        return Spelled(kind, lark_of_schema(schema), schema)
+        return LarkText(kind, lark_of_schema(schema), schema)
     if kind == "parts":
         lark, schemas = lark_of_parts(json.loads(text), token_of, json_of_schema)
         for schema in schemas:
             _check_schema(kind, schema)
-        return Spelled(kind, HEADER + lark, {"anyOf": schemas})
+        return LarkText(kind, HEADER + lark, {"anyOf": schemas})
     if kind == "regex":
-        return Spelled(kind, _lark_of_regex(text))
+        return LarkText(kind, _lark_of_regex(text))
     if is_gbnf(text):
-        return Spelled(kind, HEADER + lark_of_gbnf(text, token_of))
-    return Spelled(kind, HEADER + text, by_user=True)
+        return LarkText(kind, HEADER + lark_of_gbnf(text, token_of))
+    return LarkText(kind, HEADER + text, by_user=True)
 
 
 def lark_of_schema(schema: dict[str, Any]) -> str:
@@ -93,7 +96,7 @@ def _lark_of_regex(text: str) -> str:
     from llguidance import regex_to_lark
 
     if (len(text) - len(text.rstrip("\\"))) % 2:
-        refuse("regex", Fault("it ends with a backslash that escapes nothing"))
+        refuse("regex", GrammarFault("it ends with a backslash that escapes nothing"))
     return f"{HEADER}start: /{regex_to_lark(text, '')}/"
 
 
@@ -101,15 +104,15 @@ def _read_schema(text: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except RecursionError:
-        refuse("json_schema", Fault(f"it is nested deeper than {MOST_DEPTH} levels"))
+        refuse("json_schema", GrammarFault(f"it is nested deeper than {MOST_DEPTH} levels"))
     except ValueError as error:
-        refuse("json_schema", Fault(f"it is not JSON: {fault_in_json(error)}"))
+        refuse("json_schema", GrammarFault(f"it is not JSON: {fault_in_json(error)}"))
     if schema is False:
-        refuse("json_schema", Fault("false allows nothing"))
+        refuse("json_schema", GrammarFault("false allows nothing"))
     if schema is True:
         return {}
     if not isinstance(schema, dict):
-        refuse("json_schema", Fault("it must be an object, or true"))
+        refuse("json_schema", GrammarFault("it must be an object, or true"))
     _check_schema("json_schema", schema)
     return schema
 
@@ -117,9 +120,11 @@ def _read_schema(text: str) -> dict[str, Any]:
 def _check_schema(what: str, schema: Mapping[str, Any]) -> None:
     for depth, values in enumerate(_levels(schema), 1):
         if depth > MOST_DEPTH:
-            refuse(what, Fault(f"it is nested deeper than {MOST_DEPTH} levels"))
+            refuse(what, GrammarFault(f"it is nested deeper than {MOST_DEPTH} levels"))
         if any(isinstance(value, dict) and _wants_distinct_keys(value) for value in values):
-            refuse(what, Fault("minProperties above 1 needs keys that differ: name as many in required"))
+            refuse(
+                what, GrammarFault("minProperties above 1 needs keys that differ: name as many in required")
+            )
 
 
 def _levels(value: object) -> Iterator[list[Any]]:

@@ -16,7 +16,7 @@ from hetrun.server.request import Order
 from hetrun.server.response_driver import Json, pieces_of
 from hetrun.server.sse import NamedEvents
 from hetrun.server.usage import timings_of
-from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
+from hetrun.text.tool_parsers.parts import GAP, Arguments, CallStart, Piece, Prose, Thought
 
 PING = json_text({"type": "ping"})
 
@@ -34,7 +34,7 @@ class MessageEvents(NamedEvents):
         return self.framed(f"event: error\ndata: {json_text(error.body(PATH))}")
 
 
-class Block(ABC):
+class ContentBlock(ABC):
     """A block of the answer, as it arrives."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Block(ABC):
         """The complete block."""
 
 
-class TextBlock(Block):
+class TextBlock(ContentBlock):
     """Text for people."""
 
     def begin(self) -> Json:
@@ -76,7 +76,7 @@ class TextBlock(Block):
         return {"type": "text", "text": self.text}
 
 
-class ThinkingBlock(Block):
+class ThinkingBlock(ContentBlock):
     """Reasoning, which may be left out of the answer."""
 
     def __init__(self, omitted: bool) -> None:
@@ -99,7 +99,7 @@ class ThinkingBlock(Block):
         return {"type": "thinking", "thinking": thinking, "signature": self.signature}
 
 
-class CallBlock(Block):
+class CallBlock(ContentBlock):
     """A call of a tool."""
 
     def __init__(self, name: str) -> None:
@@ -121,14 +121,14 @@ class CallBlock(Block):
         return self._head | {"input": found if isinstance(found, dict) else {}}
 
 
-class Output:
+class MessageOutput:
     """The contents of a message, as they arrive."""
 
     def __init__(self, order: Order, *, omits_thoughts: bool) -> None:
         self._order = order
         self._omits = omits_thoughts
         self._reader = order.reading.reader() if order.reading else None
-        self._blocks: list[Block] = []
+        self._blocks: list[ContentBlock] = []
         self._events: list[str] = []
         self._tokens = 0
         self._thought = 0  # how many of them were reasoning
@@ -144,7 +144,7 @@ class Output:
         message = self.head | {"content": [], "stop_reason": None, "stop_sequence": None}
         return event("message_start", message=message | {"usage": usage(prompt)})
 
-    def saw(self, found: Event) -> list[str]:
+    def observe(self, found: Event) -> list[str]:
         """Add an event of the engine; returns events of the stream."""
         self._tokens += found.kind == "token"
         for piece in self._pieces(found):
@@ -164,13 +164,13 @@ class Output:
     def _pieces(self, found: Event) -> list[Piece]:
         if self._reader:
             return pieces_of(self._reader, found)
-        return [Text(found.text)] if found.text else []
+        return [Prose(found.text)] if found.text else []
 
     def _take(self, piece: Piece) -> None:
         match piece:
-            case Begin(_, name):
+            case CallStart(_, name):
                 self._begin(CallBlock(name))
-            case Text():
+            case Prose():
                 self._add(piece.text, isinstance(self._last, TextBlock) or self._begin(TextBlock()))
             case Thought():
                 same = isinstance(self._last, ThinkingBlock)
@@ -179,10 +179,10 @@ class Output:
                 self._add(piece.text, True)
 
     @property
-    def _last(self) -> Block | None:
+    def _last(self) -> ContentBlock | None:
         return self._blocks[-1] if self._blocks else None
 
-    def _begin(self, block: Block) -> bool:
+    def _begin(self, block: ContentBlock) -> bool:
         """Begin a block after the last one; returns False, since it does not go on."""
         self._close()
         self._events.append(
@@ -236,12 +236,12 @@ class MessageWriter:
     of the prompt."""
 
     def __init__(self, order: Order, *, omits_thoughts: bool) -> None:
-        self._output = Output(order, omits_thoughts=omits_thoughts)
+        self._output = MessageOutput(order, omits_thoughts=omits_thoughts)
         self._begun = False
         self._message: Json = {}
 
     def add(self, index: int, event: Event) -> None:
-        self._output.saw(event)
+        self._output.observe(event)
         if event.kind == "done":
             self._message = self._output.ended(event)[1]
 
@@ -254,7 +254,7 @@ class MessageWriter:
         if not self._begun or event.kind == "prompt":
             yield f"event: ping\ndata: {PING}"
         self._begun = True
-        yield from self._output.saw(event)
+        yield from self._output.observe(event)
         if event.kind == "done":
             yield from self._output.ended(event)[0]
 

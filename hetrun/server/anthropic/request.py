@@ -14,7 +14,7 @@ from hetrun.server import request as orders, sampling
 from hetrun.server.anthropic.input import conversation
 from hetrun.server.chat import NONE_LOADED, chat_request
 from hetrun.server.errors import ApiError, renamed, wrong_type
-from hetrun.server.fields import Body, Wanted, flag, object_of
+from hetrun.server.fields import Body, LogprobCount, flag, object_of
 from hetrun.server.pictures.parts import Loaded
 from hetrun.server.request import Order
 from hetrun.server.service import Service
@@ -102,7 +102,7 @@ def message_order(
     said = conversation(body, loaded, keep_billing_header=service.keep_billing_header)
     with renamed(NAMES):
         chat = _as_chat(body, max(limit, 1))
-        wanted = Wanted(None)
+        wanted = LogprobCount(None)
         prompt, how = chat_request(chat, info, service, wanted, said)
         order = orders.order(
             chat, info, client, [prompt], wanted=wanted, field="messages", reading=how, names=NAMES

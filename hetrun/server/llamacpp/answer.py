@@ -17,7 +17,7 @@ from hetrun.server.llamacpp.request import Native
 from hetrun.server.logprobs import finite
 from hetrun.server.request import Order
 from hetrun.server.response_driver import (
-    Choice,
+    ChoiceStream,
     ChoicesWriter,
     Json,
     prompt_progress,
@@ -45,13 +45,13 @@ async def respond(request: Request, service: Service, native: Native) -> Respons
     )
 
 
-def whole(native: Native, order: Order, found: Sequence[Choice]) -> object:
+def whole(native: Native, order: Order, found: Sequence[ChoiceStream]) -> object:
     """The whole answer: an object, or a list where there are several prompts or answers."""
     answers = [_whole(native, i, choice) for i, choice in enumerate(found)]
     return answers[0] if len(answers) == 1 else answers
 
 
-def _whole(native: Native, index: int, choice: Choice) -> Json:
+def _whole(native: Native, index: int, choice: ChoiceStream) -> Json:
     tokens = choice.tokens if native.return_tokens else []
     answer = final(native, index, choice, choice.end, text=choice.text, tokens=tokens)
     if native.order.wanted.answer:
@@ -62,7 +62,7 @@ def _whole(native: Native, index: int, choice: Choice) -> Json:
 def final(
     native: Native,
     index: int,
-    choice: Choice,
+    choice: ChoiceStream,
     end: Event,
     *,
     text: str,
@@ -148,7 +148,7 @@ def _probability(token: int, logprob: float, piece: bytes, sampled: bool) -> Jso
 class _Stream:
     """One answer of a stream so far."""
 
-    choice: Choice = field(default_factory=Choice)  # whose prompt is recorded, and nothing else
+    choice: ChoiceStream = field(default_factory=ChoiceStream)  # whose prompt is recorded, and nothing else
     slot: int = -1
     predicted: int = 0
     has_line: bool = False

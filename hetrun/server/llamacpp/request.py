@@ -13,7 +13,7 @@ from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, MOST_LOGPROBS, SP
 from hetrun.errors import OptionError
 from hetrun.server import request as orders
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import Body, Wanted, count, flag
+from hetrun.server.fields import Body, LogprobCount, count, flag
 from hetrun.server.inputs import Field, Text, number_list
 from hetrun.server.pictures.parts import marked
 from hetrun.server.query import asked
@@ -44,7 +44,7 @@ SKIPPED = ("tfs_z", "infill", "adaptive_p", "a", "i", "f")
 
 
 @dataclass(frozen=True)
-class Seen:
+class MarkedPrompt:
     """A prompt with pictures: a text that has a mark for each."""
 
     text: str
@@ -75,7 +75,7 @@ def native_order(
     info: ModelInfo,
     service: Service,
     client: str,
-    prompts: Sequence[Text | Seen],
+    prompts: Sequence[Text | MarkedPrompt],
     field: str = "prompt",
 ) -> Native:
     """The same for prompts that were read from `field`, or made of other fields."""
@@ -83,14 +83,18 @@ def native_order(
     sampled = flag(body, "post_sampling_probs")
     body, prompt_only = _limited({**body, "n": body.get("n_cmpl", body.get("n"))})
     count(body, "n", 1, MOST_CHOICES)
-    wanted = Wanted(n_probs or None)
+    wanted = LogprobCount(n_probs or None)
     params = sampling_params(body, info, service.sampling, wanted, own_temperature=DEFAULT_TEMPERATURE)
     requests = [
         GenerateRequest(
             params,
-            text=prompt.text if isinstance(prompt, Seen) else prompt if isinstance(prompt, str) else None,
+            text=prompt.text
+            if isinstance(prompt, MarkedPrompt)
+            else prompt
+            if isinstance(prompt, str)
+            else None,
             tokens=prompt if isinstance(prompt, tuple) else None,
-            pictures=prompt.pictures if isinstance(prompt, Seen) else (),
+            pictures=prompt.pictures if isinstance(prompt, MarkedPrompt) else (),
             echo=True,
             prompt_only=prompt_only,
             sampled_logprobs=sampled,
@@ -124,7 +128,7 @@ def _refuse(body: Body) -> None:
 # --- prompts
 
 
-async def prompts_of(body: Body, info: ModelInfo, service: Service) -> list[Text | Seen]:
+async def prompts_of(body: Body, info: ModelInfo, service: Service) -> list[Text | MarkedPrompt]:
     """One prompt or several: texts, lists of tokens, or lists of both, whose texts are tokenised here."""
     name = PROMPT.name
     given = body.get(name)
@@ -150,13 +154,13 @@ def _is_one(value: object) -> bool:
     return isinstance(value, list | dict)
 
 
-async def _prompt(given: object, where: str, info: ModelInfo, service: Service) -> Text | Seen:
+async def _prompt(given: object, where: str, info: ModelInfo, service: Service) -> Text | MarkedPrompt:
     match given:
         case str():
             return given
         case {"prompt_string": str(text), **others}:
             if pictures := marked(text, others.get("multimodal_data") or [], where, info):
-                return Seen(text, pictures)
+                return MarkedPrompt(text, pictures)
             return text
         case list() if given:
             if any(isinstance(part, str) for part in given):

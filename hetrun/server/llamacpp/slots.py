@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hetrun.client.model_pool import OnDemand
-from hetrun.client.queries import EngineState, Slot, SlotAction, State
+from hetrun.client.queries import EngineState, Slot, SlotAction, StateQuery
 from hetrun.errors import FieldError, OptionError, UserError
 from hetrun.server.body import json_object
 from hetrun.server.errors import FINAL, ApiError, wrong_type
@@ -38,7 +38,7 @@ def routes(service: Service) -> list[Route]:
         here = await meant(request.query_params, service)
         if not engines(here.client):
             return JSONResponse(asleep(here))
-        state = await asked(here, State(), LOOK_S)
+        state = await asked(here, StateQuery(), LOOK_S)
         found = described(state)
         idle = any(slot["state"] == "idle" for slot in found)
         if request.query_params.get("fail_on_no_slot") not in (None, "0", "false") and not idle:

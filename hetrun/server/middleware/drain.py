@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 MOST_S = 5.0  # from this machine, of a gigabyte and more
 
 
-class Unread:
+class RequestDrain:
     """Middleware: a response is complete when its request is, or after a time limit.
 
     Closing a connection with unread data resets it, and the client's system may discard the response: the

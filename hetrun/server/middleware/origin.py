@@ -29,7 +29,7 @@ HEADERS = re.compile(r"[A-Za-z0-9_-]+(, ?[A-Za-z0-9_-]+)*", re.ASCII)
 MOST_HEADERS = 2048  # characters
 
 
-class Guard:
+class OriginGuard:
     """Middleware: refuses requests to other hosts, and those of pages that are not `origins`.
 
     `hosts`: names of this server, besides loopback addresses; None: any, because access is limited in

@@ -8,7 +8,7 @@ from time import perf_counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Traffic:
+class RequestTraffic:
     """Requests by the status of their answers."""
 
     def __init__(self) -> None:
@@ -18,10 +18,10 @@ class Traffic:
         self.answered = 0
 
 
-class Counted:
-    """Middleware that writes a `Traffic`."""
+class RequestCounter:
+    """Middleware that writes a `RequestTraffic`."""
 
-    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
+    def __init__(self, app: ASGIApp, traffic: RequestTraffic) -> None:
         self._app = app
         self._traffic = traffic
 

@@ -16,7 +16,7 @@ LOOK_S = 5.0  # between two looks
 MOST_LOOKS = 6  # without a complete head, or without a byte that is read
 
 
-class Connection(H11Protocol):
+class TimedConnection(H11Protocol):
     """Disconnects a client that neither sends nor reads."""
 
     _looking: asyncio.TimerHandle | None = None

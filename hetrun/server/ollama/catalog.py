@@ -13,12 +13,12 @@ from time import monotonic
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.client.model_catalog import LATEST, identity
-from hetrun.client.model_pool import OnDemand, Shelf
-from hetrun.client.queries import State, TokenizerInfo
+from hetrun.client.model_pool import ModelPool, OnDemand
+from hetrun.client.queries import StateQuery, TokenizerInfo
 from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.server.errors import MOST_LISTED, MOST_NAME, ApiError
 from hetrun.server.fields import Body
-from hetrun.server.library import Library, ModelFacts
+from hetrun.server.library import ModelFacts, ModelLibrary
 from hetrun.server.ollama.options import Json, can_think
 from hetrun.server.query import asked
 from hetrun.server.routes.models import answers_to, engines, meant
@@ -33,7 +33,7 @@ HIDDEN = ("general.name", "tokenizer.chat_template")  # as in Ollama's answers
 
 
 @dataclass(frozen=True)
-class Offered:
+class OllamaModel:
     """A model that may be used."""
 
     name: str  # with a tag
@@ -123,10 +123,10 @@ class Catalog:
     """The models, with what was read of their files."""
 
     service: Service
-    library: Library | None
+    library: ModelLibrary | None
     _read: dict[Path, tuple[str, ModelFacts | None]] = field(default_factory=dict)  # and the files' state
 
-    async def all(self) -> list[Offered]:
+    async def all(self) -> list[OllamaModel]:
         """All models; details that would take too long to read come with a later call."""
         end, found = monotonic() + READ_S, []
         for model in await self._plain():
@@ -136,7 +136,7 @@ class Catalog:
     async def find(self, body: Body) -> tuple[str, Service]:
         """The name that a request uses, and the service with that model."""
         name = model_name(body)
-        if name and self.library and isinstance(self.service.client, Shelf):
+        if name and self.library and isinstance(self.service.client, ModelPool):
             name = self.library.known(name)
         try:
             here = await meant({"model": name or None}, self.service)
@@ -149,13 +149,13 @@ class Catalog:
     async def offers(self, name: str) -> bool:
         """Whether this is the name of a model here, even if a single model answers to any name."""
         shelf = self.service.client
-        if isinstance(shelf, Shelf):
+        if isinstance(shelf, ModelPool):
             return shelf.find(self.library.known(name) if self.library else name) is not None
         return answers_to(await self.service.info(), name)
 
-    async def one(self, here: Service) -> Offered:
+    async def one(self, here: Service) -> OllamaModel:
         """The only model of a service, as `find` returns it."""
-        if isinstance(here.client, OnDemand) and isinstance(self.service.client, Shelf):
+        if isinstance(here.client, OnDemand) and isinstance(self.service.client, ModelPool):
             model = _on_demand(here.client)
         else:
             model = await _single(here)
@@ -169,7 +169,7 @@ class Catalog:
         message = f"model '{name[:MOST_NAME]}' not found: this server has {there}{more}"
         return ApiError(message, "model", "model_not_found", status=404)
 
-    async def with_facts(self, model: Offered, *, read: bool = True) -> Offered:
+    async def with_facts(self, model: OllamaModel, *, read: bool = True) -> OllamaModel:
         """The model with what its files say, if they can be read."""
         if self.library is None:
             return model
@@ -181,28 +181,28 @@ class Catalog:
             except (UserError, OSError):
                 facts = None  # it may be asked for by requests, which say what is wrong with it
             self._read[model.path] = state, facts
-        return Offered(model.name, model.path, model.nbytes, model.client, model.info, facts)
+        return OllamaModel(model.name, model.path, model.nbytes, model.client, model.info, facts)
 
-    async def _plain(self) -> list[Offered]:
+    async def _plain(self) -> list[OllamaModel]:
         shelf = self.service.client
-        if isinstance(shelf, Shelf):
+        if isinstance(shelf, ModelPool):
             return [_on_demand(model) for model in shelf.models.values()]
         return [await _single(self.service)]
 
     async def _name_of(self, here: Service) -> str:
-        if isinstance(here.client, OnDemand) and isinstance(self.service.client, Shelf):
+        if isinstance(here.client, OnDemand) and isinstance(self.service.client, ModelPool):
             return tagged(here.client.found.name)
         return tagged((await here.info()).id)
 
 
-def _on_demand(model: OnDemand) -> Offered:
+def _on_demand(model: OnDemand) -> OllamaModel:
     found = model.found
-    return Offered(tagged(found.name), found.path, found.nbytes, model, model.known)
+    return OllamaModel(tagged(found.name), found.path, found.nbytes, model, model.known)
 
 
-async def _single(service: Service) -> Offered:
+async def _single(service: Service) -> OllamaModel:
     info = await service.info()
-    return Offered(tagged(info.id), Path(info.path), info.file_bytes, service.client, info)
+    return OllamaModel(tagged(info.id), Path(info.path), info.file_bytes, service.client, info)
 
 
 def model_name(body: Body) -> str:
@@ -216,7 +216,7 @@ def model_name(body: Body) -> str:
     return ""
 
 
-async def template_of(model: Offered, service: Service) -> str:
+async def template_of(model: OllamaModel, service: Service) -> str:
     """The chat template in use; doesn't load a model for this."""
     if model.info and engines(model.client):
         try:
@@ -226,7 +226,7 @@ async def template_of(model: Offered, service: Service) -> str:
     return model.facts.template if model.facts else ""
 
 
-def capabilities(model: Offered, template: str, service: Service) -> list[str]:
+def capabilities(model: OllamaModel, template: str, service: Service) -> list[str]:
     """What the model was made for, in Ollama's words."""
     if model.facts and model.facts.embeds:
         return ["embedding"]
@@ -241,7 +241,7 @@ def capabilities(model: Offered, template: str, service: Service) -> list[str]:
     return ["completion", *(name for name, true in can.items() if true)]
 
 
-def model_info(model: Offered) -> Json:
+def model_info(model: OllamaModel) -> Json:
     """The file's metadata; the context's length is the one that clients can use here."""
     metadata: Mapping[str, object] = model.facts.metadata if model.facts else {}
     found = {name: value for name, value in metadata.items() if name not in HIDDEN}
@@ -253,7 +253,7 @@ def model_info(model: Offered) -> Json:
     return found
 
 
-def parameters(model: Offered, defaults: Mapping[str, object], names: Iterable[str]) -> str:
+def parameters(model: OllamaModel, defaults: Mapping[str, object], names: Iterable[str]) -> str:
     """The options of requests that name none, a line for each."""
     known: Json = {"num_ctx": model.context} if model.context else {}
     if model.info and model.info.temperature is not None:
@@ -274,11 +274,11 @@ def _quoted(value: object) -> str:
     return str(value)
 
 
-async def state_bytes(model: Offered, seconds: float) -> tuple[int, int]:
+async def state_bytes(model: OllamaModel, seconds: float) -> tuple[int, int]:
     """The memory of a loaded model, and its part on devices; the size of its files if that is unknown."""
     try:
         async with asyncio.timeout(seconds):
-            state = await model.client.ask(State())
+            state = await model.client.ask(StateQuery())
     except (TimeoutError, HetrunError):
         return model.nbytes, 0
     bills = state.devices.values()

@@ -32,7 +32,7 @@ from hetrun.server.ollama.options import (
 )
 from hetrun.server.query import asked
 from hetrun.server.routes.embeddings import (
-    Order,
+    EmbeddingOrder,
     embedding_order,
     in_time,
     numbers_text,
@@ -50,7 +50,7 @@ MORE = ("priority", "deadline_s", "user")
 def routes(service: Service, catalog: Catalog) -> list[Route]:
     async def vectors(
         request: Request, body: Body, known: Sequence[str], given: str | list[str]
-    ) -> tuple[str, Order, list[Event]] | None:
+    ) -> tuple[str, EmbeddingOrder, list[Event]] | None:
         """The answers' name, order and events; None if the request only loads or unloads the model."""
         name, here = await catalog.find(body)
         keep_s = keep_alive_s(body)
@@ -129,7 +129,7 @@ async def _fitting(text: str, info: ModelInfo, service: Service) -> str | list[i
     return tokens[: info.context] if len(tokens) > info.context else text
 
 
-async def _written(order: Order, ended: Sequence[Event], more: Json) -> AsyncIterator[str]:
+async def _written(order: EmbeddingOrder, ended: Sequence[Event], more: Json) -> AsyncIterator[str]:
     """The answer as JSON, text by text, so that other requests get turns."""
     yield f'{json_text(more)[:-1]},"embeddings":['
     for i, event in enumerate(ended):

@@ -23,7 +23,7 @@ from hetrun.server.body import json_object
 from hetrun.server.chat import TOOLS, chat_request
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, renamed, wrong_type
-from hetrun.server.fields import Body, Wanted, flag, wanted_of_chat
+from hetrun.server.fields import Body, LogprobCount, flag, wanted_of_chat
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.ollama.catalog import Catalog
 from hetrun.server.ollama.insertion import filled
@@ -38,22 +38,22 @@ from hetrun.server.ollama.options import (
     text_of,
     thinking,
 )
-from hetrun.server.ollama.output import Heading, OllamaWriter, Piecemeal, chat_fields, generated_fields
+from hetrun.server.ollama.output import AnswerHeader, OllamaWriter, Piecemeal, chat_fields, generated_fields
 from hetrun.server.pictures.parts import Part, taken_out, without_mark
 from hetrun.server.request import Order
 from hetrun.server.response_driver import respond
 from hetrun.server.routes.models import engines
 from hetrun.server.sampling import sampling_params
 from hetrun.server.service import Service
-from hetrun.text.answers.reading import PLAIN, Reading
+from hetrun.text.answers.reading import PLAIN, AnswerFormat
 
 IMAGE_MARK = re.compile(r"\[img-(\d{1,3})\]")
 
-Read = Callable[[Body, ModelInfo, Service, str], tuple[GenerateRequest, Reading]]
+Read = Callable[[Body, ModelInfo, Service, str], tuple[GenerateRequest, AnswerFormat]]
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class GenerationEndpoint:
     """What differs between the two."""
 
     read: Read  # the engine's request, and the parsers of its answer
@@ -65,7 +65,7 @@ class Endpoint:
 def routes(service: Service, catalog: Catalog) -> list[Route]:
     crowd = Middleware(Crowd, most_requests=service.most_requests)
 
-    def route(path: str, endpoint: Endpoint) -> Route:
+    def route(path: str, endpoint: GenerationEndpoint) -> Route:
         async def answer(request: Request) -> Response:
             return await _answer(request, endpoint, catalog)
 
@@ -74,11 +74,11 @@ def routes(service: Service, catalog: Catalog) -> list[Route]:
     return [route("/api/chat", CHAT), route("/api/generate", GENERATE)]
 
 
-async def _answer(request: Request, endpoint: Endpoint, catalog: Catalog) -> Response:
+async def _answer(request: Request, endpoint: GenerationEndpoint, catalog: Catalog) -> Response:
     began = perf_counter()
     body = await json_object(request)
     name, here = await catalog.find(body)
-    heading = Heading(name, endpoint.fields, began, asleep=not engines(here.client))
+    heading = AnswerHeader(name, endpoint.fields, began, asleep=not engines(here.client))
     keep_s = keep_alive_s(body)
     if _asks_nothing(body):
         return JSONResponse(heading.alone(await load_or_unload(here, keep_s)))
@@ -89,7 +89,7 @@ async def _answer(request: Request, endpoint: Endpoint, catalog: Catalog) -> Res
     return await respond(request, here, order, whole=writer, stream=writer)
 
 
-async def _order(body: Body, endpoint: Endpoint, service: Service, name: str, client: str) -> Order:
+async def _order(body: Body, endpoint: GenerationEndpoint, service: Service, name: str, client: str) -> Order:
     info = await service.info()
     with renamed(NAMES):
         orders.check(body, info, service, endpoint.known, built=TOOLS)
@@ -130,12 +130,14 @@ def keep(client: ChatClient, seconds: float | None) -> None:
         client.keep(None if seconds == math.inf else seconds)
 
 
-def _chat(body: Body, info: ModelInfo, service: Service, name: str) -> tuple[GenerateRequest, Reading]:
+def _chat(body: Body, info: ModelInfo, service: Service, name: str) -> tuple[GenerateRequest, AnswerFormat]:
     fields = as_chat(body, info, service) | thinking(body, info, service, name) | {"tools": body.get("tools")}
     return chat_request(fields, info, service, _wanted(body), messages(body))
 
 
-def _generate(body: Body, info: ModelInfo, service: Service, name: str) -> tuple[GenerateRequest, Reading]:
+def _generate(
+    body: Body, info: ModelInfo, service: Service, name: str
+) -> tuple[GenerateRequest, AnswerFormat]:
     images = images_of(body)
     fields, prompt = as_chat(body, info, service), text_of(body, "prompt")
     system, suffix = text_of(body, "system"), text_of(body, "suffix")
@@ -165,7 +167,7 @@ def _raw(params: SamplingParams, prompt: str, images: list[Part], info: ModelInf
     return GenerateRequest(params, text=pieces, pictures=tuple(files[i] for i in order))
 
 
-def _wanted(body: Body) -> Wanted:
+def _wanted(body: Body) -> LogprobCount:
     return wanted_of_chat({name: body.get(name) for name in ("logprobs", "top_logprobs")})
 
 
@@ -192,8 +194,8 @@ COMMON = (
     *("model", "name", "stream", "format", "options", "keep_alive", "think", "truncate", "shift"),
     *SHARED,
 )
-CHAT = Endpoint(_chat, "messages", chat_fields, (*COMMON, "messages", "tools"))
-GENERATE = Endpoint(
+CHAT = GenerationEndpoint(_chat, "messages", chat_fields, (*COMMON, "messages", "tools"))
+GENERATE = GenerationEndpoint(
     _generate,
     "prompt",
     generated_fields,

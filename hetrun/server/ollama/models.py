@@ -14,7 +14,7 @@ from hetrun.server.body import json_object
 from hetrun.server.errors import ApiError
 from hetrun.server.ollama.catalog import (
     Catalog,
-    Offered,
+    OllamaModel,
     capabilities,
     model_info,
     model_name,
@@ -80,7 +80,7 @@ def routes(service: Service, catalog: Catalog) -> list[Route]:
     ]
 
 
-async def _running(model: Offered) -> Json:
+async def _running(model: OllamaModel) -> Json:
     """An entry of the list of loaded models."""
     leaves_in_s = model.client.leaves_in_s if isinstance(model.client, OnDemand) else None
     left = FOREVER if leaves_in_s is None else timedelta(seconds=leaves_in_s)

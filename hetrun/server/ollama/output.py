@@ -18,7 +18,7 @@ from hetrun.server.response_driver import finish_reason, pieces_of
 from hetrun.server.sse import JsonLines
 from hetrun.server.usage import timings_of
 from hetrun.text.answers.reading import ChoiceReader
-from hetrun.text.tool_parsers.parts import Arguments, Begin, Piece, Text, Thought
+from hetrun.text.tool_parsers.parts import Arguments, CallStart, Piece, Prose, Thought
 
 MS = 1_000_000  # nanoseconds
 
@@ -66,7 +66,7 @@ def _scores(some: Piecemeal) -> Json:
 
 
 @dataclass(frozen=True)
-class Heading:
+class AnswerHeader:
     """What all lines of an answer share."""
 
     model: str  # as the client calls it
@@ -84,17 +84,17 @@ class Heading:
         return self.line(Piecemeal(), done=True, done_reason=reason)
 
 
-class Output:
+class OllamaOutput:
     """Reads an answer's events."""
 
-    def __init__(self, order: Order, heading: Heading) -> None:
+    def __init__(self, order: Order, heading: AnswerHeader) -> None:
         self._reader = order.reading.reader() if order.reading else None
         self._heading = heading
         self._scored = order.wanted.answer is not None
         self._call: tuple[int, str, list[str]] | None = None  # number, name and arguments so far
         self._first = 0.0  # when the first event came
 
-    def saw(self, event: Event) -> Piecemeal:
+    def observe(self, event: Event) -> Piecemeal:
         """What became certain with an event."""
         self._first = self._first or perf_counter()
         some = Piecemeal()
@@ -124,7 +124,7 @@ class Output:
     def _pieces(self, event: Event) -> list[Piece]:
         if self._reader:
             return pieces_of(self._reader, event)
-        return [Text(event.text)] if event.text else []
+        return [Prose(event.text)] if event.text else []
 
     def _take(self, piece: Piece, some: Piecemeal) -> None:
         match piece:
@@ -132,10 +132,10 @@ class Output:
                 if self._call:
                     self._call[2].append(text)
                 return
-            case Begin(index, name):
+            case CallStart(index, name):
                 self._end_call(some)
                 self._call = index, name, []
-            case Text(text):
+            case Prose(text):
                 self._end_call(some)
                 some.text += text
             case Thought(text):
@@ -166,14 +166,14 @@ def _call(reader: ChoiceReader, index: int, name: str, arguments: Json) -> Json:
 class OllamaWriter:
     """The answer as one object, or in lines, of which the last one has counts and times, and no text."""
 
-    def __init__(self, order: Order, heading: Heading) -> None:
-        self._output = Output(order, heading)
+    def __init__(self, order: Order, heading: AnswerHeader) -> None:
+        self._output = OllamaOutput(order, heading)
         self._heading = heading
         self._all = Piecemeal()
         self._metrics: Json = {}
 
     def add(self, index: int, event: Event) -> None:
-        self._all.add(self._output.saw(event))
+        self._all.add(self._output.observe(event))
         if event.kind == "done":
             self._metrics = self._output.metrics(event)
 
@@ -181,7 +181,7 @@ class OllamaWriter:
         return self._heading.line(self._all, done=True, **self._metrics)
 
     def write(self, index: int, event: Event) -> Iterator[str]:
-        if some := self._output.saw(event):
+        if some := self._output.observe(event):
             yield json_text(self._heading.line(some))
         if event.kind == "done":
             yield json_text(self._heading.line(Piecemeal(), done=True, **self._output.metrics(event)))
@@ -189,11 +189,11 @@ class OllamaWriter:
     def end(self) -> Iterator[str]:
         return iter(())
 
-    def response(self, texts: AsyncGenerator[str, None]) -> Lines:
-        return Lines(texts)
+    def response(self, texts: AsyncGenerator[str, None]) -> OllamaLines:
+        return OllamaLines(texts)
 
 
-class Lines(JsonLines):
+class OllamaLines(JsonLines):
     """A streamed answer; an error in the middle is a line of its own."""
 
     def failed(self, error: ApiError) -> bytes:

@@ -16,18 +16,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun.client.model_catalog import LATEST, Found
-from hetrun.client.model_pool import OnDemand, Shelf
+from hetrun.client.model_catalog import LATEST, CatalogModel
+from hetrun.client.model_pool import ModelPool, OnDemand
 from hetrun.errors import HetrunError, UserError
 from hetrun.server.body import json_object
 from hetrun.server.errors import FINAL, ApiError, api_error
 from hetrun.server.json_stream import json_text
-from hetrun.server.library import Library, NotHere, NotOurs, Removal
+from hetrun.server.library import ModelLibrary, NotHere, NotOurs, RemovableModel
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.middleware.origin import is_loopback
 from hetrun.server.ollama.catalog import Catalog, model_name
 from hetrun.server.ollama.options import Json, streams
-from hetrun.server.ollama.output import Lines
+from hetrun.server.ollama.output import OllamaLines
 from hetrun.server.service import Service
 
 MOST_DOWNLOADS = 4  # at a time
@@ -40,7 +40,7 @@ class _GoneError(Exception):
     """No client waits for a download any more."""
 
 
-def routes(service: Service, catalog: Catalog, library: Library | None) -> list[Route]:
+def routes(service: Service, catalog: Catalog, library: ModelLibrary | None) -> list[Route]:
     async def pull(request: Request) -> Response:
         _check_access(request, service)
         body = await json_object(request)
@@ -48,7 +48,7 @@ def routes(service: Service, catalog: Catalog, library: Library | None) -> list[
         download = Download(service, catalog, _of(library), name)
         await download.check()
         if streams(body):
-            return Lines(download.lines())
+            return OllamaLines(download.lines())
         async for _ in download.lines():
             pass
         return JSONResponse({"status": "success"})
@@ -90,7 +90,7 @@ def _required(body: Json) -> str:
     return name
 
 
-def _of(library: Library | None) -> Library:
+def _of(library: ModelLibrary | None) -> ModelLibrary:
     if library is None:
         message = "This server keeps no models: use hetrun pull, list and rm"
         raise ApiError(message, code="not_supported", status=501, headers=FINAL)
@@ -100,7 +100,7 @@ def _of(library: Library | None) -> Library:
 class Download:
     """One download, told in lines."""
 
-    def __init__(self, service: Service, catalog: Catalog, library: Library, name: str) -> None:
+    def __init__(self, service: Service, catalog: Catalog, library: ModelLibrary, name: str) -> None:
         self._service = service
         self._catalog = catalog
         self._library = library
@@ -135,13 +135,13 @@ class Download:
                 self._wanted = False  # the thread sees it at the next bit
             yield json_text({"status": "writing manifest"})
             shelf = self._service.client
-            if isinstance(shelf, Shelf):
+            if isinstance(shelf, ModelPool):
                 shelf.add(found)
             else:
                 yield json_text({"status": "this server offers one model; hetrun serve --models offers more"})
         yield json_text({"status": "success"})
 
-    async def _run(self) -> Found:
+    async def _run(self) -> CatalogModel:
         try:
             return await asyncio.to_thread(self._library.pull, self._name, self._progress)
         finally:
@@ -161,16 +161,16 @@ class Download:
         self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
 
 
-async def _delete(service: Service, library: Library, name: str) -> None:
+async def _delete(service: Service, library: ModelLibrary, name: str) -> None:
     """Delete a model's files, after unloading it."""
     try:
         what = await asyncio.to_thread(_removal, library, name)
         models = _of_files(service, what)
-        if models and not isinstance(service.client, Shelf):
+        if models and not isinstance(service.client, ModelPool):
             message = f"'{name}' is the model of this server: stop the server, then use hetrun rm"
             raise ApiError(message, "model", "in_use", status=409)
         for model in models:
-            assert isinstance(service.client, Shelf)
+            assert isinstance(service.client, ModelPool)
             await service.client.drop(model)
         await asyncio.to_thread(library.remove, what)
     except NotHere as error:
@@ -181,7 +181,7 @@ async def _delete(service: Service, library: Library, name: str) -> None:
         raise api_error(error) from None
 
 
-def _removal(library: Library, name: str) -> Removal:
+def _removal(library: ModelLibrary, name: str) -> RemovableModel:
     try:
         return library.removal(library.known(name))
     except NotHere:
@@ -190,10 +190,10 @@ def _removal(library: Library, name: str) -> Removal:
         return library.removal(library.known(name.removesuffix(LATEST)))
 
 
-def _of_files(service: Service, what: Removal) -> list[OnDemand]:
+def _of_files(service: Service, what: RemovableModel) -> list[OnDemand]:
     """The models of this server that have these files."""
     client = service.client
-    models = list(client.models.values()) if isinstance(client, Shelf) else [client]
+    models = list(client.models.values()) if isinstance(client, ModelPool) else [client]
     return [
         model
         for model in models

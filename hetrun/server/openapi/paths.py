@@ -47,7 +47,7 @@ ENGINE = (429, 503, 504)  # for requests that use the engine
 
 
 @dataclass(frozen=True)
-class Operation:
+class PathOperation:
     """One method of equivalent paths."""
 
     paths: tuple[str, ...]
@@ -78,7 +78,7 @@ _NO_SLOT: Json = {
 _ACTION: Json = {"name": "action", "in": "query", "required": True, "schema": enum(*slots.ACTIONS)}
 _KEPT = ("/v1/responses/{name}", "/responses/{name}")
 OPERATIONS = (
-    Operation(
+    PathOperation(
         ("/v1/chat/completions", "/chat/completions"),
         "post",
         "Answer a conversation",
@@ -86,7 +86,7 @@ OPERATIONS = (
         ref("ChatRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/v1/completions",),
         "post",
         "Continue texts, or score them",
@@ -94,7 +94,7 @@ OPERATIONS = (
         ref("CompletionRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/completion", "/completions"),
         "post",
         "Continue texts, in llama.cpp's own form",
@@ -105,7 +105,7 @@ OPERATIONS = (
         ref("NativeRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/infill",),
         "post",
         "Fill in the middle of a text, in llama.cpp's own form",
@@ -113,7 +113,7 @@ OPERATIONS = (
         ref("InfillRequest"),
         (*_ANSWER, 501),
     ),
-    Operation(
+    PathOperation(
         rerank.PATHS,
         "post",
         "Rank documents by how well they answer a query",
@@ -121,7 +121,7 @@ OPERATIONS = (
         ref("RerankRequest"),
         (*_ANSWER, 501),
     ),
-    Operation(
+    PathOperation(
         ("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"),
         "post",
         "Count the tokens of a conversation",
@@ -129,7 +129,7 @@ OPERATIONS = (
         ref("ChatRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/v1/responses/input_tokens", "/responses/input_tokens"),
         "post",
         "Count the tokens of a response's input",
@@ -137,7 +137,7 @@ OPERATIONS = (
         ref("ResponseRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/v1/responses", "/responses"),
         "post",
         "Answer, and keep the answer to go on from",
@@ -145,9 +145,9 @@ OPERATIONS = (
         ref("ResponseRequest"),
         _ANSWER,
     ),
-    Operation(_KEPT, "get", "A response that was kept", _json(ref("Response")), statuses=(400, 404)),
-    Operation(_KEPT, "delete", "Forget a response", _json(replies.DROPPED), statuses=(404,)),
-    Operation(
+    PathOperation(_KEPT, "get", "A response that was kept", _json(ref("Response")), statuses=(400, 404)),
+    PathOperation(_KEPT, "delete", "Forget a response", _json(replies.DROPPED), statuses=(404,)),
+    PathOperation(
         ("/v1/embeddings", "/embeddings"),
         "post",
         "Make a vector of each text",
@@ -155,9 +155,9 @@ OPERATIONS = (
         ref("EmbeddingRequest"),
         _ANSWER,
     ),
-    Operation(("/v1/models", "/models"), "get", "All models", _json(ref("Models")), statuses=(503,)),
-    Operation(("/v1/models/{name}",), "get", "One model", _json(ref("Model")), statuses=(404, 503)),
-    Operation(
+    PathOperation(("/v1/models", "/models"), "get", "All models", _json(ref("Models")), statuses=(503,)),
+    PathOperation(("/v1/models/{name}",), "get", "One model", _json(ref("Model")), statuses=(404, 503)),
+    PathOperation(
         ("/tokenize",),
         "post",
         "The tokens of a text",
@@ -165,7 +165,7 @@ OPERATIONS = (
         ref("TokenizeRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/detokenize",),
         "post",
         "The text of tokens",
@@ -173,7 +173,7 @@ OPERATIONS = (
         ref("DetokenizeRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/apply-template",),
         "post",
         "The text that messages become",
@@ -181,7 +181,7 @@ OPERATIONS = (
         ref("ApplyTemplateRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/tokenizer_info",),
         "get",
         "The vocabulary and the template",
@@ -189,9 +189,9 @@ OPERATIONS = (
         statuses=_LOOK,
         query=MODEL,
     ),
-    Operation(("/plan",), "get", "What runs where", _json(replies.PLAN), statuses=_LOOK, query=MODEL),
-    Operation(("/props",), "get", "Settings", _json(replies.PROPS), statuses=_LOOK, query=MODEL),
-    Operation(
+    PathOperation(("/plan",), "get", "What runs where", _json(replies.PLAN), statuses=_LOOK, query=MODEL),
+    PathOperation(("/props",), "get", "Settings", _json(replies.PROPS), statuses=_LOOK, query=MODEL),
+    PathOperation(
         ("/slots",),
         "get",
         "Places for running requests, and those that wait for one",
@@ -199,7 +199,7 @@ OPERATIONS = (
         statuses=_LOOK,
         query=(*MODEL, _NO_SLOT),
     ),
-    Operation(
+    PathOperation(
         ("/slots/{id}",),
         "post",
         "Save, restore or forget what was computed last in a slot",
@@ -209,7 +209,7 @@ OPERATIONS = (
         query=(*MODEL, _ACTION),
         optional_body=True,
     ),
-    Operation(
+    PathOperation(
         ("/machine",),
         "get",
         "Where layers run, memory, rates and requests",
@@ -217,7 +217,7 @@ OPERATIONS = (
         statuses=_LOOK,
         query=MODEL,
     ),
-    Operation(
+    PathOperation(
         ("/what-if",),
         "post",
         "What other options would mean for memory and speed",
@@ -225,15 +225,15 @@ OPERATIONS = (
         ref("WhatIfRequest"),
         _ANSWER,
     ),
-    Operation(("/metrics",), "get", "Numbers for Prometheus", {"text/plain": STRING}, statuses=ENGINE),
-    Operation(
+    PathOperation(("/metrics",), "get", "Numbers for Prometheus", {"text/plain": STRING}, statuses=ENGINE),
+    PathOperation(
         ("/",),
         "get",
         "A page with a chat for browsers, addresses for others",
         {"text/html": STRING, "text/plain": STRING},
         open=True,
     ),
-    Operation(
+    PathOperation(
         ("/health", "/v1/health"),
         "get",
         "Whether requests are answered",
@@ -241,7 +241,7 @@ OPERATIONS = (
         more=_HEALTH,
         open=True,
     ),
-    Operation(
+    PathOperation(
         ("/v1/ram",),
         "post",
         "Change the memory that everything may take",
@@ -249,8 +249,8 @@ OPERATIONS = (
         ref("RamRequest"),
         (*BODY, *ENGINE),
     ),
-    Operation(("/openapi.json",), "get", "This document", _json(replies.DOCUMENT)),
-    Operation(
+    PathOperation(("/openapi.json",), "get", "This document", _json(replies.DOCUMENT)),
+    PathOperation(
         ("/v1/messages",),
         "post",
         "Anthropic's: answer a conversation",
@@ -258,7 +258,7 @@ OPERATIONS = (
         ref("AnthropicRequest"),
         (*_ANSWER, OVERLOADED),
     ),
-    Operation(
+    PathOperation(
         ("/v1/messages/count_tokens",),
         "post",
         "Anthropic's: the number of tokens of a conversation",
@@ -266,7 +266,7 @@ OPERATIONS = (
         ref("AnthropicCountRequest"),
         (*_ANSWER, OVERLOADED),
     ),
-    Operation(
+    PathOperation(
         ("/api/chat",),
         "post",
         "Ollama's: answer a conversation",
@@ -274,7 +274,7 @@ OPERATIONS = (
         ref("OllamaChatRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/api/generate",),
         "post",
         "Ollama's: answer or continue a text",
@@ -282,7 +282,7 @@ OPERATIONS = (
         ref("OllamaGenerateRequest"),
         (*_ANSWER, 501),
     ),
-    Operation(
+    PathOperation(
         ("/api/embed",),
         "post",
         "Ollama's: make a vector of each text",
@@ -290,7 +290,7 @@ OPERATIONS = (
         ref("OllamaEmbedRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/api/embeddings",),
         "post",
         "Ollama's: make a vector of a text, not of length 1",
@@ -298,12 +298,12 @@ OPERATIONS = (
         ref("OllamaEmbeddingsRequest"),
         _ANSWER,
     ),
-    Operation(("/api/version",), "get", "Ollama's: versions", _json(ref("OllamaVersion"))),
-    Operation(("/api/tags",), "get", "Ollama's: all models", _json(ref("OllamaModels")), statuses=ENGINE),
-    Operation(
+    PathOperation(("/api/version",), "get", "Ollama's: versions", _json(ref("OllamaVersion"))),
+    PathOperation(("/api/tags",), "get", "Ollama's: all models", _json(ref("OllamaModels")), statuses=ENGINE),
+    PathOperation(
         ("/api/ps",), "get", "Ollama's: loaded models", _json(ref("OllamaLoadedModels")), statuses=ENGINE
     ),
-    Operation(
+    PathOperation(
         ("/api/show",),
         "post",
         "Ollama's: one model",
@@ -311,7 +311,7 @@ OPERATIONS = (
         ref("OllamaShowRequest"),
         _ANSWER,
     ),
-    Operation(
+    PathOperation(
         ("/api/pull",),
         "post",
         "Ollama's: download a model",
@@ -319,7 +319,7 @@ OPERATIONS = (
         ref("OllamaPullRequest"),
         (*BODY, *ENGINE, 501),
     ),
-    Operation(
+    PathOperation(
         ("/api/delete",),
         "delete",
         "Ollama's: delete a model",
@@ -350,7 +350,7 @@ def written(path: str) -> str:
     return path.replace(":path}", "}")
 
 
-def _described(operation: Operation, path: str) -> Json:
+def _described(operation: PathOperation, path: str) -> Json:
     answer = {kind: {"schema": schema} for kind, schema in operation.answer.items()}
     responses: Json = {"200": {"description": operation.summary, "content": answer}}
     responses |= _failures(operation.statuses, path) | operation.more

@@ -31,7 +31,7 @@ LATE = f"its host did not send it within {FETCH_S:g} s"
 LARGE = f"it is larger than {format_bytes(MOST_PICTURE_BYTES)}"
 
 
-class Unread(Exception):
+class UnreadablePicture(Exception):
     """A picture is not read; the text says why, and has no path of this machine."""
 
 
@@ -64,7 +64,7 @@ class Sources:
                 try:
                     # The thread of a host that sends byte after byte may outlast this.
                     return await asyncio.wait_for(asyncio.to_thread(self.read, url), FETCH_S + STALL_S)
-                except Unread as error:
+                except UnreadablePicture as error:
                     return str(error)
                 except TimeoutError:
                     return LATE
@@ -74,30 +74,32 @@ class Sources:
     def read(self, url: str) -> bytes:
         """The file at an address."""
         if len(url) > MOST_URL:
-            raise Unread(f"this is no address: it has more than {MOST_URL} characters")
+            raise UnreadablePicture(f"this is no address: it has more than {MOST_URL} characters")
         scheme = url.partition(":")[0].lower()
         if scheme == "file":
             return self._file(url)
         if scheme in ("http", "https"):
             return self._page(url)
-        raise Unread(f"this is no address that can be read; {HOW}")
+        raise UnreadablePicture(f"this is no address that can be read; {HOW}")
 
     def _file(self, url: str) -> bytes:
         if self.folder is None:
-            raise Unread(f"this server reads no files for requests (--media-path DIR allows a folder); {HOW}")
+            raise UnreadablePicture(
+                f"this server reads no files for requests (--media-path DIR allows a folder); {HOW}"
+            )
         name = unquote(url[len("file:") :])
         name = name.removeprefix("//localhost").removeprefix("//")
         if "\0" in name:
-            raise Unread("there is no such file")
+            raise UnreadablePicture("there is no such file")
         # An absolute path, as in vLLM, or one within the folder, as in llama.cpp.
         path = Path(os.path.realpath(self.folder / name))
         if not path.is_relative_to(self.folder):
-            raise Unread("this file does not lie in the folder of --media-path")
+            raise UnreadablePicture("this file does not lie in the folder of --media-path")
         try:
             with open(open_regular(path, follow=False), "rb") as file:
                 found = file.read(MOST_PICTURE_BYTES + 1)
         except OSError as error:
-            raise Unread(f"the file cannot be read ({error.strerror})") from None
+            raise UnreadablePicture(f"the file cannot be read ({error.strerror})") from None
         return _bounded(found)
 
     def _page(self, url: str) -> bytes:
@@ -108,26 +110,28 @@ class Sources:
             return _bounded(fetch(url))
         except HTTPError as error:
             error.close()
-            raise Unread(f"its host did not send it ({error.code} {error.reason})") from None
+            raise UnreadablePicture(f"its host did not send it ({error.code} {error.reason})") from None
         except URLError as error:
-            raise Unread(f"its host did not send it ({error.reason})") from None
+            raise UnreadablePicture(f"its host did not send it ({error.reason})") from None
         except (OSError, HTTPException, ValueError) as error:
-            raise Unread(f"its host did not send it ({str(error) or type(error).__name__})") from None
+            raise UnreadablePicture(
+                f"its host did not send it ({str(error) or type(error).__name__})"
+            ) from None
 
     def check_host(self, url: str) -> None:
         """Refuse a host that was not named. One that was named may have any address: its owner said so."""
         if not self.hosts:
-            raise Unread(
+            raise UnreadablePicture(
                 f"this server fetches no pictures (--allowed-media-domain HOST allows a host); {HOW}"
             )
         try:
             parts = urlsplit(url)
             host, port = (parts.hostname or "").lower(), parts.port
         except ValueError:
-            raise Unread("this is no address") from None
+            raise UnreadablePicture("this is no address") from None
         usual = port in (None, 80, 443)
         if f"{host}:{port}" not in self.hosts and not (usual and host in self.hosts):
-            raise Unread("its host is not on this server's list (--allowed-media-domain)")
+            raise UnreadablePicture("its host is not on this server's list (--allowed-media-domain)")
 
 
 def fetch(url: str) -> bytes:
@@ -162,15 +166,15 @@ def fetch(url: str) -> bytes:
             size += len(part)
             parts.append(part)
             if size > MOST_PICTURE_BYTES:
-                raise Unread(LARGE)
+                raise UnreadablePicture(LARGE)
             if monotonic() > end:
-                raise Unread(LATE)
+                raise UnreadablePicture(LATE)
     return b"".join(parts)
 
 
 def _bounded(file: bytes) -> bytes:
     if len(file) > MOST_PICTURE_BYTES:
-        raise Unread(LARGE)
+        raise UnreadablePicture(LARGE)
     return file
 
 

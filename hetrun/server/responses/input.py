@@ -25,7 +25,7 @@ def messages(value: object, loaded: Loaded = NONE_LOADED) -> list[Message]:
         raise wrong_type(FIELD, "a string or a list of items", value)
     if not value:
         raise ApiError(f"{FIELD} is empty: there is nothing to answer", FIELD, "empty_array")
-    found = _Found(loaded)
+    found = _ItemReader(loaded)
     for i, item in enumerate(value):
         found.add(item, f"{FIELD}[{i}]")
     return list(found.messages)
@@ -45,7 +45,7 @@ def with_instructions(instructions: str | None, said: Sequence[Message]) -> tupl
     return (*system, *said[leading:])
 
 
-class _Found:
+class _ItemReader:
     """Converts items to messages. Reasoning and calls are separate items here, but parts of an assistant's
     message for templates."""
 

@@ -20,7 +20,7 @@ def with_list(fields: Json, name: str, items: Iterable[str]) -> str:
     return f'{json_text(fields)[:-1]},"{name}":[{",".join(items)}]}}'
 
 
-class Telling:
+class NumberedEvents:
     """The numbered events of a stream; none if the response is not streamed."""
 
     def __init__(self, listened: bool) -> None:
@@ -63,15 +63,15 @@ class Item(ABC):
     def json(self) -> str:
         """The item in the response's format."""
 
-    def begin(self, telling: Telling) -> None:
+    def begin(self, telling: NumberedEvents) -> None:
         """Announce the item."""
         telling.tell("response.output_item.added", {"output_index": self.index}, item=self.json())
 
-    def add(self, telling: Telling, text: str, scores: Sequence[str] = ()) -> None:
+    def add(self, telling: NumberedEvents, text: str, scores: Sequence[str] = ()) -> None:
         """Add text, with its log-probabilities as JSON."""
         self._texts.append(text)
 
-    def end(self, telling: Telling, status: str) -> None:
+    def end(self, telling: NumberedEvents, status: str) -> None:
         """Finish the item, complete or not."""
         self.status = status
         telling.tell("response.output_item.done", {"output_index": self.index}, item=self.json())
@@ -86,11 +86,11 @@ class Content(Item):
         """The part as JSON."""
         return json_text({"type": self.part_type, "text": self.text})
 
-    def begin(self, telling: Telling) -> None:
+    def begin(self, telling: NumberedEvents) -> None:
         super().begin(telling)
         telling.tell("response.content_part.added", self._place, part=self.part())
 
-    def end(self, telling: Telling, status: str) -> None:
+    def end(self, telling: NumberedEvents, status: str) -> None:
         telling.tell("response.content_part.done", self._place, part=self.part())
         super().end(telling, status)
 
@@ -121,13 +121,13 @@ class Message(Content):
         fields: Json = {"id": self.id, "type": "message", "role": "assistant", "status": self.status}
         return with_list(fields, "content", self._parts())
 
-    def add(self, telling: Telling, text: str, scores: Sequence[str] = ()) -> None:
+    def add(self, telling: NumberedEvents, text: str, scores: Sequence[str] = ()) -> None:
         super().add(telling, text)
         self._scores += scores
         told = f"[{','.join(scores)}]"
         telling.tell("response.output_text.delta", self._place | {"delta": text}, logprobs=told)
 
-    def end(self, telling: Telling, status: str) -> None:
+    def end(self, telling: NumberedEvents, status: str) -> None:
         told = f"[{','.join(self._scores)}]"
         telling.tell("response.output_text.done", self._place | {"text": self.text}, logprobs=told)
         super().end(telling, status)
@@ -143,11 +143,11 @@ class Reasoning(Content):
         fields: Json = {"id": self.id, "type": "reasoning", "summary": [], "status": self.status}
         return with_list(fields, "content", self._parts())
 
-    def add(self, telling: Telling, text: str, scores: Sequence[str] = ()) -> None:
+    def add(self, telling: NumberedEvents, text: str, scores: Sequence[str] = ()) -> None:
         super().add(telling, text)
         telling.tell("response.reasoning_text.delta", self._place | {"delta": text})
 
-    def end(self, telling: Telling, status: str) -> None:
+    def end(self, telling: NumberedEvents, status: str) -> None:
         telling.tell("response.reasoning_text.done", self._place | {"text": self.text})
         super().end(telling, status)
 
@@ -166,11 +166,11 @@ class Call(Item):
         fields: Json = {"id": self.id, "type": "function_call", "status": self.status}
         return json_text(fields | {"call_id": self.call_id, "name": self.name, "arguments": self.text})
 
-    def add(self, telling: Telling, text: str, scores: Sequence[str] = ()) -> None:
+    def add(self, telling: NumberedEvents, text: str, scores: Sequence[str] = ()) -> None:
         super().add(telling, text)
         telling.tell("response.function_call_arguments.delta", self._place | {"delta": text})
 
-    def end(self, telling: Telling, status: str) -> None:
+    def end(self, telling: NumberedEvents, status: str) -> None:
         said: Json = {"name": self.name, "arguments": self.text}
         telling.tell("response.function_call_arguments.done", self._place | said)
         super().end(telling, status)

@@ -12,10 +12,10 @@ from hetrun.server.errors import ApiError
 from hetrun.server.json_stream import json_text
 from hetrun.server.request import Order
 from hetrun.server.response_driver import Json, finish_reason, pieces_of, prompt_progress
-from hetrun.server.responses.items import Call, Item, Message, Reasoning, Telling, with_list
+from hetrun.server.responses.items import Call, Item, Message, NumberedEvents, Reasoning, with_list
 from hetrun.server.sse import NamedEvents
 from hetrun.server.usage import timings_of
-from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Text, Thought
+from hetrun.text.tool_parsers.parts import GAP, Arguments, CallStart, Piece, Prose, Thought
 
 # OpenAI's codes for a failed response; any other error is the prompt's.
 CODES = {"server_error": "server_error", "rate_limit_error": "rate_limit_exceeded"}
@@ -34,10 +34,10 @@ class Head:
         return with_list(self.fields | {"status": status} | more, "output", output)
 
 
-class Output:
+class ResponseOutput:
     """The contents of a response, as they arrive."""
 
-    def __init__(self, order: Order, telling: Telling) -> None:
+    def __init__(self, order: Order, telling: NumberedEvents) -> None:
         self._reader = order.reading.reader() if order.reading else None
         self._telling = telling
         self._items: list[Item] = []
@@ -45,7 +45,7 @@ class Output:
         self._tokens = 0
         self._thought = 0  # how many of them were reasoning
 
-    def saw(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         """Add an event."""
         if event.kind == "token":
             self._tokens += 1
@@ -96,16 +96,16 @@ class Output:
     def _pieces(self, event: Event) -> list[Piece]:
         if self._reader:
             return pieces_of(self._reader, event)
-        return [Text(event.text)] if event.text else []
+        return [Prose(event.text)] if event.text else []
 
     def _take(self, piece: Piece) -> None:
         match piece:
-            case Begin(_, name):
+            case CallStart(_, name):
                 # The reader has begun a call, so there is one.
                 self._begin(Call(len(self._items), name, self._reader.new_id() if self._reader else ""))
                 self._scores.clear()
                 return
-            case Text():
+            case Prose():
                 text = self._continued(Message, piece.text)
             case Thought():
                 text = self._continued(Reasoning, piece.text)
@@ -163,13 +163,13 @@ class ResponseWriter:
     def __init__(self, order: Order, *, head: Head, keep: Keep) -> None:
         self._head = head
         self._keep = keep
-        self._telling = Telling(order.stream)
-        self._output = Output(order, self._telling)
+        self._telling = NumberedEvents(order.stream)
+        self._output = ResponseOutput(order, self._telling)
         self._begun = ""
         self._body = b""
 
     def add(self, index: int, event: Event) -> None:
-        self._output.saw(event)
+        self._output.observe(event)
         if event.kind == "done":
             self._body = self._output.ended(self._head, event).encode()
             self._keep(self._body, self._output.said())

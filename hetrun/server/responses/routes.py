@@ -19,7 +19,7 @@ from hetrun.server.body import json_object
 from hetrun.server.chat import NONE_LOADED, TOOLS, chat_request
 from hetrun.server.client_id import asker, owner
 from hetrun.server.errors import ApiError, renamed, wrong_type
-from hetrun.server.fields import MOST_TOP, Body, Wanted, count, flag, object_of
+from hetrun.server.fields import MOST_TOP, Body, LogprobCount, count, flag, object_of
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.pictures.parts import Loaded
 from hetrun.server.query import counted, few
@@ -28,7 +28,7 @@ from hetrun.server.response_driver import Json, respond
 from hetrun.server.responses import input
 from hetrun.server.responses.items import new_id
 from hetrun.server.responses.output import Head, Keep, ResponseWriter
-from hetrun.server.responses.store import Archive, Kept, turn
+from hetrun.server.responses.store import Archive, StoredResponse, turn
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
 from hetrun.text.chat.messages import plain
@@ -85,7 +85,7 @@ def routes(service: Service) -> list[Route]:
         def keep(text: bytes, answer: Said) -> None:
             if head.fields["store"]:
                 turns = (*(before.turns if before else ()), turn([*said, answer]))
-                archive.keep(str(head.fields["id"]), Kept(mine, text, turns))
+                archive.keep(str(head.fields["id"]), StoredResponse(mine, text, turns))
 
         return here, order, head, keep
 
@@ -131,7 +131,7 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-def previous(body: Body, archive: Archive, mine: str) -> Kept | None:
+def previous(body: Body, archive: Archive, mine: str) -> StoredResponse | None:
     """The response that a request continues."""
     name = _text(body, "previous_response_id")
     if name is None:
@@ -154,7 +154,7 @@ def response_order(
     body: Body,
     info: ModelInfo,
     service: Service,
-    before: Kept | None = None,
+    before: StoredResponse | None = None,
     client: str = "",
     loaded: Loaded = NONE_LOADED,
 ) -> tuple[Order, Head, list[Said]]:
@@ -234,7 +234,7 @@ def _flat(named: object) -> object:
     return {"type": "function"} | function
 
 
-def _wanted(body: Body) -> Wanted:
+def _wanted(body: Body) -> LogprobCount:
     """The requested log-probabilities, by `include` or `top_logprobs`."""
     include = body.get("include")
     if include is None:
@@ -246,7 +246,7 @@ def _wanted(body: Body) -> Wanted:
             message = f"include[{i}] must be one of {', '.join(INCLUDES)}"
             raise ApiError(message, f"include[{i}]", "invalid_value")
     top = count(body, "top_logprobs", 0, MOST_TOP) or 0
-    return Wanted(top if top or LOGPROBS in include else None)
+    return LogprobCount(top if top or LOGPROBS in include else None)
 
 
 def _head(body: Body, chat: Body, order: Order, store: bool) -> Head:

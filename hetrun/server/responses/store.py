@@ -18,7 +18,7 @@ BASE64 = "base64"  # how a picture is kept
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredResponse:
     """A response, and the conversation up to it, without instructions.
 
     Each turn is a list of messages in JSON, so that continued conversations share the bytes of earlier turns.
@@ -64,10 +64,10 @@ class Archive:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[str, Kept] = OrderedDict()  # the most recently used last
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()  # the most recently used last
         self._bytes = 0
 
-    def keep(self, name: str, kept: Kept) -> None:
+    def keep(self, name: str, kept: StoredResponse) -> None:
         """Store it, and evict the least recently used ones; one larger than the limit is not stored."""
         if kept.size > self._most_bytes:
             return
@@ -77,7 +77,7 @@ class Archive:
             _, oldest = self._kept.popitem(last=False)
             self._bytes -= oldest.size
 
-    def find(self, owner: str, name: str) -> Kept | None:
+    def find(self, owner: str, name: str) -> StoredResponse | None:
         """The owner's response with this id."""
         kept = self._kept.get(name)
         if kept is None or kept.owner != owner:

@@ -20,7 +20,7 @@ from hetrun.server.query import counted, few
 from hetrun.server.request import Order
 from hetrun.server.response_driver import (
     AnswerFrame,
-    Choice,
+    ChoiceStream,
     ChoicesWriter,
     Json,
     finish_reason,
@@ -32,7 +32,7 @@ from hetrun.server.response_driver import (
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
 from hetrun.server.sse import EventStream
-from hetrun.server.usage import Counts
+from hetrun.server.usage import UsageSum
 from hetrun.text.answers.reading import ChoiceReader
 
 
@@ -61,7 +61,7 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-def whole(order: Order, found: Sequence[Choice]) -> Json:
+def whole(order: Order, found: Sequence[ChoiceStream]) -> Json:
     """The whole answer."""
     choices = [_choice(i, choice, order) for i, choice in enumerate(found)]
     more = totals(order, found)
@@ -71,7 +71,7 @@ def whole(order: Order, found: Sequence[Choice]) -> Json:
     return AnswerFrame(order.info, "chat.completion", "chatcmpl").body(choices, **more)
 
 
-def _choice(index: int, choice: Choice, order: Order) -> Json:
+def _choice(index: int, choice: ChoiceStream, order: Order) -> Json:
     message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.reader:
         message = choice.reader.message(choice.pieces)
@@ -111,7 +111,7 @@ class ChatStream:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._frame = AnswerFrame(order.info, "chat.completion.chunk", "chatcmpl")
-        self._counts = Counts(order.tried)
+        self._counts = UsageSum(order.tried)
         self._readers = [order.reading.reader() if order.reading else None for _ in range(order.choices)]
         self._usage: Json = {"usage": None} if order.include_usage else {}
 

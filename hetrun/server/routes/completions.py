@@ -15,7 +15,7 @@ from hetrun.server import request as orders
 from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, wrong_type
-from hetrun.server.fields import COMPLETION_LOGPROBS, Wanted, count, flag, wanted_of_completion
+from hetrun.server.fields import COMPLETION_LOGPROBS, LogprobCount, count, flag, wanted_of_completion
 from hetrun.server.infill import check_fills, fill_tokens
 from hetrun.server.inputs import Field, texts
 from hetrun.server.json_stream import json_text
@@ -25,7 +25,7 @@ from hetrun.server.pictures.parts import marked
 from hetrun.server.request import MOST_CHOICES, MOST_TOGETHER, Order
 from hetrun.server.response_driver import (
     AnswerFrame,
-    Choice,
+    ChoiceStream,
     ChoicesWriter,
     Json,
     finish_reason,
@@ -37,7 +37,7 @@ from hetrun.server.routes.models import meant
 from hetrun.server.sampling import limit_field, sampling_params
 from hetrun.server.service import Service
 from hetrun.server.sse import EventStream
-from hetrun.server.usage import Counts
+from hetrun.server.usage import UsageSum
 
 MOST_TOKENS = 16  # OpenAI's default length limit
 STRICT_BEST_OF = 20
@@ -118,7 +118,7 @@ async def _with_gap(order: Order, suffix: str, service: Service) -> Order:
     return replace(order, prompts=tuple(prompts))
 
 
-def _computed(body: Mapping[str, object], wanted: Wanted, echo: bool) -> Wanted:
+def _computed(body: Mapping[str, object], wanted: LogprobCount, echo: bool) -> LogprobCount:
     """The engine's request: without an answer it computes only the prompt's scores; `best_of` needs those of
     answers."""
     limit = limit_field(body)
@@ -142,7 +142,7 @@ def _tried(body: Mapping[str, object], order: Order, strict: bool) -> Order:
     return orders.bounded(replace(order, tried=best_of), field="best_of")
 
 
-def whole(order: Order, found: Sequence[Choice]) -> Json:
+def whole(order: Order, found: Sequence[ChoiceStream]) -> Json:
     """The whole answer: for each prompt, in order, its best attempts."""
     chosen = [
         (choice, prompt)
@@ -153,25 +153,25 @@ def whole(order: Order, found: Sequence[Choice]) -> Json:
     return AnswerFrame(order.info, "text_completion", "cmpl").body(choices, **totals(order, found))
 
 
-def best(tried: Sequence[Choice], n: int) -> Sequence[Choice]:
+def best(tried: Sequence[ChoiceStream], n: int) -> Sequence[ChoiceStream]:
     """The n attempts with the highest mean log-probability per token, the best first; all: in their order."""
     if n == len(tried):
         return tried
     return sorted(tried, key=_mean, reverse=True)[:n]
 
 
-def _mean(choice: Choice) -> float:
+def _mean(choice: ChoiceStream) -> float:
     found = _with_end(choice)
     return sum(scored.logprob for scored in found) / len(found) if found else 0.0
 
 
-def _with_end(choice: Choice) -> list[TokenLogprob]:
+def _with_end(choice: ChoiceStream) -> list[TokenLogprob]:
     """An answer's scores, including the token that ended it, as in other servers."""
     end = choice.end.logprob
     return choice.scores if end is None else [*choice.scores, end]
 
 
-def _choice(index: int, choice: Choice, prompt: GenerateRequest, order: Order) -> Json:
+def _choice(index: int, choice: ChoiceStream, prompt: GenerateRequest, order: Order) -> Json:
     leader = choice.leader
     echoed = prompt_text(prompt, leader)
     logprobs = None
@@ -186,7 +186,7 @@ def _as_json(index: int, text: str, logprobs: Json | None, reason: str | None) -
     return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
 
-def prompt_text(request: GenerateRequest, leader: Choice) -> str:
+def prompt_text(request: GenerateRequest, leader: ChoiceStream) -> str:
     """An echoed prompt; empty if none is echoed."""
     if not request.echo:
         return ""
@@ -201,8 +201,8 @@ class CompletionStream:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._frame = AnswerFrame(order.info, "text_completion", "cmpl")
-        self._counts = Counts(order.tried)
-        self._leaders = [Choice() for _ in order.prompts]
+        self._counts = UsageSum(order.tried)
+        self._leaders = [ChoiceStream() for _ in order.prompts]
         self._offsets: dict[int, Offsets] = {}
         self._usage: Json = {"usage": None} if order.include_usage else {}
 

@@ -65,7 +65,7 @@ def routes(service: Service) -> list[Route]:
 
 
 @dataclass(frozen=True)
-class Order:
+class EmbeddingOrder:
     """A request for vectors."""
 
     info: ModelInfo
@@ -75,7 +75,7 @@ class Order:
     field: str = INPUT.name  # that the texts came in, for errors
 
 
-def embedding_order(body: fields.Body, info: ModelInfo, client: str) -> Order:
+def embedding_order(body: fields.Body, info: ModelInfo, client: str) -> EmbeddingOrder:
     """Read a request of this client; raises an ApiError that names a wrong field."""
     asked = pooled(body, client, info.pooling)
     found = [_of(asked, text) for text in texts(body, info, INPUT)]
@@ -86,7 +86,7 @@ def embedding_order(body: fields.Body, info: ModelInfo, client: str) -> Order:
     if not info.width:
         raise ApiError("Embeddings are not available for this model: it runs through libllama", "model")
     dimensions = fields.count(body, "dimensions", 1, info.width) or info.width
-    return Order(info, found, form == "base64", dimensions)
+    return EmbeddingOrder(info, found, form == "base64", dimensions)
 
 
 def pooled(body: fields.Body, client: str, pooling: Pooling | Literal["rank"]) -> GenerateRequest:
@@ -106,7 +106,7 @@ def _of(asked: GenerateRequest, text: Text) -> GenerateRequest:
     return replace(asked, text=text) if isinstance(text, str) else replace(asked, text=None, tokens=text)
 
 
-async def in_time(client: ChatClient, asked: Order) -> list[Event]:
+async def in_time(client: ChatClient, asked: EmbeddingOrder) -> list[Event]:
     """Wait for a result. The engine watches deadlines itself, except during a restart."""
     deadline_s = asked.texts[0].deadline_s
     try:
@@ -117,7 +117,7 @@ async def in_time(client: ChatClient, asked: Order) -> list[Event]:
         raise api_error(late) from None
 
 
-async def _all(client: ChatClient, asked: Order) -> list[Event]:
+async def _all(client: ChatClient, asked: EmbeddingOrder) -> list[Event]:
     """The last events of all texts; the first error ends the others."""
     found: dict[int, Event] = {}
     left = deque(enumerate(asked.texts))
@@ -158,7 +158,7 @@ async def _one(client: ChatClient, text: GenerateRequest, waited_s: float) -> Ev
     raise AssertionError("a request ends with its last event")
 
 
-async def _written(asked: Order, ended: Sequence[Event]) -> AsyncIterator[str]:
+async def _written(asked: EmbeddingOrder, ended: Sequence[Event]) -> AsyncIterator[str]:
     """The answer as JSON."""
     yield '{"object":"list","data":['
     for i, event in enumerate(ended):
@@ -171,7 +171,7 @@ async def _written(asked: Order, ended: Sequence[Event]) -> AsyncIterator[str]:
     yield f'],"model":{json_text(asked.info.id)},"usage":{json_text(usage)}}}'
 
 
-def vector_text(stored: bytes, asked: Order) -> str:
+def vector_text(stored: bytes, asked: EmbeddingOrder) -> str:
     """The first numbers of a vector, normalised to length 1; zeros stay zeros."""
     numbers = unpacked(stored)[: asked.dimensions]
     length = math.hypot(*numbers) or 1.0

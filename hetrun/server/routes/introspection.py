@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from hetrun import __version__
 from hetrun.client.model_pool import OnDemand
-from hetrun.client.queries import PlanNow, State, TokenizerFacts, TokenizerInfo
+from hetrun.client.queries import PlanNow, StateQuery, TokenizerFacts, TokenizerInfo
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
 from hetrun.server.query import LOOK_S, asked, few
@@ -39,7 +39,7 @@ def routes(service: Service) -> list[Route]:
         asleep = not engines(here.client)
         template, places = await _remembered(here) or (await _template(here), 0)
         if not asleep:
-            places = (await asked(here, State(), LOOK_S)).places
+            places = (await asked(here, StateQuery(), LOOK_S)).places
         own = DEFAULT_TEMPERATURE if info.temperature is None else info.temperature
         defaults = {"temperature": own, **service.sampling}
         usual = asdict(SamplingParams.from_mapping(defaults))

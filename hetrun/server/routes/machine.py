@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hetrun.client.queries import KNOBS, Layers, State, WhatIf
+from hetrun.client.queries import KNOBS, Layers, StateQuery, WhatIf
 from hetrun.errors import BudgetError, OptionError
 from hetrun.server.body import json_object
 from hetrun.server.errors import ApiError, wrong_type
@@ -29,7 +29,7 @@ def routes(service: Service) -> list[Route]:
         here = await meant(request.query_params, service)
         if not engines(here.client):  # the model sleeps, and this query doesn't load it
             return JSONResponse({"state": None, "layers": []})
-        state, layers = await asked(here, State(), LOOK_S), await asked(here, Layers(), LOOK_S)
+        state, layers = await asked(here, StateQuery(), LOOK_S), await asked(here, Layers(), LOOK_S)
         return JSONResponse({"state": asdict(state), "layers": [asdict(layer) for layer in layers]})
 
     async def what_if(request: Request) -> Response:

@@ -15,9 +15,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from hetrun.client.events import ModelInfo
-from hetrun.client.model_pool import Shelf
-from hetrun.client.queries import EngineState, State
-from hetrun.server.middleware.request_counter import Traffic
+from hetrun.client.model_pool import ModelPool
+from hetrun.client.queries import EngineState, StateQuery
+from hetrun.server.middleware.request_counter import RequestTraffic
 from hetrun.server.query import LOOK_S, asked, few
 from hetrun.server.routes.models import engines
 from hetrun.server.service import Service
@@ -58,12 +58,12 @@ def routes(service: Service) -> list[Route]:
         health = service.client.health.status
         found = [Metric("up", "gauge", "Whether requests are answered now.", {"": int(health == "ok")})]
         found += of_server(service.traffic)
-        several = isinstance(service.client, Shelf) and service.client.only is None
+        several = isinstance(service.client, ModelPool) and service.client.only is None
         for client in engines(service.client):
             if client.health.status in ("ok", "stuck"):  # else there is no engine to ask
                 here = replace(service, client=client)
                 info = await here.info()
-                engine = of_engine(await asked(here, State(), LOOK_S), info)
+                engine = of_engine(await asked(here, StateQuery(), LOOK_S), info)
                 found += [m.of(info.id) for m in engine] if several else engine
         return PlainTextResponse(text(found), headers={"Content-Type": FORMAT})
 
@@ -79,7 +79,7 @@ def text(metrics: list[Metric]) -> str:
     return "".join(f"{line}\n" for metric in merged.values() for line in metric.lines())
 
 
-def of_server(traffic: Traffic) -> list[Metric]:
+def of_server(traffic: RequestTraffic) -> list[Metric]:
     """The metrics of this process."""
     statuses = {label("status", str(status)): n for status, n in sorted(traffic.statuses.items())}
     return [

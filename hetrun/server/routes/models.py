@@ -13,7 +13,7 @@ from starlette.routing import Route
 from hetrun.client.events import ModelInfo
 from hetrun.client.interface import ChatClient
 from hetrun.client.model_catalog import name_of, spellings
-from hetrun.client.model_pool import OnDemand, Shelf
+from hetrun.client.model_pool import ModelPool, OnDemand
 from hetrun.server.anthropic_format import models as anthropic_models
 from hetrun.server.errors import ApiError, not_found, wrong_type
 from hetrun.server.service import Service
@@ -44,7 +44,7 @@ async def meant(said: Mapping[str, object], service: Service) -> Service:
     if name is not None and not isinstance(name, str):
         raise wrong_type("model", "a string", name)
     shelf = service.client
-    if isinstance(shelf, Shelf):
+    if isinstance(shelf, ModelPool):
         if name is not None and (model := await shelf.look_for(name)):
             return replace(service, client=model)
         # This model was not named when the server was started, so it is not meant by every name.
@@ -56,7 +56,7 @@ async def meant(said: Mapping[str, object], service: Service) -> Service:
     return service
 
 
-def _usual(name: str | None, shelf: Shelf) -> OnDemand:
+def _usual(name: str | None, shelf: ModelPool) -> OnDemand:
     """The one of several models that is meant if none is named."""
     if name is not None:
         raise not_found(name, list(shelf.models))
@@ -70,7 +70,7 @@ def _usual(name: str | None, shelf: Shelf) -> OnDemand:
 
 def engines(client: ChatClient) -> list[ChatClient]:
     """The models that are loaded; none for a single model that sleeps."""
-    if isinstance(client, Shelf):
+    if isinstance(client, ModelPool):
         return list(client.loaded)
     return [] if isinstance(client, OnDemand) and client.client is None else [client]
 
@@ -86,7 +86,7 @@ def routes(service: Service) -> list[Route]:
 
     async def all_of_them() -> list[Json]:
         shelf = service.client
-        if isinstance(shelf, Shelf):
+        if isinstance(shelf, ModelPool):
             await shelf.look_again()
             if shelf.only is None:
                 return [described(name, model, model.known) for name, model in shelf.models.items()]
@@ -99,7 +99,7 @@ def routes(service: Service) -> list[Route]:
 
     async def found(name: str) -> Json:
         shelf = service.client
-        if isinstance(shelf, Shelf):
+        if isinstance(shelf, ModelPool):
             if model := await shelf.look_for(name):
                 return described(model.found.name, model, model.known)
             if shelf.only is None:

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from hetrun import __version__
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_pool import ModelPool
 from hetrun.server.service import Service
 
 RUNNING = "Ollama is running"  # with --ollama, for clients that look for these words
@@ -49,7 +49,7 @@ def text(service: Service, base: str) -> str:
     if service.needs_key:
         return f"{said}\nAll but /health wants the key: 'Authorization: Bearer KEY'\n"
     shelf = service.client
-    if isinstance(shelf, Shelf) and shelf.only is None:
+    if isinstance(shelf, ModelPool) and shelf.only is None:
         said += "".join(f"\nmodel {name}" for name in shelf.models) + "\n"
     return said
 

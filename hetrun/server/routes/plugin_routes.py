@@ -13,7 +13,7 @@ from hetrun.client import hook_dispatcher
 from hetrun.errors import HetrunError
 from hetrun.server.errors import FINAL, ApiError
 from hetrun.server.service import Service
-from hetrun.system.entry_points import FAILURES, Point, in_words
+from hetrun.system.entry_points import FAILURES, PluginPoint, in_words
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +25,15 @@ def routes(service: Service) -> list[BaseRoute]:
     found = []
     for point, route in hook_dispatcher.routes(service.client):
         if isinstance(route, Route | Mount):
-            route.app = Named(route.app, point)
+            route.app = PluginEndpoint(route.app, point)
         found.append(route)
     return found
 
 
-class Named:
+class PluginEndpoint:
     """A plugin's endpoint; an exception becomes an answer that names the plugin."""
 
-    def __init__(self, app: ASGIApp, point: Point) -> None:
+    def __init__(self, app: ASGIApp, point: PluginPoint) -> None:
         self._app, self._point = app, point
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hetrun.client.interface import ChatClient
-from hetrun.client.model_pool import Shelf
+from hetrun.client.model_pool import ModelPool
 from hetrun.client.queries import SetRam
 from hetrun.config import OPTIONS
 from hetrun.errors import BudgetError, OptionError
@@ -39,7 +39,7 @@ def routes(service: Service) -> list[Route]:
 
 async def _set(client: ChatClient, nbytes: int) -> Mapping[str, int]:
     """Several models share the limit; the answer contains their shares."""
-    if isinstance(client, Shelf) and client.only is None:
+    if isinstance(client, ModelPool) and client.only is None:
         return await client.set_ram(nbytes)
     return await client.ask(SetRam(nbytes))
 

@@ -20,7 +20,7 @@ from hetrun.server.disconnect import unless_gone
 from hetrun.server.errors import FINAL, ApiError, api_error, wrong_type
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.query import asked
-from hetrun.server.routes.embeddings import Order as Texts, in_time, pooled
+from hetrun.server.routes.embeddings import EmbeddingOrder as Texts, in_time, pooled
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
 from hetrun.system.units import counted
@@ -42,7 +42,7 @@ Json = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Order:
+class RerankOrder:
     """A request for scores."""
 
     info: ModelInfo
@@ -71,14 +71,14 @@ def routes(service: Service) -> list[Route]:
     return [Route(path, rerank, methods=["POST"], middleware=[crowd]) for path in PATHS]
 
 
-def _order(body: fields.Body, info: ModelInfo) -> Order:
+def _order(body: fields.Body, info: ModelInfo) -> RerankOrder:
     query = body.get("query")
     if query is None:
         raise ApiError("query is missing", "query", "missing_required_parameter")
     if not isinstance(query, str):
         raise wrong_type("query", "a text", query)
     field = TEXTS if body.get(DOCUMENTS) is None and body.get(TEXTS) is not None else DOCUMENTS
-    order = Order(
+    order = RerankOrder(
         info,
         query,
         _documents(body, field),
@@ -124,7 +124,7 @@ def _document(given: object, where: str) -> str:
     return text
 
 
-async def _prompts(service: Service, order: Order) -> list[list[int]]:
+async def _prompts(service: Service, order: RerankOrder) -> list[list[int]]:
     """The prompt of each document; one that does not fit is refused before any is computed."""
     try:
         prompts = await asked(service, RankPrompts(order.query, tuple(order.documents)))
@@ -146,7 +146,7 @@ def _requests(body: fields.Body, prompts: Sequence[Sequence[int]], client: str) 
     return [replace(one, text=None, tokens=tuple(prompt)) for prompt in prompts]
 
 
-def _answer(order: Order, ends: Sequence[Event]) -> Json | list[Json]:
+def _answer(order: RerankOrder, ends: Sequence[Event]) -> Json | list[Json]:
     """Results, the best first, in the form of Jina and Cohere or of text-embeddings-inference."""
     odds = [log_odds(end) for end in ends]
     scores = odds if order.raw else [probability(one) for one in odds]

@@ -26,7 +26,7 @@ START_S = 10.0  # by the clock on the wall: the machine may be busy
 PART = 1 << 20  # bytes that are received at once
 
 
-class Gone(Exception):
+class ChildGone(Exception):
     """The process gives no answer; the text says why."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from hetrun.errors import EngineStopped, HetrunError
-from hetrun.system.sandbox.child import Child, Gone
+from hetrun.system.sandbox.child import Child, ChildGone
 
 C = TypeVar("C", bound=Child)
 A = TypeVar("A")
@@ -44,7 +44,7 @@ class KeptChild(Generic[C]):
                 return question(child)
             except BaseException as error:
                 self._end()
-                if self._closed and isinstance(error, Gone | HetrunError):
+                if self._closed and isinstance(error, ChildGone | HetrunError):
                     raise EngineStopped(f"the model was closed before {self._purpose}") from None
                 raise
 

@@ -19,7 +19,7 @@ from hetrun.text.tool_parsers import forced_calls, gemma4
 from hetrun.text.tool_parsers.dialects import BY_NAME, BY_THOUGHT
 from hetrun.text.tool_parsers.formats import FORMATS, TEXT_ONLY, with_thoughts
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import MARKS, Arguments, Begin, Piece, Text, Thought
+from hetrun.text.tool_parsers.parts import MARKS, Arguments, CallStart, Piece, Prose, Thought
 
 Json = dict[str, object]
 Schema = Mapping[str, Any]
@@ -29,7 +29,7 @@ FAULT = re.compile(r"parts(?: at anyOf\[(\d+)\]\.?(\S*))?: (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Reading:
+class AnswerFormat:
     """How answers are read; nothing in them where there are neither calls nor thoughts to look for."""
 
     tools: Tools = field(default_factory=Tools)
@@ -74,7 +74,7 @@ class Reading:
         return FieldError(f"{said}: {reason}", where, "invalid_function_parameters")
 
 
-PLAIN = Reading()
+PLAIN = AnswerFormat()
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ReadingOptions:
     thought_mark: str  # of thoughts, by the model's template
 
 
-def reading(tools: Tools, options: ReadingOptions, *, has_form: bool, resumed: bool = False) -> Reading:
+def reading(tools: Tools, options: ReadingOptions, *, has_form: bool, resumed: bool = False) -> AnswerFormat:
     """How the answers to a request are read; `has_form`: they follow a schema, an expression or a grammar;
     `resumed`: they continue the last message."""
     chosen = options.tool_format if options.tool_parser == "auto" else options.tool_parser
@@ -102,10 +102,10 @@ def reading(tools: Tools, options: ReadingOptions, *, has_form: bool, resumed: b
     # What must have a form has it from its first token on: nothing is thought before, unless a message is
     # there for what has the form.
     wanted = mark in BY_THOUGHT or not has_form
-    return Reading(tools, format, mark if wanted and options.reasoning_format != "none" else "", resumed)
+    return AnswerFormat(tools, format, mark if wanted and options.reasoning_format != "none" else "", resumed)
 
 
-def parts(how: Reading, json_schema: str | None, *, has_form: bool, thinks: bool) -> str | None:
+def parts(how: AnswerFormat, json_schema: str | None, *, has_form: bool, thinks: bool) -> str | None:
     """What the answer must look like for the sake of its calls and channels; None where it need not.
 
     Where calls are not required, an answer may be a call or have the form that is asked for; and the calls of
@@ -126,7 +126,9 @@ def parts(how: Reading, json_schema: str | None, *, has_form: bool, thinks: bool
     return None
 
 
-def _formed(how: Reading, schema: Schema | bool, schemas: Mapping[str, Schema], thought: str) -> str | None:
+def _formed(
+    how: AnswerFormat, schema: Schema | bool, schemas: Mapping[str, Schema], thought: str
+) -> str | None:
     """An answer by a schema, or a call; None where the schema alone says it."""
     if isinstance(schema, bool):
         if not schema:  # which nothing fits: said where it is compiled by itself
@@ -175,11 +177,11 @@ class ChoiceReader:
     def delta(self, piece: Piece) -> Json:
         """A piece as a chunk of a stream tells it."""
         match piece:
-            case Text(text):
+            case Prose(text):
                 return {"content": text}
             case Thought(text):
                 return {"reasoning_content": text}
-            case Begin(index, name):
+            case CallStart(index, name):
                 function = {"name": name, "arguments": ""}
                 call = {"index": index, "id": self.new_id(), "type": "function", "function": function}
                 return {"tool_calls": [call]}
@@ -193,11 +195,11 @@ class ChoiceReader:
         calls: list[tuple[str, list[str]]] = []
         for piece in pieces:
             match piece:
-                case Text(text):
+                case Prose(text):
                     texts.append(text)
                 case Thought(text):
                     thoughts.append(text)
-                case Begin(_, name):
+                case CallStart(_, name):
                     calls.append((name, []))
                 case Arguments(_, text):
                     calls[-1][1].append(text)

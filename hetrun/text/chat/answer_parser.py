@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hetrun.text.tool_parsers.parser import CallReader
-from hetrun.text.tool_parsers.parts import Piece, Text, joined
+from hetrun.text.tool_parsers.parts import Piece, Prose, joined
 
 
 class Divider(Protocol):
@@ -50,7 +50,7 @@ class AnswerReader:
 
     def push(self, text: str) -> list[Piece]:
         """Take more text; what is certain now."""
-        return self._read(self._divider.push(text) if self._divider else [Text(text)])
+        return self._read(self._divider.push(text) if self._divider else [Prose(text)])
 
     def cut(self) -> None:
         """There is no more, because a limit was reached."""
@@ -68,5 +68,5 @@ class AnswerReader:
             return joined(pieces)
         out: list[Piece] = []
         for piece in pieces:
-            out += self._calls.push(piece.text) if isinstance(piece, Text) else [piece]
+            out += self._calls.push(piece.text) if isinstance(piece, Prose) else [piece]
         return out

@@ -10,8 +10,8 @@ from hetrun.text.detokenizer import StopStrings
 from hetrun.text.tool_parsers.dialect import ASSISTANT, MESSAGE, START, Dialect, Header, Kind
 from hetrun.text.tool_parsers.harmony import CHANNEL, FUNCTIONS, HARMONY
 from hetrun.text.tool_parsers.json_calls import STRAY
-from hetrun.text.tool_parsers.parts import GAP, Piece, Text, Thought, joined
-from hetrun.text.tool_parsers.scanner import Broken, Calls, Reading, value
+from hetrun.text.tool_parsers.parts import GAP, Piece, Prose, Thought, joined
+from hetrun.text.tool_parsers.scanner import Calls, InvalidJson, Reading, value
 
 TO = "to="
 MOST_HEADER = 512  # characters: a name of 256 and some words
@@ -167,7 +167,7 @@ class ChannelReader:
             reading.send(c)
         except StopIteration:
             self._complete()
-        except Broken as broken:
+        except InvalidJson as broken:
             self._complete()
             self._take(broken.character)
 
@@ -328,4 +328,4 @@ class ChannelReader:
         if fresh and kind in self._said and not self._raw:
             text = GAP + text
         self._said.add(kind)
-        self._calls.pieces.append(Text(text) if kind == "text" else Thought(text))
+        self._calls.pieces.append(Prose(text) if kind == "text" else Thought(text))

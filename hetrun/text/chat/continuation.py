@@ -44,14 +44,14 @@ def _thoughts(message: Mapping[str, object]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Cut:
+class ContinuedChat:
     """A conversation with a mark where its last message ends."""
 
     messages: list[Json]
     mark: str
 
     @classmethod
-    def after_last(cls, messages: list[Json], wanted: object) -> Cut:
+    def after_last(cls, messages: list[Json], wanted: object) -> ContinuedChat:
         """Put the mark after the text that is continued."""
         last, mark = dict(messages[-1]), f"{secrets.token_hex(12)} "
         if part_of(last, wanted) == CONTENT:

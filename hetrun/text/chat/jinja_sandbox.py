@@ -25,11 +25,11 @@ from hetrun.text.chat import limits
 MOST_SAID = 500  # characters of an error, which a template can make as long as it likes
 
 
-class OutOfTime(BaseException):
+class TemplateTimeout(BaseException):
     """The template computes for too long. No `except Exception` on its way may swallow that."""
 
 
-class Refused(JinjaError):
+class MessagesRefused(JinjaError):
     """The template called raise_exception: it does not like the messages."""
 
 
@@ -68,11 +68,11 @@ def line_of(error: BaseException, template: Template | None) -> int | None:
 def reason_of(error: BaseException) -> str:
     """What went wrong, for people."""
     text = (error.msg if isinstance(error, SyntaxError) else str(error)).strip()[:MOST_SAID]
-    if isinstance(error, OutOfTime):
+    if isinstance(error, TemplateTimeout):
         return limits.TOO_LONG
     if isinstance(error, MemoryError):
         return limits.TOO_LARGE
-    if isinstance(error, Refused):
+    if isinstance(error, MessagesRefused):
         return f"the template refuses these messages: {text}"
     if isinstance(error, SecurityError):
         return f"forbidden in a template: {text}"
@@ -162,7 +162,7 @@ def _tojson(
 
 
 def _raise_exception(message: object) -> NoReturn:
-    raise Refused(str(message))
+    raise MessagesRefused(str(message))
 
 
 def _strftime_now(form: str) -> str:

@@ -17,7 +17,7 @@ COLON = "\uff1a"  # the Chinese one
 
 
 @dataclass(frozen=True)
-class Turn:
+class MessageFrame:
     """What stands before and after a message's text."""
 
     before: str
@@ -30,9 +30,9 @@ class Turns:
     """A conversation, message by message. The beginning of an answer is what stands before the assistant's
     text, without the space at its end, unless it is said."""
 
-    user: Turn
-    assistant: Turn
-    system: Turn
+    user: MessageFrame
+    assistant: MessageFrame
+    system: MessageFrame
     answer: str | None = None
     begin: str = ""
     without_system: str = ""  # instead of a system message, if there is none
@@ -66,7 +66,7 @@ def _text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _written(turn: Turn) -> str:
+def _written(turn: MessageFrame) -> str:
     content = "message.content | trim" if turn.trim else "message.content"
     before = " ~ message.role ~ ".join(_text(part) for part in turn.before.split(ROLE))
     return f"{{{{ {before} ~ ({content}) ~ {_text(turn.after)} }}}}"
@@ -74,7 +74,7 @@ def _written(turn: Turn) -> str:
 
 def _alike(before: str, after: str, answer: str | None = None, trim: bool = False, note: str = "") -> Turns:
     """All messages in the same way, with their role before them."""
-    turn = Turn(before, after, trim)
+    turn = MessageFrame(before, after, trim)
     begin = before.replace(ROLE, "assistant") if answer is None else answer
     return Turns(turn, turn, turn, answer=begin, note=note)
 
@@ -129,11 +129,13 @@ def _with_system(answer: str, assistant: str, user: str, trim: bool = False) -> 
 
 _DEEPSEEK_END = "<｜end▁of▁sentence｜>"
 _BAILING = Turns(
-    Turn("<role>HUMAN</role>", ""), Turn("<role>ASSISTANT</role>", ""), Turn("<role>SYSTEM</role>", "")
+    MessageFrame("<role>HUMAN</role>", ""),
+    MessageFrame("<role>ASSISTANT</role>", ""),
+    MessageFrame("<role>SYSTEM</role>", ""),
 )
 _GRANITE = _alike(_HEADER, "<|end_of_text|>\n")
 _LLAMA_SYSTEM = "<<SYS>>\n#\n<</SYS>>\n\n"
-_NO_END = Turn("", "")
+_NO_END = MessageFrame("", "")
 
 SAME: Mapping[str, Turns] = {
     "bailing": _BAILING,
@@ -141,48 +143,61 @@ SAME: Mapping[str, Turns] = {
         _BAILING.user, _BAILING.assistant, _BAILING.system, "<role>ASSISTANT</role><think>", note="</think>"
     ),
     "bailing2": Turns(
-        Turn("<role>HUMAN</role>", "<|role_end|>"),
-        Turn("<role>ASSISTANT</role>", "<|role_end|>"),
-        Turn("<role>SYSTEM</role>", "<|role_end|>"),
+        MessageFrame("<role>HUMAN</role>", "<|role_end|>"),
+        MessageFrame("<role>ASSISTANT</role>", "<|role_end|>"),
+        MessageFrame("<role>SYSTEM</role>", "<|role_end|>"),
         without_system="<role>SYSTEM</role>detailed thinking off<|role_end|>",
     ),
     "chatglm3": Turns(
-        Turn("<|user|>\n ", ""),
-        Turn("<|assistant|>\n ", ""),
-        Turn("<|system|>\n ", ""),
+        MessageFrame("<|user|>\n ", ""),
+        MessageFrame("<|assistant|>\n ", ""),
+        MessageFrame("<|system|>\n ", ""),
         "<|assistant|>",
         "[gMASK]sop",
     ),
     "chatglm4": Turns(
-        Turn("<|user|>\n", ""), Turn("<|assistant|>\n", ""), Turn("<|system|>\n", ""), begin="[gMASK]<sop>"
+        MessageFrame("<|user|>\n", ""),
+        MessageFrame("<|assistant|>\n", ""),
+        MessageFrame("<|system|>\n", ""),
+        begin="[gMASK]<sop>",
     ),
     "command-r": Turns(
-        Turn("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>", True),
-        Turn("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>", True),
-        Turn("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>", True),
+        MessageFrame("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>", True),
+        MessageFrame("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>", True),
+        MessageFrame("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>", True),
     ),
-    "deepseek": Turns(Turn("### Instruction:\n", "\n"), Turn("### Response:\n", "\n<|EOT|>\n"), Turn("", "")),
+    "deepseek": Turns(
+        MessageFrame("### Instruction:\n", "\n"),
+        MessageFrame("### Response:\n", "\n<|EOT|>\n"),
+        MessageFrame("", ""),
+    ),
     "deepseek-ocr": Turns(_NO_END, _NO_END, _NO_END),
-    "deepseek2": Turns(Turn("User: ", "\n\n"), Turn("Assistant: ", _DEEPSEEK_END), Turn("", "\n\n")),
-    "deepseek3": Turns(Turn("<｜User｜>", ""), Turn("<｜Assistant｜>", _DEEPSEEK_END), Turn("", "\n\n")),
+    "deepseek2": Turns(
+        MessageFrame("User: ", "\n\n"), MessageFrame("Assistant: ", _DEEPSEEK_END), MessageFrame("", "\n\n")
+    ),
+    "deepseek3": Turns(
+        MessageFrame("<｜User｜>", ""),
+        MessageFrame("<｜Assistant｜>", _DEEPSEEK_END),
+        MessageFrame("", "\n\n"),
+    ),
     "exaone-moe": _alike("<|ROLE|>\n", "<|endofturn|>\n", trim=True),
     "exaone3": Turns(
-        Turn("[|user|]", "\n", True),
-        Turn("[|assistant|]", "[|endofturn|]\n", True),
-        Turn("[|system|]", "[|endofturn|]\n", True),
+        MessageFrame("[|user|]", "\n", True),
+        MessageFrame("[|assistant|]", "[|endofturn|]\n", True),
+        MessageFrame("[|system|]", "[|endofturn|]\n", True),
     ),
     "falcon3": _alike("<|ROLE|>\n", "\n"),
     "gigachat": Turns(
-        Turn("user<|role_sep|>", "<|message_sep|>available functions<|role_sep|>[]<|message_sep|>"),
-        Turn("assistant<|role_sep|>", "<|message_sep|>"),
-        Turn("", "<|message_sep|>"),
+        MessageFrame("user<|role_sep|>", "<|message_sep|>available functions<|role_sep|>[]<|message_sep|>"),
+        MessageFrame("assistant<|role_sep|>", "<|message_sep|>"),
+        MessageFrame("", "<|message_sep|>"),
         begin="<s>",
     ),
     "glmedge": _alike("<|ROLE|>\n", "", "<|assistant|>"),
     "gpt-oss": Turns(
-        Turn("<|start|>user<|message|>", "<|end|>"),
-        Turn("<|start|>assistant<|message|>", "<|return|>"),
-        Turn("<|start|>system<|message|>", "<|end|>"),
+        MessageFrame("<|start|>user<|message|>", "<|end|>"),
+        MessageFrame("<|start|>assistant<|message|>", "<|return|>"),
+        MessageFrame("<|start|>system<|message|>", "<|end|>"),
         "<|start|>assistant",
         note="answers are written as <|channel|>analysis<|message|> and <|channel|>final<|message|>",
     ),
@@ -190,70 +205,85 @@ SAME: Mapping[str, Turns] = {
     "granite-4.0": _GRANITE,
     "granite-4.1": _GRANITE,
     "grok-2": Turns(
-        Turn("Human: ", "<|separator|>\n\n", True),
-        Turn("Assistant: ", "<|separator|>\n\n"),
-        Turn("System: ", "<|separator|>\n\n", True),
+        MessageFrame("Human: ", "<|separator|>\n\n", True),
+        MessageFrame("Assistant: ", "<|separator|>\n\n"),
+        MessageFrame("System: ", "<|separator|>\n\n", True),
     ),
     "hunyuan-dense": Turns(
-        Turn("<｜hy_User｜>", ""),
-        Turn("<｜hy_Assistant｜>", "<｜hy_place▁holder▁no▁2｜>"),
-        Turn("", "<｜hy_place▁holder▁no▁3｜>"),
+        MessageFrame("<｜hy_User｜>", ""),
+        MessageFrame("<｜hy_Assistant｜>", "<｜hy_place▁holder▁no▁2｜>"),
+        MessageFrame("", "<｜hy_place▁holder▁no▁3｜>"),
     ),
     "hunyuan-moe": Turns(
-        Turn("<|startoftext|>", "<|extra_0|>"), Turn("", "<|eos|>"), Turn("<|startoftext|>", "<|extra_4|>")
+        MessageFrame("<|startoftext|>", "<|extra_0|>"),
+        MessageFrame("", "<|eos|>"),
+        MessageFrame("<|startoftext|>", "<|extra_4|>"),
     ),
     "hunyuan-vl": Turns(
-        Turn("", "<｜hy_User｜>"),
-        Turn("", "<｜hy_Assistant｜>"),
-        Turn("", "<｜hy_place▁holder▁no▁3｜>"),
+        MessageFrame("", "<｜hy_User｜>"),
+        MessageFrame("", "<｜hy_Assistant｜>"),
+        MessageFrame("", "<｜hy_place▁holder▁no▁3｜>"),
         begin="<｜hy_begin▁of▁sentence｜>",
     ),
     "kimi-k2": Turns(
-        Turn("<|im_user|>user<|im_middle|>", "<|im_end|>"),
-        Turn("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>"),
-        Turn("<|im_system|>system<|im_middle|>", "<|im_end|>"),
+        MessageFrame("<|im_user|>user<|im_middle|>", "<|im_end|>"),
+        MessageFrame("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>"),
+        MessageFrame("<|im_system|>system<|im_middle|>", "<|im_end|>"),
     ),
     "llama3": _alike("<|start_header_id|>ROLE<|end_header_id|>\n\n", "<|eot_id|>", trim=True),
     "llama4": _alike("<|header_start|>ROLE<|header_end|>\n\n", "<|eot|>", trim=True),
     "megrez": _alike("<|role_start|>ROLE<|role_end|>", "<|turn_end|>"),
-    "minicpm": Turns(Turn("<用户>", "<AI>", True), Turn("", "", True), Turn("", "", True)),
+    "minicpm": Turns(
+        MessageFrame("<用户>", "<AI>", True), MessageFrame("", "", True), MessageFrame("", "", True)
+    ),
     "mistral-v7": Turns(
-        Turn("[INST] ", "[/INST]"), Turn(" ", "</s>"), Turn("[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]"), ""
+        MessageFrame("[INST] ", "[/INST]"),
+        MessageFrame(" ", "</s>"),
+        MessageFrame("[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]"),
+        "",
     ),
     "mistral-v7-tekken": Turns(
-        Turn("[INST]", "[/INST]"), Turn("", "</s>"), Turn("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
+        MessageFrame("[INST]", "[/INST]"),
+        MessageFrame("", "</s>"),
+        MessageFrame("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     ),
     "openchat": Turns(
-        Turn("GPT4 Correct User: ", "<|end_of_turn|>"),
-        Turn("GPT4 Correct Assistant: ", "<|end_of_turn|>"),
-        Turn("", "<|end_of_turn|>"),
+        MessageFrame("GPT4 Correct User: ", "<|end_of_turn|>"),
+        MessageFrame("GPT4 Correct Assistant: ", "<|end_of_turn|>"),
+        MessageFrame("", "<|end_of_turn|>"),
     ),
     "pangu-embedded": Turns(
-        Turn(f"[unused9]用户{COLON}", "[unused10]"),
-        Turn(f"[unused9]助手{COLON}", "[unused10]"),
-        Turn(f"[unused9]系统{COLON}", "[unused10]"),
+        MessageFrame(f"[unused9]用户{COLON}", "[unused10]"),
+        MessageFrame(f"[unused9]助手{COLON}", "[unused10]"),
+        MessageFrame(f"[unused9]系统{COLON}", "[unused10]"),
         without_system=f"[unused9]系统{COLON}[unused10]",
     ),
     "phi3": _alike("<|ROLE|>\n", "<|end|>\n"),
     "phi4": _alike("<|im_start|>ROLE<|im_sep|>", "<|im_end|>"),
     "rwkv-world": Turns(
-        Turn("User: ", "\n\n", True), Turn("Assistant: ", "\n\n", True), Turn("System: ", "\n\n", True)
+        MessageFrame("User: ", "\n\n", True),
+        MessageFrame("Assistant: ", "\n\n", True),
+        MessageFrame("System: ", "\n\n", True),
     ),
     "seed_oss": Turns(
-        Turn("<seed:bos>user\n", "<seed:eos>"),
-        Turn("<seed:bos>assistant\n", "<seed:eos>", True),
-        Turn("<seed:bos>system\n", "<seed:eos>"),
+        MessageFrame("<seed:bos>user\n", "<seed:eos>"),
+        MessageFrame("<seed:bos>assistant\n", "<seed:eos>", True),
+        MessageFrame("<seed:bos>system\n", "<seed:eos>"),
         note="thoughts: <seed:think> and </seed:think>",
     ),
     "smolvlm": Turns(
-        Turn("User: ", "<end_of_utterance>\n"),
-        Turn("Assistant: ", "<end_of_utterance>\n"),
-        Turn("", "\n\n"),
+        MessageFrame("User: ", "<end_of_utterance>\n"),
+        MessageFrame("Assistant: ", "<end_of_utterance>\n"),
+        MessageFrame("", "\n\n"),
         begin="<|im_start|>",
     ),
     "solar-open": _alike("<|begin|>ROLE<|content|>", "<|end|>", "<|begin|>assistant"),
-    "vicuna": Turns(Turn("USER: ", "\n"), Turn("ASSISTANT: ", "</s>\n"), Turn("", "\n\n")),
-    "vicuna-orca": Turns(Turn("USER: ", "\n"), Turn("ASSISTANT: ", "</s>\n"), Turn("SYSTEM: ", "\n")),
+    "vicuna": Turns(
+        MessageFrame("USER: ", "\n"), MessageFrame("ASSISTANT: ", "</s>\n"), MessageFrame("", "\n\n")
+    ),
+    "vicuna-orca": Turns(
+        MessageFrame("USER: ", "\n"), MessageFrame("ASSISTANT: ", "</s>\n"), MessageFrame("SYSTEM: ", "\n")
+    ),
     "zephyr": _alike("<|ROLE|>\n", "<|endoftext|>\n"),
 }
 

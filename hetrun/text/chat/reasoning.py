@@ -12,7 +12,7 @@ from typing import Literal
 
 from hetrun.text.tool_parsers import dialects
 from hetrun.text.tool_parsers.lookahead import Margin
-from hetrun.text.tool_parsers.parts import MARKS, Piece, Text, Thought, end_of, joined
+from hetrun.text.tool_parsers.parts import MARKS, Piece, Prose, Thought, end_of, joined
 
 AUTO, NONE, DEEPSEEK = "auto", "none", "deepseek"  # llama-server's names
 
@@ -80,7 +80,7 @@ class ThoughtSplitter:
         """Take more text; what is certain now."""
         for at, c in enumerate(text):
             if self._state == "answer":
-                self._pieces.append(Text(text[at:]))
+                self._pieces.append(Prose(text[at:]))
                 break
             self._take(c)
         return self._taken()
@@ -88,7 +88,7 @@ class ThoughtSplitter:
     def finish(self) -> list[Piece]:
         """There is no more: what was held back."""
         if self._state == "before":
-            self._pieces += map(Text, (*self._space, self._read))
+            self._pieces += map(Prose, (*self._space, self._read))
         elif self._state == "thought":
             self._margin.finish()
         return self._taken()
@@ -105,7 +105,7 @@ class ThoughtSplitter:
             self._think(c)
         elif not c.isspace():
             self._state = "answer"
-            self._pieces.append(Text(c))
+            self._pieces.append(Prose(c))
 
     def _begin(self, c: str) -> None:
         """Space, and then the mark, or the answer begins without a thought."""
@@ -113,7 +113,7 @@ class ThoughtSplitter:
             self._space.append(c)
         elif not self._mark.startswith(self._read + c):
             self._state = "answer"
-            self._pieces += map(Text, (*self._space, self._read, c))
+            self._pieces += map(Prose, (*self._space, self._read, c))
         else:
             self._read += c
             if self._read == self._mark:

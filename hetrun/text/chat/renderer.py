@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from hetrun.errors import OptionError, TemplateError
-from hetrun.system.sandbox.child import Gone
+from hetrun.system.sandbox.child import ChildGone
 from hetrun.system.sandbox.framing import framed
 from hetrun.system.sandbox.kept_child import KeptChild
 from hetrun.system.terminal_text import visible
 from hetrun.text.chat import gemma4_turns, limits
-from hetrun.text.chat.continuation import Cut
+from hetrun.text.chat.continuation import ContinuedChat
 from hetrun.text.chat.messages import checked_messages, checked_objects, plain
-from hetrun.text.chat.sandbox_process import Process
+from hetrun.text.chat.sandbox_process import SandboxProcess
 from hetrun.text.chat.template import MOST_SOURCE, ChatTemplate
 from hetrun.text.tool_parsers.formats import takes_functions
 
@@ -48,7 +48,7 @@ class TemplateWorker:
         self._all = [template, *([template.for_tools] if template.for_tools else [])]
         # One that cannot be used is never asked for, and need not travel.
         sources = ["" if _fault(each.source) else each.source for each in self._all]
-        self._kept = KeptChild(partial(Process, sources), "its template was rendered")
+        self._kept = KeptChild(partial(SandboxProcess, sources), "its template was rendered")
 
     @property
     def pid(self) -> int | None:
@@ -85,7 +85,7 @@ class TemplateWorker:
         source = self._all[number].source
         said, cut = checked_messages(messages), None
         if continue_final_message:
-            cut = Cut.after_last(said, continue_final_message)
+            cut = ContinuedChat.after_last(said, continue_final_message)
             said, add_generation_prompt = cut.messages, False
         variables = usual_variables(source, tools) | variables
         variables |= {
@@ -127,7 +127,7 @@ class TemplateWorker:
         most = limits.output(len(data))
         try:
             answer = self._kept.ask(lambda process: _answer(process, data, most))
-        except Gone as error:
+        except ChildGone as error:
             raise self._failed(number, str(error)) from None
         if isinstance(answer, RenderFault):
             raise self._failed(number, answer.reason, answer.line)
@@ -141,7 +141,7 @@ class TemplateWorker:
         return TemplateError(f"{whose}{template.origin}{where}: {said}; {NEXT}")
 
 
-def _answer(process: Process, request: bytes, most: int) -> str | RenderFault:
+def _answer(process: SandboxProcess, request: bytes, most: int) -> str | RenderFault:
     """What the process says, checked: a template may have found a way to speak for it."""
     match process.ask(request, limits.MOST_BYTES * most + 1024):
         case {"text": str() as text} if len(text) <= most and _is_unicode(text):

@@ -20,7 +20,7 @@ from jinja2 import Template, TemplateSyntaxError
 from hetrun.system.sandbox.framing import HEAD, framed, length
 from hetrun.system.sandbox.inside import bound_memory, bounded_time, give_up_rights, read, write
 from hetrun.text.chat import limits
-from hetrun.text.chat.jinja_sandbox import OutOfTime, compiled, line_of, reason_of, rendered
+from hetrun.text.chat.jinja_sandbox import TemplateTimeout, compiled, line_of, reason_of, rendered
 from hetrun.text.chat.messages import tool_variants, variants
 
 # What Jinja and Python import on use must be there before no file can be opened.
@@ -39,12 +39,12 @@ def main(pipe: int) -> None:
     with suppress(TemplateSyntaxError):
         compiled("{%")
     try:
-        Server(pipe, sources, give_up_rights()).run()
+        TemplateServer(pipe, sources, give_up_rights()).run()
     except MemoryError:
         os._exit(limits.NO_MEMORY)
 
 
-class Server:
+class TemplateServer:
     """Answers requests. A template is compiled when it is first wanted, the first one at once."""
 
     def __init__(self, pipe: int, sources: Sequence[str], used: int) -> None:
@@ -72,10 +72,10 @@ class Server:
 
     def _attempt(self, request: Mapping[str, Any], size: int) -> Answer:
         """The text, or what went wrong, in bounded time."""
-        with bounded_time(limits.seconds(size), OutOfTime):
+        with bounded_time(limits.seconds(size), TemplateTimeout):
             try:
                 return self._answer(request, size)
-            except (Exception, OutOfTime) as error:
+            except (Exception, TemplateTimeout) as error:
                 return self._failure(request, error)
 
     def _answer(self, request: Mapping[str, Any], size: int) -> Answer:
@@ -104,5 +104,5 @@ class Server:
 
     def _failure(self, request: Mapping[str, Any], error: BaseException) -> Answer:
         line = line_of(error, self._templates.get(request["template"]))
-        over = isinstance(error, MemoryError | OutOfTime)
+        over = isinstance(error, MemoryError | TemplateTimeout)
         return {"reason": reason_of(error), "line": line, "over": over}

@@ -7,14 +7,14 @@ from contextlib import suppress
 from time import monotonic
 
 from hetrun.system import subprocesses
-from hetrun.system.sandbox.child import START_S, Child, Gone, computed_too_long
+from hetrun.system.sandbox.child import START_S, Child, ChildGone, computed_too_long
 from hetrun.system.sandbox.framing import framed
 from hetrun.text.chat import limits
 
 CHILD = "from hetrun.text.chat.sandbox_main import main; main({pipe})"
 
 
-class Process(Child):
+class SandboxProcess(Child):
     """One life of the child. After anything but an answer it must be ended."""
 
     def __init__(self, sources: Sequence[str]) -> None:
@@ -31,11 +31,11 @@ class Process(Child):
             self.send(request, end)
             return self.receive(most, end)
         except TimeoutError:
-            raise Gone(limits.TOO_LONG) from None
+            raise ChildGone(limits.TOO_LONG) from None
         except (EOFError, OSError):
-            raise Gone(_obituary(self.exit_code())) from None
+            raise ChildGone(_obituary(self.exit_code())) from None
         except (ValueError, RecursionError):
-            raise Gone("its process sent an unreadable answer") from None
+            raise ChildGone("its process sent an unreadable answer") from None
 
 
 def _obituary(code: int) -> str:

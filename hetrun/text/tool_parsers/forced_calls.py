@@ -51,7 +51,7 @@ Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Frame:
+class CallFrame:
     """What stands around calls; `{}` is the name of a tool."""
 
     begin: tuple[str, ...]  # before the arguments; of the marks, which may be tokens, each is one of these
@@ -64,46 +64,46 @@ class Frame:
 
 
 _JSON = '{{"name": "{}", "arguments": '
-FRAMES: Mapping[str, Frame] = {
-    "hermes": Frame(("<tool_call>", "\n" + _JSON), ("}\n", CLOSE), "\n"),
-    "generic": Frame(("<tool_call>", "\n" + _JSON), ("}\n", CLOSE), "\n", lazy=False),
-    "qwen3_coder": Frame(("<tool_call>", "\n" + FUNCTION + "{}>\n"), (FUNCTION_END + "\n", CLOSE), "\n"),
-    "glm": Frame(("<tool_call>", "{}\n"), (CLOSE,), "\n"),
-    "llama3": Frame(('{{"name": "{}", "parameters": ',), ("}",), several=False, lazy=False),
-    "mistral": Frame((_JSON,), ("}",), ", ", ("[TOOL_CALLS]", "["), ("]",)),
-    "mistral_named": Frame(("[TOOL_CALLS]", "{}", "[ARGS]"), ()),
-    "deepseek": Frame(
+FRAMES: Mapping[str, CallFrame] = {
+    "hermes": CallFrame(("<tool_call>", "\n" + _JSON), ("}\n", CLOSE), "\n"),
+    "generic": CallFrame(("<tool_call>", "\n" + _JSON), ("}\n", CLOSE), "\n", lazy=False),
+    "qwen3_coder": CallFrame(("<tool_call>", "\n" + FUNCTION + "{}>\n"), (FUNCTION_END + "\n", CLOSE), "\n"),
+    "glm": CallFrame(("<tool_call>", "{}\n"), (CLOSE,), "\n"),
+    "llama3": CallFrame(('{{"name": "{}", "parameters": ',), ("}",), several=False, lazy=False),
+    "mistral": CallFrame((_JSON,), ("}",), ", ", ("[TOOL_CALLS]", "["), ("]",)),
+    "mistral_named": CallFrame(("[TOOL_CALLS]", "{}", "[ARGS]"), ()),
+    "deepseek": CallFrame(
         ("<｜tool▁call▁begin｜>", "function", SEPARATOR, "{}\n```json\n"),
         ("\n```", CALL_END),
         "\n",
         (CALLS_BEGIN,),
         (CALLS_END,),
     ),
-    "deepseek_v31": Frame(
+    "deepseek_v31": CallFrame(
         ("<｜tool▁call▁begin｜>", "{}", SEPARATOR), (CALL_END,), "", (CALLS_BEGIN,), (CALLS_END,)
     ),
-    "phi": Frame((_JSON,), ("}",), ", ", ("<|tool_call|>", "["), ("]", "<|/tool_call|>")),
-    gemma4.NAME: Frame((gemma4.CALL, gemma4.CALLED + "{}"), (gemma4.CALL_END,)),
+    "phi": CallFrame((_JSON,), ("}",), ", ", ("<|tool_call|>", "["), ("]", "<|/tool_call|>")),
+    gemma4.NAME: CallFrame((gemma4.CALL, gemma4.CALLED + "{}"), (gemma4.CALL_END,)),
     # What ends a call ends the answer.
-    harmony.NAME: Frame(
+    harmony.NAME: CallFrame(
         (harmony.CHANNEL, "commentary to=functions.{} ", harmony.CONSTRAIN, "json", MESSAGE),
         (),
         several=False,
         lazy=False,
     ),
-    "kimi_k2": Frame(
+    "kimi_k2": CallFrame(
         (KIMI_CALL, KIMI_FUNCTIONS + "{}:"), (KIMI_CALL_END,), "", (KIMI_CALLS,), (KIMI_CALLS_END,)
     ),
-    python_calls.NAME: Frame(("{}(",), (")",), ", ", (python_calls.BEGIN, "["), ("]", python_calls.END)),
-    "minimax_m2": Frame(
+    python_calls.NAME: CallFrame(("{}(",), (")",), ", ", (python_calls.BEGIN, "["), ("]", python_calls.END)),
+    "minimax_m2": CallFrame(
         (MINIMAX_TAGS.begin + "{}" + MINIMAX_TAGS.close + "\n",),
         (MINIMAX_TAGS.end + "\n",),
         "",
         (MINIMAX_CALLS, "\n"),
         (MINIMAX_CALLS_END,),
     ),
-    "seed_oss": Frame((SEED_CALL, "\n" + FUNCTION + "{}>\n"), (FUNCTION_END + "\n", SEED_CLOSE), "\n"),
-    muse.NAME: Frame(
+    "seed_oss": CallFrame((SEED_CALL, "\n" + FUNCTION + "{}>\n"), (FUNCTION_END + "\n", SEED_CLOSE), "\n"),
+    muse.NAME: CallFrame(
         (" to={}", MESSAGE, muse.CALLS + "\n" + muse.TAGS.begin + "{}" + muse.TAGS.close + "\n"),
         (muse.TAGS.end + "\n" + muse.CALLS_END,),
         several=False,
@@ -156,7 +156,7 @@ def in_order(family: str) -> bool:
     return family not in ONE_BY_ONE
 
 
-def _call(family: str, frame: Frame, name: str, schema: Schema) -> list[Part]:
+def _call(family: str, frame: CallFrame, name: str, schema: Schema) -> list[Part]:
     begin = _marks(part.format(name) for part in frame.begin)
     match family:
         case "qwen3_coder":

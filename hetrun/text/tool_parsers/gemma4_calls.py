@@ -13,8 +13,8 @@ from hetrun.text.tool_parsers.parts import GAP
 from hetrun.text.tool_parsers.scanner import (
     MOST_NAME,
     SPACE,
-    Broken,
     Calls,
+    InvalidJson,
     NotACall,
     Reading,
     expect,
@@ -42,7 +42,7 @@ def gemma4_call(calls: Calls, types: Types) -> Reading[str]:
     calls.begin(name.strip())
     try:
         yield from _members(calls.say)
-    except Broken as broken:
+    except InvalidJson as broken:
         return (yield from closing(broken.character, CALL_END))
     return (yield from closing(" ", CALL_END))
 
@@ -128,7 +128,7 @@ def _members(say: Say) -> Reading[None]:
         if c == ",":
             c = yield from skip_space()
         elif c not in "]}":
-            raise Broken(c)
+            raise InvalidJson(c)
 
 
 def _key(c: str) -> Reading[str]:
@@ -142,13 +142,13 @@ def _key(c: str) -> Reading[str]:
             yield from until(QUOTE, parts.append, MOST_NAME)
             key = "".join(parts)
         if (c := (yield from skip_space())) != ":":
-            raise Broken(c)
+            raise InvalidJson(c)
         return key
     key, end = "", c
     if c not in ":" + ENDS:
         key, end = yield from line_until(":" + ENDS)
     if end != ":":
-        raise Broken(end)
+        raise InvalidJson(end)
     return (c + key).strip()
 
 
@@ -170,14 +170,14 @@ def _value(c: str, say: Say) -> Reading[str]:
         c = yield
     text = "".join(parts).strip()
     if not text:
-        raise Broken(c)
+        raise InvalidJson(c)
     say(_scalar(text))
     return c
 
 
 def _quote(c: str) -> Reading[None]:
     if other := (yield from expect(QUOTE, c)):
-        raise Broken(other)
+        raise InvalidJson(other)
 
 
 def _scalar(text: str) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hetrun.text.tool_parsers.scanner import (
     MOST_NAME,
     SPACE,
-    Broken,
     Calls,
+    InvalidJson,
     NotACall,
     Reading,
     expect,
@@ -50,7 +50,7 @@ def json_calls(calls: Calls, close: str = "", *, bare: bool = False, first: str 
             c = yield from skip_space()
             if c in ",;":
                 c = yield from skip_space()
-    except Broken as broken:
+    except InvalidJson as broken:
         c = broken.character
     except NotACall:
         if calls.begun == before:
@@ -87,7 +87,7 @@ def _members(half: _Half, calls: Calls, bare: bool, inner: bool = False) -> Read
     c = yield from skip_space()
     while c != "}":
         if c != '"':
-            raise Broken(c) if half.told else NotACall
+            raise InvalidJson(c) if half.told else NotACall
         key = yield from string(MOST_NAME)
         if (yield from skip_space()) != ":":
             raise NotACall

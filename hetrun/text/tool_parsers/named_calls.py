@@ -6,8 +6,8 @@ from hetrun.text.tool_parsers.json_calls import closing, json_calls
 from hetrun.text.tool_parsers.scanner import (
     MOST_NAME,
     SPACE,
-    Broken,
     Calls,
+    InvalidJson,
     NotACall,
     Reading,
     line_until,
@@ -72,5 +72,5 @@ def _named(calls: Calls, name: str, c: str) -> Reading[str]:
     calls.begin(name)
     try:
         return (yield from value(c, calls.say))
-    except Broken as broken:
+    except InvalidJson as broken:
         return broken.character

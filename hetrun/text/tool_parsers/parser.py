@@ -8,7 +8,7 @@ from typing import Any
 from hetrun.text.tool_parsers.formats import Format
 from hetrun.text.tool_parsers.json_calls import json_calls
 from hetrun.text.tool_parsers.lookahead import Margin
-from hetrun.text.tool_parsers.parts import Piece, Text, joined
+from hetrun.text.tool_parsers.parts import Piece, Prose, joined
 from hetrun.text.tool_parsers.scanner import Calls, NotACall, Reading
 from hetrun.text.tool_parsers.tagged_calls import types_of
 
@@ -72,7 +72,7 @@ class CallReader:
             if self._begun == self._before:
                 self._margin.say("".join(self._raw))
         pieces = self._taken()
-        return pieces if self._calls.begun else joined([*pieces, *map(Text, self._margin.space)])
+        return pieces if self._calls.begun else joined([*pieces, *map(Prose, self._margin.space)])
 
     @property
     def _begun(self) -> int:
@@ -85,7 +85,7 @@ class CallReader:
 
     def _text(self) -> None:
         """Text that became certain, in its place among the calls."""
-        self._calls.pieces += map(Text, self._margin.certain)
+        self._calls.pieces += map(Prose, self._margin.certain)
         self._calls.spoken = self._calls.spoken or bool(self._margin.certain)
         self._margin.certain = []
 

@@ -21,7 +21,7 @@ GAP = "\n\n"  # between two texts of a kind, which clients see as one
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Prose:
     """Text for people."""
 
     text: str
@@ -35,7 +35,7 @@ class Thought:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class CallStart:
     """A call of a tool begins; calls are counted from 0."""
 
     index: int
@@ -50,18 +50,18 @@ class Arguments:
     text: str
 
 
-Piece = Text | Thought | Begin | Arguments
+Piece = Prose | Thought | CallStart | Arguments
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
     """The same with neighbours put together, and nothing that is empty."""
     out: list[Piece] = []
     for (kind, index), same in groupby(pieces, lambda piece: (type(piece), getattr(piece, "index", 0))):
-        if kind is Begin:
+        if kind is CallStart:
             out += same
-        elif text := "".join(piece.text for piece in same if not isinstance(piece, Begin)):
+        elif text := "".join(piece.text for piece in same if not isinstance(piece, CallStart)):
             out.append(
-                Text(text) if kind is Text else Thought(text) if kind is Thought else Arguments(index, text)
+                Prose(text) if kind is Prose else Thought(text) if kind is Thought else Arguments(index, text)
             )
     return out
 

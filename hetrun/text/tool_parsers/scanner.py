@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from hetrun.text.tool_parsers.parts import GAP, Arguments, Begin, Piece, Thought
+from hetrun.text.tool_parsers.parts import GAP, Arguments, CallStart, Piece, Thought
 
 T = TypeVar("T")
 Reading = Generator[None, str, T]
@@ -23,7 +23,7 @@ class NotACall(Exception):
     """What looked like a call is none, and is text."""
 
 
-class Broken(Exception):
+class InvalidJson(Exception):
     """A value goes on with something that no JSON has there, such as the mark that ends the call."""
 
     def __init__(self, character: str) -> None:
@@ -47,7 +47,7 @@ class Calls:
     def begin(self, name: str) -> None:
         self.begun += 1
         if self._heard:
-            self.pieces.append(Begin(self.begun - 1, name))
+            self.pieces.append(CallStart(self.begun - 1, name))
 
     def say(self, text: str) -> None:
         """More of the arguments."""
@@ -151,7 +151,7 @@ def value(c: str, say: Callable[[str], None]) -> Reading[str]:
     while depth:
         c = yield
         if c == "<":
-            raise Broken(c)
+            raise InvalidJson(c)
         say(c)
         if c == '"':
             yield from raw_string(say)
@@ -173,7 +173,7 @@ def raw_string(say: Callable[[str], None]) -> Reading[None]:
 
 def _scalar(c: str, say: Callable[[str], None]) -> Reading[str]:
     if not (c.isalnum() or c == "-"):
-        raise Broken(c)
+        raise InvalidJson(c)
     while c.isalnum() or c in "+-.":
         say(c)
         c = yield

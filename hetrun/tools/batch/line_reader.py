@@ -22,7 +22,7 @@ class Line:
     whole: bool = True  # one that is not is longer than MOST_LINE, and nothing of it was kept
 
 
-class Lines:
+class LineReader:
     """Reads a descriptor, which stays the caller's to close."""
 
     def __init__(self, fd: int, name: str) -> None:

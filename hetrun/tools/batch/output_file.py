@@ -26,7 +26,7 @@ class NoRoom(Exception):
     """The disk is full, or the file may not become larger; nothing of the line was written."""
 
 
-class Output:
+class LineOutput:
     """Writes lines to a descriptor: a file's, which may be gone on with, or that of anything else."""
 
     def __init__(self, fd: int, name: str) -> None:
@@ -88,7 +88,7 @@ class Output:
             os.fsync(self._fd)
 
 
-class OutputFile(Output):
+class OutputFile(LineOutput):
     """A file of results by its path; no other process writes to it meanwhile."""
 
     def __init__(self, path: Path, resume: bool, source: Path | None) -> None:

@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hetrun.tools.batch.output_file import NoRoom, Output
+from hetrun.tools.batch.output_file import LineOutput, NoRoom
 from hetrun.tools.batch.result_lines import request_of
-from hetrun.tools.batch.resume import Done
+from hetrun.tools.batch.resume import FinishedRequests
 
 SUFFIX = ".waiting"
 SPARE = 4 << 20  # bytes in the file of results that are written by now, before it is written anew
 
 
-class Held:
+class LineHeap:
     """A heap of lines by their turns."""
 
-    def __init__(self, file: Output | None = None) -> None:
+    def __init__(self, file: LineOutput | None = None) -> None:
         self.nbytes = 0
         self._heap: list[tuple[int, bytes]] = []
         self._file = file
@@ -66,7 +66,7 @@ class Held:
         except NoRoom:  # then it is in memory only, and would be computed again
             pass
 
-    def take(self, done: Done) -> Iterator[tuple[int, bytes]]:
+    def take(self, done: FinishedRequests) -> Iterator[tuple[int, bytes]]:
         """What an earlier run has left there and has not written, with the numbers of the requests."""
         for line in self._file.lines() if self._file else ():
             self._in_file += len(line)
@@ -80,7 +80,7 @@ def waiting_path(results: str | Path) -> Path:
 
 
 @contextmanager
-def waiting_beside(output: Output, resume: bool) -> Iterator[Output | None]:
+def waiting_beside(output: LineOutput, resume: bool) -> Iterator[LineOutput | None]:
     """The file for results that wait; it is gone when none does. None: there is no place for one."""
     path = waiting_path(output.name)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if resume else os.O_TRUNC)
@@ -91,7 +91,7 @@ def waiting_beside(output: Output, resume: bool) -> Iterator[Output | None]:
     if fd is None:
         yield None
         return
-    file = Output(fd, str(path))
+    file = LineOutput(fd, str(path))
     try:
         yield file
     finally:

@@ -72,7 +72,7 @@ class Fault(Exception):
     """A line is no request; the text says why."""
 
 
-class Reader:
+class RequestReader:
     """Makes requests of lines. `shape` None: the first line that says something tells what all are."""
 
     def __init__(self, for_all: ForAll, kind: Literal["text", "json"] | None = None) -> None:

@@ -28,7 +28,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ResultLine:
     """A line of answers, ready to be written."""
 
     line: bytes
@@ -38,17 +38,17 @@ class Result:
     said: str = field(default="", compare=False)  # what went wrong
 
 
-def refused(ask: Ask, why: str) -> Result:
+def refused(ask: Ask, why: str) -> ResultLine:
     """Of a line that is no request, or of one that could not be answered."""
     said = f"line {ask.line}: {why}"
     error: Json = {"message": said, "type": "invalid_request_error", "param": None, "code": "invalid_line"}
     if ask.shape == "own":
-        return Result(_own(ask, {"error": error}), failed=True, said=said)
+        return ResultLine(_own(ask, {"error": error}), failed=True, said=said)
     error = {"code": "invalid_line", "message": said}
-    return Result(_openai(ask, {"response": None, "error": error}), failed=True, said=said)
+    return ResultLine(_openai(ask, {"response": None, "error": error}), failed=True, said=said)
 
 
-def result(ask: Ask, reply: Reply, same: bool = False) -> Result:
+def result(ask: Ask, reply: Reply, same: bool = False) -> ResultLine:
     """Of an answer; with `same` nothing is in it that differs from run to run."""
     try:
         body = json.loads(reply.body)
@@ -66,7 +66,7 @@ def result(ask: Ask, reply: Reply, same: bool = False) -> Result:
     else:
         line = _own(ask, _failure(body) if failed else _answer(ask, body))
     usage = _dict(body.get("usage"))
-    return Result(
+    return ResultLine(
         line,
         failed,
         _int(usage.get("completion_tokens", usage.get("output_tokens"))),

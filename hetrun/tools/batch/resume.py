@@ -6,7 +6,7 @@ from array import array
 
 from hetrun.errors import UserError
 from hetrun.system.units import counted
-from hetrun.tools.batch.output_file import Output
+from hetrun.tools.batch.output_file import LineOutput
 from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.result_lines import request_of
 
@@ -16,10 +16,10 @@ FAR = 1 << 20
 ANSWERED = 1 << 63  # beside the digest, which may be 0
 
 
-class Done:
+class FinishedRequests:
     """The requests whose results are in a file, by number: eight bytes for each."""
 
-    def __init__(self, output: Output | None = None) -> None:
+    def __init__(self, output: LineOutput | None = None) -> None:
         """Reads a file of results, whose unfinished last line it takes away."""
         self.count = self._met = 0
         self._same_options = False  # as those of the run before: a line and its result have shown it

@@ -14,14 +14,14 @@ from time import monotonic
 from typing import TypeVar
 
 from hetrun.errors import EngineStopped, OptionError, UserError
-from hetrun.tools.batch.line_reader import Line, Lines
-from hetrun.tools.batch.output_file import NoRoom, Output
+from hetrun.tools.batch.line_reader import Line, LineReader
+from hetrun.tools.batch.output_file import LineOutput, NoRoom
 from hetrun.tools.batch.pictures import has_pictures, with_pictures
 from hetrun.tools.batch.prefix_order import by_beginnings
-from hetrun.tools.batch.reorder_buffer import Held
-from hetrun.tools.batch.request_lines import Ask, Reader
-from hetrun.tools.batch.result_lines import Result, refused, result
-from hetrun.tools.batch.resume import Done
+from hetrun.tools.batch.reorder_buffer import LineHeap
+from hetrun.tools.batch.request_lines import Ask, RequestReader
+from hetrun.tools.batch.result_lines import ResultLine, refused, result
+from hetrun.tools.batch.resume import FinishedRequests
 from hetrun.tools.batch.worker import Away, Place
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class StaysFull(UserError):
 
 
 @dataclass
-class Tally:
+class BatchTally:
     """What has become of a batch so far."""
 
     read: int = 0  # requests
@@ -62,15 +62,15 @@ class Tally:
 class Ends:
     """Where requests come from, and where results go."""
 
-    lines: Lines
-    output: Output
-    done: Done
-    held: Held
-    tally: Tally = field(default_factory=Tally)
+    lines: LineReader
+    output: LineOutput
+    done: FinishedRequests
+    held: LineHeap
+    tally: BatchTally = field(default_factory=BatchTally)
 
 
 @dataclass
-class _State:
+class _PlaceState:
     """Of a place."""
 
     failing_since: float | None = None
@@ -78,13 +78,13 @@ class _State:
     back_at: float = 0.0
 
 
-class Batch:
+class BatchRun:
     """One run over a file."""
 
     def __init__(
         self,
         ends: Ends,
-        reader: Reader,
+        reader: RequestReader,
         places: Sequence[Place],
         *,
         in_order: bool = True,
@@ -95,7 +95,7 @@ class Batch:
         self.tally = ends.tally
         self._lines, self._output, self._done, self._held = ends.lines, ends.output, ends.done, ends.held
         self._reader = reader
-        self._places = {place: _State() for place in places}
+        self._places = {place: _PlaceState() for place in places}
         self._in_order, self._same, self._folder = in_order, same, folder
         self._todo: deque[Ask] = deque()
         self._most_todo = sum(place.lanes for place in places)
@@ -104,7 +104,7 @@ class Batch:
         self._next_index = 0
         self._pulse = asyncio.Event()
 
-    async def run(self) -> Tally:
+    async def run(self) -> BatchTally:
         """Until every request has its result."""
         for index, line in self._held.take(self._done):
             self._hold(index, line, keep=False)
@@ -163,7 +163,7 @@ class Batch:
             state.failing_since, state.rest_s = None, REST_S
             self._ended(ask, found)
 
-    async def _result(self, place: Place, ask: Ask) -> Result:
+    async def _result(self, place: Place, ask: Ask) -> ResultLine:
         sent, folder = ask, self._folder
         if folder is not None and has_pictures(ask.body):
             try:
@@ -172,7 +172,7 @@ class Batch:
                 return refused(ask, str(error))
         return result(ask, await place.answer(sent), self._same)
 
-    async def _next(self, state: _State) -> Ask | None:
+    async def _next(self, state: _PlaceState) -> Ask | None:
         """The next request; None: there will be none."""
         while True:
             if (rest := state.back_at - monotonic()) > 0:
@@ -190,7 +190,7 @@ class Batch:
     def _over(self) -> bool:
         return self.tally.complete and not self._todo and not self.tally.running
 
-    def _put_back(self, ask: Ask, away: Away, state: _State) -> None:
+    def _put_back(self, ask: Ask, away: Away, state: _PlaceState) -> None:
         """A place did not answer: another one may, or this one later."""
         now = monotonic()
         state.failing_since = state.failing_since or now
@@ -210,7 +210,7 @@ class Batch:
         self._todo.appendleft(ask)
         self._changed()
 
-    def _ended(self, ask: Ask, found: Result) -> None:
+    def _ended(self, ask: Ask, found: ResultLine) -> None:
         tally = self.tally
         tally.answered += 1
         tally.failed += found.failed

@@ -54,7 +54,7 @@ class Places(Protocol):
     def __call__(self, where: str, wanted: Wanted) -> AbstractAsyncContextManager[Sequence[Place]]: ...
 
 
-class Brought(Place):
+class PluginPlace(Place):
     """A place of a package. What it may not raise is said of the package."""
 
     def __init__(self, place: Place, fault: Callable[[str | BaseException], HetrunError]) -> None:

@@ -19,17 +19,17 @@ from hetrun.api.local_model import model_path
 from hetrun.config import Settings
 from hetrun.planner.precision import precision_of
 from hetrun.system.terminal_text import visible
-from hetrun.tools.bench.cases import BenchOptions as BenchOptions, Case, numbers as numbers
+from hetrun.tools.bench.cases import BenchCase, BenchOptions as BenchOptions, numbers as numbers
 from hetrun.tools.bench.cpu_load import others
-from hetrun.tools.bench.hetrun_side import Ours, open_llm, spec_of
-from hetrun.tools.bench.interleave import Duel, Tick, Undisturbed, measure
+from hetrun.tools.bench.hetrun_side import HetrunSide, open_llm, spec_of
+from hetrun.tools.bench.interleave import Duel, Tick, UndisturbedSide, measure
 from hetrun.tools.bench.memory_bandwidth import BUSY, load_average, memory
 from hetrun.tools.bench.peer import Peer, check_peer, default_threads
-from hetrun.tools.bench.report import Chosen, PeerResult, Row, to_csv, to_json, to_table
+from hetrun.tools.bench.report import BenchRow, Chosen, PeerResult, to_csv, to_json, to_table
 from hetrun.tools.bench.roofline import Demands, Limit, demands, limit_of
 from hetrun.tools.bench.serving.cases import ServingOptions
 from hetrun.tools.bench.sweep.budgets import SweepOptions as SweepOptions
-from hetrun.tools.bench.texts import Text, open_text
+from hetrun.tools.bench.texts import BenchText, open_text
 
 UNKNOWN = Limit(None, "not measured yet")
 # What a caller learns of the progress: samples done, samples in all, what runs.
@@ -105,7 +105,7 @@ def _other(precision: str) -> str:
 
 def run(
     settings: Settings, options: BenchOptions, tell: Tell | None = None, precision: str | None = None
-) -> list[Row]:
+) -> list[BenchRow]:
     """Measure everything that was asked for; in this precision, whatever the settings say."""
     precision = precision or precision_of(settings.precision)
     cases, start = options.cases(), load_average()
@@ -118,7 +118,7 @@ def run(
     if tell:
         tell(0, total, "loading, and measuring what is not known yet")
     with ExitStack() as stack:
-        ours = Ours(
+        ours = HetrunSide(
             stack.enter_context(open_llm(settings, spec=spec_of(settings), eager=True, precision=precision)),
             look=options.explain,
             text=text,
@@ -134,7 +134,7 @@ def run(
             _limit(case, model, ours, ours.threads(case), again=False)
         chosen = _threads_of_peer(options)
         peer = stack.enter_context(Peer(path, chosen.n, text=text)) if options.vs is not None else None
-        theirs = None if peer is None else Undisturbed(peer, ours.alone)
+        theirs = None if peer is None else UndisturbedSide(peer, ours.alone)
         ticks = _ticks(tell, cases, total // len(cases))
         rows = []
         for case, tick in zip(cases, ticks, strict=True):
@@ -159,7 +159,7 @@ def run(
     return rows
 
 
-def _text_of(settings: Settings, options: BenchOptions) -> Text | None:
+def _text_of(settings: Settings, options: BenchOptions) -> BenchText | None:
     """What was asked for, long enough for each case."""
     text = open_text(settings, options.text)
     if text is not None:
@@ -183,8 +183,8 @@ def _threads_of_peer(options: BenchOptions) -> PeersThreads:
     return PeersThreads(default_threads(), "default") if options.beside else PeersThreads(None, "best")
 
 
-def _row(model: str, case: Case, duel: Duel, ours: Ours) -> Row:
-    return Row(
+def _row(model: str, case: BenchCase, duel: Duel, ours: HetrunSide) -> BenchRow:
+    return BenchRow(
         model=model,
         test=case.name,
         batch=case.batch,
@@ -198,24 +198,24 @@ def _row(model: str, case: Case, duel: Duel, ours: Ours) -> Row:
     )
 
 
-def _theirs(peer: Peer, case: Case, duel: Duel, limit: Limit, chosen: PeersThreads) -> PeerResult:
+def _theirs(peer: Peer, case: BenchCase, duel: Duel, limit: Limit, chosen: PeersThreads) -> PeerResult:
     return PeerResult(
         peer.name, peer.version, peer.threads(case), duel.theirs, peer.repacks, limit, chosen.chosen
     )
 
 
-def _limit(case: Case, model: Demands, ours: Ours, threads: int, again: bool) -> Limit:
+def _limit(case: BenchCase, model: Demands, ours: HetrunSide, threads: int, again: bool) -> Limit:
     """What no program could exceed here with `threads` threads while nothing else runs."""
     demand = model.of(case)
     given = ours.alone(lambda: memory(threads, demand.block, again))
     return limit_of(case, demand, given, ours.peak(case, threads))
 
 
-def _ticks(tell: Tell | None, cases: Sequence[Case], each: int) -> Iterator[Tick]:
+def _ticks(tell: Tell | None, cases: Sequence[BenchCase], each: int) -> Iterator[Tick]:
     """For each case what is to be called before and after each of its samples."""
     done = 0
 
-    def tick(case: Case, what: str, over: bool) -> None:
+    def tick(case: BenchCase, what: str, over: bool) -> None:
         nonlocal done
         done += over
         if tell:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hetrun.backend.op_profile import ACTIVITIES
 from hetrun.tools.bench.roofline import Limit
-from hetrun.tools.bench.timed_window import Looked, Measured
+from hetrun.tools.bench.timed_window import BackendSeconds, WindowSeconds
 
 NAMES = {"other": "other ops"}
 WAITING, PYTHON = "waiting", "Python"
@@ -19,7 +19,7 @@ SMALL = 0.02  # what waiting and Python may take before it is said
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TimePart:
     """What some of the time went into."""
 
     name: str
@@ -31,7 +31,7 @@ class Anatomy:
     """The whole time in parts; they add up."""
 
     unit: str  # "prompt" or "step"
-    parts: tuple[Part, ...]
+    parts: tuple[TimePart, ...]
 
     @property
     def seconds(self) -> float:
@@ -55,10 +55,10 @@ class Anatomy:
         }
 
 
-def mean(measured: Sequence[Measured]) -> Measured:
+def mean(measured: Sequence[WindowSeconds]) -> WindowSeconds:
     """Of several samples."""
     names = dict.fromkeys(name for m in measured for name in m.inside)
-    return Measured(
+    return WindowSeconds(
         fmean(m.total for m in measured),
         {name: fmean(m.inside.get(name, 0.0) for m in measured) for name in names},
         fmean(m.waited for m in measured),
@@ -66,7 +66,7 @@ def mean(measured: Sequence[Measured]) -> Measured:
     )
 
 
-def dissect(unit: str, measured: Measured, looked: Looked) -> Anatomy:
+def dissect(unit: str, measured: WindowSeconds, looked: BackendSeconds) -> Anatomy:
     """The time that was measured, by the shares that were seen in a profile.
 
     What a backend's segments took beyond its ops, and everything outside of segments (scheduling, sampling,
@@ -83,11 +83,11 @@ def dissect(unit: str, measured: Measured, looked: Looked) -> Anatomy:
     rest = measured.total - sum(seconds.values())
     order = [NAMES.get(a, a) for a in ACTIVITIES]
     order += [name for name in seconds if name not in (*order, WAITING)]
-    parts = [Part(name, seconds[name]) for name in (*order, WAITING) if name in seconds]
-    return Anatomy(unit, (*parts, Part(PYTHON, max(0.0, rest))))
+    parts = [TimePart(name, seconds[name]) for name in (*order, WAITING) if name in seconds]
+    return Anatomy(unit, (*parts, TimePart(PYTHON, max(0.0, rest))))
 
 
-def _shares(backend: str, looked: Looked) -> dict[str, float]:
+def _shares(backend: str, looked: BackendSeconds) -> dict[str, float]:
     """Which parts of a backend's time its activities are; the rest of it is Python's."""
     spent, inside = looked.spent.get(backend), looked.inside.get(backend, 0.0)
     if spent is None or not spent.total:

@@ -19,7 +19,7 @@ Tokens = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchCase:
     """One number to measure: tokens read, or tokens written behind `depth` others, in `batch` sequences."""
 
     kind: Literal["prefill", "decode"]
@@ -89,12 +89,12 @@ class BenchOptions:
         if not self.cases():
             raise OptionError("nothing is left to measure: -p and -n are both 0")
 
-    def cases(self) -> list[Case]:
+    def cases(self) -> list[BenchCase]:
         """Every combination, in the order of the options."""
-        found: list[Case] = []
+        found: list[BenchCase] = []
         for batch in self.batch:
-            found += [Case("prefill", p, 0, batch) for p in self.prompt if p]
-            found += [Case("decode", n, d, batch) for n in self.generate if n for d in self.depth]
+            found += [BenchCase("prefill", p, 0, batch) for p in self.prompt if p]
+            found += [BenchCase("decode", n, d, batch) for n in self.generate if n for d in self.depth]
         return list(dict.fromkeys(found))
 
 

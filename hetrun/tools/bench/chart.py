@@ -13,7 +13,7 @@ TICKS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChartMark:
     """A point, and what it is called on the horizontal axis."""
 
     x: float
@@ -26,7 +26,7 @@ class Series:
     """Points that belong together, from left to right."""
 
     name: str
-    marks: Sequence[Mark]
+    marks: Sequence[ChartMark]
 
 
 def steps(most: float, ticks: int = TICKS) -> list[float]:

@@ -46,7 +46,7 @@ class Ceiling:
         return f"{self.rate / 1e9:.2f} GB/s ({who}, requests of {self.request >> 20} MiB{way})"
 
 
-class Disk:
+class ModelDisk:
     """The files of a model on their disk."""
 
     def __init__(self, paths: Sequence[Path]) -> None:

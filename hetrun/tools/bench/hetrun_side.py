@@ -16,20 +16,20 @@ from hetrun.backend import Backend
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import HetrunError, OptionError
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.stats import Stats
 from hetrun.planner.plan import Plan, bucket_of
-from hetrun.prefetch.expert_trace import Kept
+from hetrun.prefetch.expert_trace import HitShares
 from hetrun.system.progress import Progress
 from hetrun.tools.bench import breakdown as anatomy
 from hetrun.tools.bench.breakdown import Anatomy
-from hetrun.tools.bench.cases import Case, Passage
+from hetrun.tools.bench.cases import BenchCase, Passage
 from hetrun.tools.bench.io_counters import experts_kept
 from hetrun.tools.bench.matmul_peak import Peak, measure_peak, multiplier
-from hetrun.tools.bench.texts import Text, passage_of
-from hetrun.tools.bench.timed_window import Looked, Measured, Stretch
+from hetrun.tools.bench.texts import BenchText, passage_of
+from hetrun.tools.bench.timed_window import BackendSeconds, TimedWindow, WindowSeconds
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class SegmentTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TokenMark:
     """The moment a token came, and what the engine had counted until then."""
 
     at: float
@@ -68,12 +68,12 @@ def spec_of(settings: Settings) -> str:
     return settings.spec if "spec" in settings.origins else "off"
 
 
-class Ours:
+class HetrunSide:
     """Measures cases on an open model."""
 
     name = "hetrun"
 
-    def __init__(self, llm: LocalModel, look: bool = False, text: Text | None = None) -> None:
+    def __init__(self, llm: LocalModel, look: bool = False, text: BenchText | None = None) -> None:
         """With `look` the unmeasured runs show what the time inside backends goes into; with a text its
         tokens are read and written."""
         self._llm = llm
@@ -82,12 +82,12 @@ class Ours:
         self._stats: Stats = llm.stats
         self._backends: Mapping[str, Backend] = llm.call(_backends)
         self._shares: list[float] = []
-        self._measured: list[Measured] = []
-        self._looked = Looked({}, {})
+        self._measured: list[WindowSeconds] = []
+        self._looked = BackendSeconds({}, {})
         self._seconds = 0.0  # of the last sample, prompt included
         self._peaks: dict[tuple[str, str, int], Peak | None] = {}
 
-    def check(self, case: Case) -> None:
+    def check(self, case: BenchCase) -> None:
         """Refuse what the model has no room for."""
         if case.context > self._llm.info.context:
             raise OptionError(
@@ -98,18 +98,18 @@ class Ours:
         if case.batch > most:
             raise OptionError(f"-b {case.batch} is more than the {most} sequences that run together")
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: BenchCase) -> None:
         """Once, unmeasured: graphs are compiled, memory is touched."""
         self._run(case, 0, look=self._look)
         self._shares.clear()
         self._measured.clear()
         self._llm.call(lambda loaded: loaded.model.stats.reset())
 
-    def sample(self, case: Case, seed: int) -> float:
+    def sample(self, case: BenchCase, seed: int) -> float:
         """Tokens per second, once."""
         return self._run(case, seed)
 
-    def anatomy(self, case: Case) -> Anatomy:
+    def anatomy(self, case: BenchCase) -> Anatomy:
         """Where the time of the samples since `prepare` went.
 
         Looking makes runs slower, so it is not done in measured ones: in the first one, or, where that costs
@@ -120,9 +120,9 @@ class Ours:
             self._run(case, 0, look=True)
         return anatomy.dissect("prompt" if case.kind == "prefill" else "step", measured, self._looked)
 
-    def _run(self, case: Case, seed: int, look: bool = False) -> float:
+    def _run(self, case: BenchCase, seed: int, look: bool = False) -> float:
         tokens = 1 if case.kind == "prefill" else case.tokens + 1
-        stretch = Stretch(self._stats, self._backends, look)
+        stretch = TimedWindow(self._stats, self._backends, look)
         watch = Watch(self._stats, case.batch, tokens, stretch)
         if case.kind == "prefill":
             self._llm.call(lambda loaded: stretch.begin())
@@ -137,15 +137,15 @@ class Ours:
             self._looked = stretch.looked
         if case.kind == "prefill":
             total = watch.begun - begin
-            self._measured.append(Measured(total, stretch.inside, stretch.waited, watch.queued))
+            self._measured.append(WindowSeconds(total, stretch.inside, stretch.waited, watch.queued))
             return case.batch * case.tokens / total
         self._shares.append(watch.python_share)
         step, n = case.batch / watch.rate, case.tokens
         inside = {name: seconds / n for name, seconds in stretch.inside.items()}
-        self._measured.append(Measured(step, inside, stretch.waited / n))
+        self._measured.append(WindowSeconds(step, inside, stretch.waited / n))
         return watch.rate
 
-    def experts_kept(self) -> Kept | None:
+    def experts_kept(self) -> HitShares | None:
         """How well experts were kept that do not all fit."""
         return self._llm.call(experts_kept)
 
@@ -153,7 +153,7 @@ class Ours:
         """Do something while the engine does nothing: it looks after the model when it is not asked."""
         return self._llm.call(lambda loaded: work())
 
-    def peak(self, case: Case, threads: int | None = None) -> Peak | None:
+    def peak(self, case: BenchCase, threads: int | None = None) -> Peak | None:
         """How fast the backend that makes most of a case's products multiplies at its best, with `threads`
         threads; None: with those of the plan.
 
@@ -166,7 +166,7 @@ class Ours:
         n = threads or plan.threads
         key = most.backend, most.weight.quant.name, n
 
-        def measure(loaded: Loaded) -> Peak:
+        def measure(loaded: LoadedModel) -> Peak:
             backend = self._backends[most.backend]
             backend.set_threads(n)
             try:
@@ -183,7 +183,7 @@ class Ours:
                 self._peaks[key] = None
         return self._peaks[key]
 
-    def threads(self, case: Case) -> int:
+    def threads(self, case: BenchCase) -> int:
         """Compute threads of the plan that is measured."""
         return self._llm.plan.plan(self._width(case)).threads
 
@@ -192,20 +192,20 @@ class Ours:
         """Of its products; empty where a library that runs models as a whole decides."""
         return self._llm.plan.precision or ""
 
-    def plan(self, case: Case) -> str:
+    def plan(self, case: BenchCase) -> str:
         """Which backends run the case, and how many segments of it: `llamacpp`, `amx x4 + llamacpp x5`."""
         return backends_of(self._llm.plan.plan(self._width(case)))
 
-    def _width(self, case: Case) -> int:
+    def _width(self, case: BenchCase) -> int:
         """Tokens of a typical pass."""
         tokens = case.batch * (case.tokens if case.kind == "prefill" else 1)
         return min(tokens, self._llm.plan.ubatch)
 
-    def bucket(self, case: Case) -> str:
+    def bucket(self, case: BenchCase) -> str:
         """The bucket of a typical pass."""
         return bucket_of(self._width(case))
 
-    def segments(self, case: Case) -> list[SegmentTime]:
+    def segments(self, case: BenchCase) -> list[SegmentTime]:
         """What the segments took since `prepare`."""
         bucket = self.bucket(case)
         return [
@@ -220,7 +220,7 @@ class Ours:
         return median(self._shares) if self._shares else None
 
 
-def answer(llm: LocalModel, case: Case, seed: int, watch: Watch, text: Passage | None = None) -> None:
+def answer(llm: LocalModel, case: BenchCase, seed: int, watch: Watch, text: Passage | None = None) -> None:
     """Have the requests of a case answered, until the watch has seen enough of each; those of a text by its
     own tokens."""
     # Sequences begin one after the other; those that began early go on until the last one is done.
@@ -247,12 +247,12 @@ def backends_of(plan: Plan) -> str:
     return " + ".join(f"{name} x{n}" for name, n in counts.items())
 
 
-def _backends(loaded: Loaded) -> Mapping[str, Backend]:
+def _backends(loaded: LoadedModel) -> Mapping[str, Backend]:
     """What can be looked into; a library that runs whole models cannot."""
     return loaded.model.backends if isinstance(loaded.model, PlannedModel) else {}
 
 
-class Noted(Protocol):
+class BenchObserver(Protocol):
     """What is told, on the engine's thread, when that begins which is measured, and when it ends."""
 
     def begin(self) -> None: ...
@@ -262,16 +262,18 @@ class Noted(Protocol):
 class Watch:
     """Marks each token of some requests. The engine thread calls it, so it does next to nothing."""
 
-    def __init__(self, stats: Stats, requests: int, tokens: int, stretch: Noted | None = None) -> None:
+    def __init__(
+        self, stats: Stats, requests: int, tokens: int, stretch: BenchObserver | None = None
+    ) -> None:
         """The stretch begins when every request has a token (for one token each, before that) and ends with
         the last token of the request that began last."""
         self._stats = stats
-        self._stretch: Noted = stretch or Stretch(stats, {})
+        self._stretch: BenchObserver = stretch or TimedWindow(stats, {})
         self._queued: list[
             float
         ] = []  # seconds until the engine began with a request, of those that are done
         self.tokens = tokens
-        self._marks: list[list[Mark]] = [[] for _ in range(requests)]
+        self._marks: list[list[TokenMark]] = [[] for _ in range(requests)]
         self._missing = requests  # that have no token yet
         self._last = 0  # the request that began last
         self._over: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -284,7 +286,7 @@ class Watch:
             if event.kind == "error":
                 self._over.put(reason_of(event))
             elif event.kind == "token":
-                marks.append(Mark(perf_counter(), stats.step_seconds, stats.native_seconds))
+                marks.append(TokenMark(perf_counter(), stats.step_seconds, stats.native_seconds))
                 if len(marks) == 1:
                     self._missing -= 1
                     self._last = i
@@ -315,7 +317,7 @@ class Watch:
             raise error
 
     @property
-    def _window(self) -> list[Mark]:
+    def _window(self) -> list[TokenMark]:
         """While every request was running."""
         return self._marks[self._last][: self.tokens]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 
 # Worker threads of the side that ran last spin for some milliseconds before they sleep.
 PAUSE_S = 0.1
@@ -18,7 +18,7 @@ PAUSE_S = 0.1
 Tick = Callable[[str, bool], None]
 
 
-class Side(Protocol):
+class BenchSide(Protocol):
     """Something that can be measured."""
 
     @property
@@ -26,20 +26,20 @@ class Side(Protocol):
         """For people."""
         ...
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: BenchCase) -> None:
         """Warm up; nothing of it counts."""
         ...
 
-    def sample(self, case: Case, seed: int) -> float:
+    def sample(self, case: BenchCase, seed: int) -> float:
         """Tokens per second, once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Undisturbed:
+class UndisturbedSide:
     """A side that runs while the other one's engine does nothing: else it may compare plans."""
 
-    side: Side
+    side: BenchSide
     alone: Callable[[Callable[[], float]], float]
 
     @property
@@ -47,7 +47,7 @@ class Undisturbed:
         """For people."""
         return self.side.name
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: BenchCase) -> None:
         """Warm up."""
 
         def work() -> float:
@@ -56,7 +56,7 @@ class Undisturbed:
 
         self.alone(work)
 
-    def sample(self, case: Case, seed: int) -> float:
+    def sample(self, case: BenchCase, seed: int) -> float:
         """Tokens per second, once."""
         return self.alone(lambda: self.side.sample(case, seed))
 
@@ -76,7 +76,7 @@ class Duel:
         return median(a / b for a, b in zip(self.ours, self.theirs, strict=True))
 
 
-def measure(case: Case, rounds: int, ours: Side, theirs: Side | None, tick: Tick) -> Duel:
+def measure(case: BenchCase, rounds: int, ours: BenchSide, theirs: BenchSide | None, tick: Tick) -> Duel:
     """Both sides in turn, a pair in each round."""
     sides = [ours] if theirs is None else [ours, theirs]
     for side in sides:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from hetrun.engine.loaded_model import Loaded
+from hetrun.engine.loaded_model import LoadedModel
 from hetrun.executor.planned_model import PlannedModel
-from hetrun.prefetch.expert_trace import Kept
+from hetrun.prefetch.expert_trace import HitShares
 
 KIB = 1024
 
@@ -27,7 +27,7 @@ class Counters:
     read: int = 0  # bytes that the kernel fetched from disks for this process
 
 
-def count(loaded: Loaded) -> Counters:
+def count(loaded: LoadedModel) -> Counters:
     """Now; on the engine's thread."""
     now, streaming = perf_counter(), loaded.model.streaming()
     read = disk_bytes(os.getpid())
@@ -37,7 +37,7 @@ def count(loaded: Loaded) -> Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ModelMemory:
     """What a model takes, and what it reads for each pass because it may not take more."""
 
     locked: int  # bytes of weights in memory
@@ -48,18 +48,18 @@ class Held:
     memory: int | None = None  # what it has now
 
 
-def held(loaded: Loaded, weights: int) -> Held:
+def held(loaded: LoadedModel, weights: int) -> ModelMemory:
     """Now; `weights` are all of the model's, in bytes. On the engine's thread."""
     streaming, pid = loaded.model.streaming(), os.getpid()
     peak, now = peak_memory(pid), memory(pid)
     if streaming is None:
-        return Held(weights, 0, 0.0, None, peak, now)
-    return Held(
+        return ModelMemory(weights, 0, 0.0, None, peak, now)
+    return ModelMemory(
         streaming.locked_bytes, streaming.streamed_bytes, streaming.waiting, streaming.least, peak, now
     )
 
 
-def experts_kept(loaded: Loaded) -> Kept | None:
+def experts_kept(loaded: LoadedModel) -> HitShares | None:
     """How well experts were kept that do not all fit; on the engine's thread."""
     model = loaded.model
     return model.experts_kept() if isinstance(model, PlannedModel) else None

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrun.errors import HetrunError, UserError
-from hetrun.tools.bench.cases import Case, Passage
+from hetrun.tools.bench.cases import BenchCase, Passage
 from hetrun.tools.bench.process import obey
 
 PACKAGE = "llama_cpp"
@@ -27,8 +27,8 @@ CELLS = 256  # tokens: llama.cpp looks at the cache in pieces of this size
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Load a model; answered with `Opened`."""
+class OpenPeer:
+    """Load a model; answered with `PeerOpened`."""
 
     path: str
     repack: bool  # weights into the layouts that are fastest; without it they stay in the file, mapped
@@ -37,25 +37,25 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class PeerOpened:
     version: str
     n_vocab: int
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class PreparePeerCase:
     """Make room for a case; answered with None."""
 
-    case: Case
+    case: BenchCase
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunPeerCase:
     """Measure the case once, or another that needs no more room; answered with tokens per second."""
 
     threads: int
     seed: int
-    case: Case | None = None
+    case: BenchCase | None = None
     text: Passage | None = None  # what is read and written; None: random tokens
 
 
@@ -69,7 +69,7 @@ class Logits:
     ubatch: int  # tokens that are computed at once
 
 
-Order = Open | Begin | Run | Logits
+Order = OpenPeer | PreparePeerCase | RunPeerCase | Logits
 
 
 def main(descriptor: int) -> None:
@@ -81,13 +81,13 @@ def main(descriptor: int) -> None:
 def _answers(peer: list[LlamaCpp], order: object) -> Iterator[object]:
     """What is sent back."""
     match order:
-        case Open(path, repack, kv_type, load):
+        case OpenPeer(path, repack, kv_type, load):
             peer.append(LlamaCpp(path, repack, kv_type, load))
-            yield Opened(peer[0].version, peer[0].n_vocab)
-        case Begin(case):
+            yield PeerOpened(peer[0].version, peer[0].n_vocab)
+        case PreparePeerCase(case):
             peer[0].begin(case)
             yield None
-        case Run(threads, seed, other, text):
+        case RunPeerCase(threads, seed, other, text):
             yield peer[0].run(threads, seed, other, text)
         case Logits(tokens, context, threads, ubatch):
             for rows in peer[0].logits(tokens, context, threads, ubatch):
@@ -112,10 +112,10 @@ class LlamaCpp:
         self.version = f"llama-cpp-python {import_module(PACKAGE).__version__}"
         self._kv_type: int = getattr(self._c, f"GGML_TYPE_{kv_type.upper()}")
         self._context: Any = None
-        self._case = Case("decode", 1)
+        self._case = BenchCase("decode", 1)
         self._read = np.empty((0, 0), np.int32)  # the prompts in the cache
 
-    def begin(self, case: Case) -> None:
+    def begin(self, case: BenchCase) -> None:
         """A context for a case: flash attention, a place for each sequence."""
         self._case = case
         self._open_context(case.batch, case.context)
@@ -135,7 +135,9 @@ class LlamaCpp:
             raise HetrunError(f"llama.cpp could not make a context of {params.n_ctx} tokens")
         self._memory = self._c.llama_get_memory(self._context)
 
-    def run(self, threads: int, seed: int, other: Case | None = None, text: Passage | None = None) -> float:
+    def run(
+        self, threads: int, seed: int, other: BenchCase | None = None, text: Passage | None = None
+    ) -> float:
         """Measure the case once, or another that needs no more room."""
         case = other or self._case
         prompts = case.prompts(self.n_vocab, seed) if text is None else text.prompts
@@ -153,7 +155,7 @@ class LlamaCpp:
         steps = [b for i in range(case.tokens) for b in self._batches(chosen[:, i : i + 1], case.prompt + i)]
         return case.batch * case.tokens / self._decode(steps)
 
-    def _random(self, case: Case, seed: int) -> NDArray[np.int32]:
+    def _random(self, case: BenchCase, seed: int) -> NDArray[np.int32]:
         """What is written where nothing was given."""
         return np.random.default_rng(seed).integers(0, self.n_vocab, (case.batch, case.tokens), np.int32)
 

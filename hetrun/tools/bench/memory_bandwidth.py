@@ -11,7 +11,7 @@ from statistics import median
 
 from hetrun.system.memory_info import available_memory
 from hetrun.system.units import counted, format_bytes
-from hetrun.tools.bench.read_kernels import LINE, Block, Reader, Work, readers
+from hetrun.tools.bench.read_kernels import LINE, ReadBlock, Reader, ReadRound, readers
 
 BYTES = (
     512 << 20
@@ -33,7 +33,7 @@ def load_average() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryBandwidth:
     """What memory gives to a number of threads that read a block together, again and again."""
 
     threads: int
@@ -72,7 +72,7 @@ def threads(n: int) -> str:
     return counted(n, "thread")
 
 
-def memory(n: int, nbytes: float, again: bool = True) -> Memory:
+def memory(n: int, nbytes: float, again: bool = True) -> MemoryBandwidth:
     """What memory gives to `n` threads that read `nbytes` bytes in each step. Nothing else may run meanwhile.
 
     Measured once, or once more and then the best of all counts (`again`), as it takes seconds.
@@ -81,7 +81,7 @@ def memory(n: int, nbytes: float, again: bool = True) -> Memory:
     dram = _bandwidth(n, large, again)
     # A small block is never further away than a large one.
     rate = dram if block >= large else max(dram, _bandwidth(n, block, again))
-    return Memory(n, block, rate, dram)
+    return MemoryBandwidth(n, block, rate, dram)
 
 
 def rounded(nbytes: float) -> int:
@@ -100,15 +100,15 @@ def _bandwidth(n: int, nbytes: int, again: bool = True) -> float:
 def bandwidth(n: int, nbytes: int, rounds: int = ROUNDS, tries: int = TRIES) -> float:
     """Bytes per second that `n` threads get when they read a block together."""
     part = max(LINE, nbytes // n // LINE * LINE)
-    work = Work(n, part, max(1, LEAST // (n * part)))
-    with Block(work) as block:
+    work = ReadRound(n, part, max(1, LEAST // (n * part)))
+    with ReadBlock(work) as block:
         ways = readers()
         few, many = max(tries, TRIED // work.nbytes), max(rounds, READ // work.nbytes)
         fastest = ways[0] if len(ways) == 1 else min(ways, key=lambda way: usual(way, block, few))
         return work.nbytes / usual(fastest, block, many)
 
 
-def usual(way: Reader, block: Block, rounds: int) -> float:
+def usual(way: Reader, block: ReadBlock, rounds: int) -> float:
     """Seconds of a round: the middle of the best quarter. Others slow most rounds down, and a few are too
     good to be true."""
     times = sorted(way(block, rounds))

@@ -12,7 +12,7 @@ from hetrun.tools.bench.sweep.budgets import DEPTH, SweepOptions, budgets, is_sw
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TypedBenchOptions:
     """As they were typed; None is what was not."""
 
     prompt: str | None
@@ -34,7 +34,7 @@ class Asked:
     text: Path | None = None
 
 
-def options_of(asked: Asked) -> BenchOptions | ServingOptions | SweepOptions:
+def options_of(asked: TypedBenchOptions) -> BenchOptions | ServingOptions | SweepOptions:
     """What is to be measured: in process, of a server, or in several budgets. What belongs to another one is
     refused."""
     of_servers = {
@@ -80,7 +80,7 @@ def options_of(asked: Asked) -> BenchOptions | ServingOptions | SweepOptions:
     )
 
 
-def _sweep(asked: Asked, ram: str, of_servers: dict[str, str | None]) -> SweepOptions:
+def _sweep(asked: TypedBenchOptions, ram: str, of_servers: dict[str, str | None]) -> SweepOptions:
     others: dict[str, object] = {"-p": asked.prompt, "--beside": asked.beside, "--requests": asked.requests}
     for flag, value in (others | of_servers | {"--explain": asked.explain or None}).items():
         if value is not None:

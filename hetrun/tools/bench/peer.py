@@ -18,10 +18,19 @@ from hetrun.errors import BackendUnavailable, OptionError, UserError
 from hetrun.loader.open_model import is_folder
 from hetrun.system import entry_points
 from hetrun.system.cpu_topology import physical_cores
-from hetrun.tools.bench.cases import Case
-from hetrun.tools.bench.llamacpp_peer import N_BATCH, PACKAGE, Begin, Logits, Open, Opened, Order, Run
-from hetrun.tools.bench.process import Process
-from hetrun.tools.bench.texts import Text, passage_of
+from hetrun.tools.bench.cases import BenchCase
+from hetrun.tools.bench.llamacpp_peer import (
+    N_BATCH,
+    PACKAGE,
+    Logits,
+    OpenPeer,
+    Order,
+    PeerOpened,
+    PreparePeerCase,
+    RunPeerCase,
+)
+from hetrun.tools.bench.process import BenchProcess
+from hetrun.tools.bench.texts import BenchText, passage_of
 
 PEERS = ("llama.cpp",)
 LONG_S = 5.0  # a run that takes longer is tried once with each number of threads
@@ -44,7 +53,7 @@ def check_peer(name: str, path: Path | None = None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class MappedPeer:
     """How it runs in a budget: the weights stay in the file, which is mapped, unless the budget holds all."""
 
     prefix: Sequence[str]  # of its command, which puts it there
@@ -61,22 +70,22 @@ class Peer:
         self,
         path: Path,
         threads: int | None = None,
-        mapped: Mapped | None = None,
-        text: Text | None = None,
+        mapped: MappedPeer | None = None,
+        text: BenchText | None = None,
     ) -> None:
         """With `threads` threads; None: the number that suits each case best. `mapped`: in little memory. Of
         a text the tokens are read and written."""
         check_peer(self.name, path)
         code = "from hetrun.tools.bench.llamacpp_peer import main; main({pipe})"
         # A process of its own: the libraries and their threads are not ours.
-        self._process = Process(self.name, code, mapped.prefix if mapped else ())
+        self._process = BenchProcess(self.name, code, mapped.prefix if mapped else ())
         self._fixed, self._mapped, self._text = threads, mapped, text
-        self._threads: dict[Case, int] = {}
+        self._threads: dict[BenchCase, int] = {}
         try:
             # A copy of the weights in another layout is memory that cannot be given back.
             self.repacks = (mapped is None or mapped.load != "mmap") and _repacks()
             how = (mapped.kv_type, mapped.load) if mapped else ()
-            opened = self._ask(Open(str(path), self.repacks, *how), Opened)
+            opened = self._ask(OpenPeer(str(path), self.repacks, *how), PeerOpened)
         except BaseException:
             self.close()
             raise
@@ -87,10 +96,10 @@ class Peer:
         """Its process."""
         return self._process.pid
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: BenchCase) -> None:
         """Warm up, and, unless it is fixed, find the number of threads that suits it best: it shall not lose
         by a setting."""
-        self._ask(Begin(case), type(None))
+        self._ask(PreparePeerCase(case), type(None))
         cores = len(os.sched_getaffinity(0))
         short = trial(case, MAPPED_STEPS if self._mapped else TRIAL_STEPS)
         if self._fixed is not None:
@@ -113,11 +122,11 @@ class Peer:
         threads has a part of the text to itself. They are counted below those of rounds."""
         return -threads if self._mapped and self._text else 0
 
-    def threads(self, case: Case) -> int:
+    def threads(self, case: BenchCase) -> int:
         """What `prepare` found, or what is fixed."""
         return self._threads[case]
 
-    def sample(self, case: Case, seed: int, tokens: int | None = None) -> float:
+    def sample(self, case: BenchCase, seed: int, tokens: int | None = None) -> float:
         """Tokens per second, once, of the case that was prepared last; or of `tokens` of its tokens."""
         return self._run(self._threads[case], seed, case if tokens is None else replace(case, tokens=tokens))
 
@@ -131,8 +140,8 @@ class Peer:
             left -= len(rows)
             yield rows
 
-    def _run(self, threads: int, seed: int, case: Case) -> float:
-        return self._ask(Run(threads, seed, case, passage_of(self._text, case, seed)), float)
+    def _run(self, threads: int, seed: int, case: BenchCase) -> float:
+        return self._ask(RunPeerCase(threads, seed, case, passage_of(self._text, case, seed)), float)
 
     def _ask(self, order: Order, kind: type[T]) -> T:
         return self._process.ask(order, kind)
@@ -159,7 +168,7 @@ def _repacks() -> bool:
         return True
 
 
-def trial(case: Case, steps: int = TRIAL_STEPS) -> Case:
+def trial(case: BenchCase, steps: int = TRIAL_STEPS) -> BenchCase:
     """What is run to find the best number of threads for a case: as much as tells, however long that is."""
     if case.kind == "prefill":
         return replace(case, tokens=min(case.tokens, TRIAL_PROMPT), batch=1)

@@ -18,18 +18,18 @@ T = TypeVar("T")
 Answers = Callable[[object], Iterable[object]]
 
 
-class Died(HetrunError):
+class BenchProcessDied(HetrunError):
     """A process ended in the middle of its work."""
 
     def __init__(self, name: str, code: int) -> None:
         super().__init__(f"the process of {name} {subprocesses.ending(code)} in the middle of its work")
         self.name, self.code = name, code
 
-    def __reduce__(self) -> tuple[type[Died], tuple[str, int]]:
+    def __reduce__(self) -> tuple[type[BenchProcessDied], tuple[str, int]]:
         return (type(self), (self.name, self.code))
 
 
-class Process:
+class BenchProcess:
     """This side of the pipe."""
 
     def __init__(self, name: str, code: str, prefix: Sequence[str] = ()) -> None:
@@ -71,8 +71,8 @@ class Process:
             raise HetrunError(f"{self.name} answered {answer!r}")
         return answer
 
-    def _death(self) -> Died:
-        return Died(self.name, self._process.wait())
+    def _death(self) -> BenchProcessDied:
+        return BenchProcessDied(self.name, self._process.wait())
 
     def close(self) -> None:
         """End it."""

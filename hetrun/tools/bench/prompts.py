@@ -26,7 +26,7 @@ SAMPLING: Mapping[str, object] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95
 Count = Callable[[str], int]
 
 
-class Prompts:
+class BenchPrompts:
     """Texts for the model of these settings. It makes native calls: only where no engine runs."""
 
     def __init__(self, settings: Settings) -> None:
@@ -57,7 +57,7 @@ class Prompts:
         """Some words to go on with."""
         return "".join(random.Random(repr(seed)).choices(self._words, k=words))
 
-    def __enter__(self) -> Prompts:
+    def __enter__(self) -> BenchPrompts:
         return self
 
     def __exit__(

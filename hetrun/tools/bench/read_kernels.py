@@ -27,7 +27,7 @@ FUNCTIONS: Prototypes = {
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ReadRound:
     """What each thread reads in one round: its part of a block, a number of times."""
 
     threads: int
@@ -40,10 +40,10 @@ class Work:
         return self.threads * self.part * self.times
 
 
-class Block:
+class ReadBlock:
     """Memory for some threads to read. What is not used any more is given back."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: ReadRound) -> None:
         self._memory = mmap.mmap(
             -1, max(work.threads * work.part, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
@@ -58,7 +58,7 @@ class Block:
         """Where a thread's part begins."""
         return self._address + thread * self.work.part
 
-    def __enter__(self) -> Block:
+    def __enter__(self) -> ReadBlock:
         return self
 
     def __exit__(
@@ -69,7 +69,7 @@ class Block:
 
 
 # The seconds that each round took, from when the first thread began to when the last was done.
-Reader = Callable[[Block, int], Sequence[float]]
+Reader = Callable[[ReadBlock, int], Sequence[float]]
 
 
 def side_by_side(
@@ -91,7 +91,7 @@ def side_by_side(
             thread.join()
 
 
-def by_search(block: Block, rounds: int) -> Sequence[float]:
+def by_search(block: ReadBlock, rounds: int) -> Sequence[float]:
     """With the C library's search for a byte that is not there: it needs no compiler, and no interpreter lock
     while it runs, but on some machines memory gives half as much again."""
     work, together = block.work, threading.Barrier(block.work.threads)
@@ -117,7 +117,7 @@ class InC:
     read: Callable[..., None]
     way: int
 
-    def __call__(self, block: Block, rounds: int) -> Sequence[float]:
+    def __call__(self, block: ReadBlock, rounds: int) -> Sequence[float]:
         """All rounds in C: Python takes longer to let threads begin than some blocks take to be read."""
         work, arrived = block.work, c_int64(0)
         begins, ends = ([(c_double * rounds)() for _ in range(work.threads)] for _ in range(2))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
-from hetrun.prefetch.expert_trace import Kept
+from hetrun.prefetch.expert_trace import HitShares
 from hetrun.tools.bench.breakdown import Anatomy, advice, verdict
 from hetrun.tools.bench.hetrun_side import SegmentTime
 from hetrun.tools.bench.memory_bandwidth import BUSY, threads
@@ -71,7 +71,7 @@ class PeerResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """The result of one case."""
 
     model: str
@@ -91,7 +91,7 @@ class Row:
     beside: int = 0  # other programs that kept a core busy each
     precision: str = ""  # fast or exact
     text: About | None = None  # that was read and written; None: random tokens were read
-    experts: Kept | None = None  # how well those were kept that do not all fit
+    experts: HitShares | None = None  # how well those were kept that do not all fit
 
     @property
     def of_limit(self) -> float | None:
@@ -157,7 +157,7 @@ class Row:
         }
 
 
-def to_json(rows: Sequence[Row], explain: bool) -> str:
+def to_json(rows: Sequence[BenchRow], explain: bool) -> str:
     """A list of rows."""
     return json.dumps([row.to_json(explain) for row in rows], indent=2)
 
@@ -178,7 +178,7 @@ COLUMNS = (
 )
 
 
-def to_csv(rows: Sequence[Row]) -> str:
+def to_csv(rows: Sequence[BenchRow]) -> str:
     """A line for each row; samples are separated by blanks."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -200,7 +200,7 @@ def _spaced(samples: Sequence[float]) -> str:
     return " ".join(f"{s:.6g}" for s in samples)
 
 
-def to_table(rows: Sequence[Row], explain: bool) -> str:
+def to_table(rows: Sequence[BenchRow], explain: bool) -> str:
     """For people."""
     heads = ["model", "test", "precision", "batch", "threads", "tokens/s", "of limit", "plan"]
     peers = [r.peer for r in rows if r.peer]
@@ -215,7 +215,7 @@ def to_table(rows: Sequence[Row], explain: bool) -> str:
     return "\n".join([text, "", *_footer(rows, peers), *(_summary(rows) if explain else [])])
 
 
-def _cells(r: Row) -> list[str]:
+def _cells(r: BenchRow) -> list[str]:
     cells = [
         r.model,
         r.test,
@@ -232,7 +232,7 @@ def _cells(r: Row) -> list[str]:
     return cells
 
 
-def _beside(rows: Sequence[Row]) -> list[str]:
+def _beside(rows: Sequence[BenchRow]) -> list[str]:
     """A column that is there only if it says something."""
     return ["beside", *(str(r.beside) for r in rows)]
 
@@ -259,7 +259,7 @@ def aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
     )
 
 
-def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
+def _footer(rows: Sequence[BenchRow], peers: Sequence[PeerResult]) -> list[str]:
     lines = [f"load average: {rows[0].load[0]:.2f} at the start, {rows[-1].load[1]:.2f} at the end"]
     lines += _limits(rows)
     lines += dict.fromkeys(r.text.told for r in rows if r.text)
@@ -278,7 +278,7 @@ def _footer(rows: Sequence[Row], peers: Sequence[PeerResult]) -> list[str]:
     return lines
 
 
-def _limits(rows: Sequence[Row]) -> list[str]:
+def _limits(rows: Sequence[BenchRow]) -> list[str]:
     """What the shares are of."""
     limits = [limit for r in rows for limit in (r.limit, r.peer.limit if r.peer else None) if limit]
     known = [limit for limit in limits if limit.tok_s]
@@ -299,7 +299,7 @@ def _limits(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _summary(rows: Sequence[Row]) -> list[str]:
+def _summary(rows: Sequence[BenchRow]) -> list[str]:
     """In a sentence for each row: what limits it, and what would be faster."""
     found = [(r.test, advice(r.anatomy, r.limit)) for r in rows if r.anatomy]
     lines = [f"{test}: {one.text}" for test, one in found if one]
@@ -311,7 +311,7 @@ def _summary(rows: Sequence[Row]) -> list[str]:
     return ["", *lines]
 
 
-def _explained(r: Row) -> str:
+def _explained(r: BenchRow) -> str:
     """Where the time went, the limit, the segments, and what it all comes to."""
     reached = "" if r.of_limit is None else f"; {r.of_limit:.0%} of it was reached"
     lines = [f"{r.test}, batch {r.batch}, bucket {r.bucket}: {r.limit.why}{reached}"]

@@ -17,13 +17,13 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory.kv.cache import token_bytes
 from hetrun.memory.kv.states import state_bytes
 from hetrun.system.units import counted, format_bytes
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from hetrun.tools.bench.matmul_peak import Peak
-from hetrun.tools.bench.memory_bandwidth import Memory
+from hetrun.tools.bench.memory_bandwidth import MemoryBandwidth
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class LayerExperts:
     """The experts of one layer, of which each token reads some."""
 
     nbytes: int
@@ -36,12 +36,12 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class ReadBytes:
     """What must be read."""
 
     weights: int  # each once, whatever the batch; of the embedding only a row
     kv: tuple[tuple[int, int], ...]  # of each layer: bytes of a token, and its window or 0
-    experts: tuple[Experts, ...] = ()  # they are not among the weights above
+    experts: tuple[LayerExperts, ...] = ()  # they are not among the weights above
     state: int = 0  # bytes that a step reads and writes of a sequence, however much it has seen
 
     def weight_bytes(self, tokens: int) -> float:
@@ -55,7 +55,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Seeing:
+class LayerAttention:
     """What attention of one layer computes."""
 
     flops: int  # of a token, for each token that it sees
@@ -80,11 +80,11 @@ class Arithmetic:
 
     per_token: int  # in products
     per_wanted: int  # in products, for a token whose logits are asked for
-    attention: tuple[Seeing, ...]
+    attention: tuple[LayerAttention, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class RooflineDemand:
     """What one prompt of a case, or one step, takes on any machine."""
 
     tokens: int  # that it gives
@@ -110,10 +110,10 @@ class Demand:
 class Demands:
     """What a model takes, whatever is measured."""
 
-    traffic: Traffic
+    traffic: ReadBytes
     arithmetic: Arithmetic | None
 
-    def of(self, case: Case) -> Demand:
+    def of(self, case: BenchCase) -> RooflineDemand:
         """For one prompt (in each sequence) or one step in the middle of a case."""
         n, seen = case.batch, _seen(case)
         tokens = n * case.tokens if case.kind == "prefill" else n
@@ -127,10 +127,10 @@ class Demands:
             attention = n * sum(s.per_step(seen) for s in a.attention)
         experts = self.traffic.experts
         resting = self.traffic.weights + sum(e.nbytes for e in experts) - weights
-        return Demand(tokens, weights, kv, products, attention, bool(experts), resting)
+        return RooflineDemand(tokens, weights, kv, products, attention, bool(experts), resting)
 
 
-def _seen(case: Case) -> float:
+def _seen(case: BenchCase) -> float:
     """Tokens that a sequence holds: at the end of a prompt, or in the middle of an answer."""
     return case.tokens if case.kind == "prefill" else case.prompt + (case.tokens + 1) / 2
 
@@ -148,13 +148,13 @@ def demands_of(source: ModelSource, kv_type: str) -> Demands:
     return Demands(traffic(graph, kv_type), arithmetic(graph))
 
 
-def traffic(graph: Graph, kv_type: str) -> Traffic:
+def traffic(graph: Graph, kv_type: str) -> ReadBytes:
     """The bytes of a model."""
     quant, experts = by_name(kv_type.upper()), _experts(graph)
     weights = {w: w.nbytes for op in graph.ops if op.kind != "embed" for w in op.weights}
     kv = tuple((token_bytes(shape, quant), shape.window) for shape in kv_shapes(graph).values())
     states = 2 * state_bytes(states_of(graph.ops))
-    return Traffic(sum(weights.values()) - sum(e.nbytes for e in experts), kv, experts, states)
+    return ReadBytes(sum(weights.values()) - sum(e.nbytes for e in experts), kv, experts, states)
 
 
 def arithmetic(graph: Graph) -> Arithmetic:
@@ -165,25 +165,25 @@ def arithmetic(graph: Graph) -> Arithmetic:
         per_row[op.rows] += flops(op.kind, op.attrs, [w.shape for w in op.weights], 1)
         if isinstance(op.attrs, Attention):
             # A query times each key, and each score times a value.
-            seeing.append(Seeing(4 * op.attrs.n_heads * op.attrs.head_dim, op.attrs.window, op.rows))
+            seeing.append(LayerAttention(4 * op.attrs.n_heads * op.attrs.head_dim, op.attrs.window, op.rows))
     return Arithmetic(per_row["tokens"], per_row["wanted"], tuple(seeing))
 
 
-def _experts(graph: Graph) -> tuple[Experts, ...]:
+def _experts(graph: Graph) -> tuple[LayerExperts, ...]:
     found = ((op.attrs, op.weights[1:]) for op in graph.ops if isinstance(op.attrs, Moe))  # behind the router
-    return tuple(Experts(sum(w.nbytes for w in ws), a.n_experts, a.n_used) for a, ws in found)
+    return tuple(LayerExperts(sum(w.nbytes for w in ws), a.n_experts, a.n_used) for a, ws in found)
 
 
-def _traffic_of_file(source: ModelSource, kv_type: str) -> Traffic:
+def _traffic_of_file(source: ModelSource, kv_type: str) -> ReadBytes:
     """For a model that hetrun has no graph of: by the names of its tensors."""
     named = {w.name: w.nbytes for w in source.weights()}
     looked_up = named.get("token_embd.weight", 0) if "output.weight" in named else 0
     n = source.get_int("expert_count", 0, 0, 1 << 16)
     chosen = (size for name, size in named.items() if "_exps." in name or expert_names.of_one(name))
     size = sum(chosen) if n else 0
-    experts = (Experts(size, n, source.get_int("expert_used_count", n, 1, n)),) if size else ()
+    experts = (LayerExperts(size, n, source.get_int("expert_used_count", n, 1, n)),) if size else ()
     kv = ((needs(source, kv_type, 1).per_token, 0),)
-    return Traffic(sum(named.values()) - looked_up - size, kv, experts)
+    return ReadBytes(sum(named.values()) - looked_up - size, kv, experts)
 
 
 Bound = Literal["memory", "products"]
@@ -196,10 +196,10 @@ class Limit:
     tok_s: float | None
     why: str
     bytes_per_step: float | None = None
-    memory: Memory | None = None
+    memory: MemoryBandwidth | None = None
     estimated: bool = False  # which experts a step reads is not known before
     bound: Bound | None = None
-    demand: Demand | None = None
+    demand: RooflineDemand | None = None
     peak: Peak | None = None
 
     @property
@@ -212,7 +212,7 @@ class Limit:
         return tok_s / self.tok_s if self.tok_s else None
 
 
-def limit_of(case: Case, demand: Demand, memory: Memory, peak: Peak | None) -> Limit:
+def limit_of(case: BenchCase, demand: RooflineDemand, memory: MemoryBandwidth, peak: Peak | None) -> Limit:
     """The longer of two times: to read the bytes, and to multiply.
 
     For a prompt the second must be known; a step without it is as fast as memory.
@@ -236,7 +236,7 @@ def limit_of(case: Case, demand: Demand, memory: Memory, peak: Peak | None) -> L
     return Limit(tok_s, why, per_step, memory, False, "products", demand, peak)
 
 
-def _reads(case: Case, demand: Demand) -> str:
+def _reads(case: BenchCase, demand: RooflineDemand) -> str:
     some = ", of experts as many as are to be expected" if demand.estimated else ""
     return (
         f"{_what(case)} reads {format_bytes(demand.nbytes)} "
@@ -244,7 +244,7 @@ def _reads(case: Case, demand: Demand) -> str:
     )
 
 
-def _takes(case: Case, demand: Demand, peak: Peak) -> str:
+def _takes(case: BenchCase, demand: RooflineDemand, peak: Peak) -> str:
     return (
         f"{_what(case)} takes {(demand.products or 0) / 1e9:.2f} GFLOP in products and "
         f"{(demand.attention or 0) / 1e9:.2f} in attention, and {peak.name} multiplies large matrices "
@@ -252,7 +252,7 @@ def _takes(case: Case, demand: Demand, peak: Peak) -> str:
     )
 
 
-def _what(case: Case) -> str:
+def _what(case: BenchCase) -> str:
     if case.kind == "decode":
         return "a step"
     return "the prompt" if case.batch == 1 else f"a batch of {case.batch} prompts"

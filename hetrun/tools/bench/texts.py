@@ -21,7 +21,7 @@ from hetrun.engine.factory import open_tokenizer
 from hetrun.errors import OptionError, UserError
 from hetrun.loader.open_model import open_model
 from hetrun.system.files import read_text
-from hetrun.tools.bench.cases import Case, Passage, Tokens
+from hetrun.tools.bench.cases import BenchCase, Passage, Tokens
 
 MOST = 64 << 20  # bytes of a text
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, without their whole parts, lie far from each other
@@ -49,13 +49,13 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class BenchText:
     """A text as the model's tokenizer has it."""
 
     about: About
     ids: Tokens
 
-    def check(self, case: Case) -> None:
+    def check(self, case: BenchCase) -> None:
         """Refuse a case that is longer than the text."""
         if len(self.ids) < case.context:
             raise OptionError(
@@ -63,7 +63,7 @@ class Text:
                 f"{self.about.name} has {len(self.ids)}; give a longer one with --text, or measure less"
             )
 
-    def passage(self, case: Case, seed: int) -> Passage:
+    def passage(self, case: BenchCase, seed: int) -> Passage:
         """What the sequences of a case read and write in the round of that number.
 
         Where it begins does not depend on how much is written: a side that writes less begins at the same
@@ -79,12 +79,12 @@ class Text:
         return Passage(rows[:, : case.prompt].copy(), rows[:, case.prompt :].copy())
 
 
-def passage_of(text: Text | None, case: Case, seed: int) -> Passage | None:
+def passage_of(text: BenchText | None, case: BenchCase, seed: int) -> Passage | None:
     """That of a text; None: there is none, and tokens are random."""
     return None if text is None else text.passage(case, seed)
 
 
-def open_text(settings: Settings, path: Path | None) -> Text | None:
+def open_text(settings: Settings, path: Path | None) -> BenchText | None:
     """The text of a file, by the tokenizer of the model of these settings; None: none was asked for. It makes
     native calls: only where no engine runs."""
     if path is None:
@@ -100,4 +100,4 @@ def open_text(settings: Settings, path: Path | None) -> Text | None:
     with closing(tokenizer):
         ids = np.array(tokenizer.encode_plain(text), np.int32)
     about = About(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), len(ids))
-    return Text(about, ids)
+    return BenchText(about, ids)

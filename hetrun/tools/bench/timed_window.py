@@ -11,7 +11,7 @@ from hetrun.executor.stats import Stats
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class WindowSeconds:
     """Seconds of the engine's thread, of one prompt or one step."""
 
     total: float  # from end to end
@@ -21,7 +21,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class BackendSeconds:
     """What a stretch showed of the inside of backends, by their names."""
 
     inside: Mapping[str, float]  # seconds in segments
@@ -29,14 +29,14 @@ class Looked:
 
 
 @dataclass(slots=True)
-class Counts:
+class WindowCounts:
     """What was counted at a moment."""
 
     inside: Mapping[str, float] = field(default_factory=dict)
     waited: float = 0.0
 
 
-class Stretch:
+class TimedWindow:
     """From `begin` to `end`, both called on the engine's thread."""
 
     def __init__(self, stats: Stats, backends: Mapping[str, Backend], look: bool = False) -> None:
@@ -46,7 +46,7 @@ class Stretch:
         self._beside = {name for name, b in backends.items() if b.asynchronous}
         self._backends = {name: b for name, b in backends.items() if look and not b.asynchronous}
         self._spent = {name: Spent() for name in self._backends}
-        self._first, self._last = Counts(), Counts()
+        self._first, self._last = WindowCounts(), WindowCounts()
 
     def begin(self) -> None:
         """From now on."""
@@ -64,12 +64,12 @@ class Stretch:
         for backend in self._backends.values():
             backend.watch(None)
 
-    def _now(self) -> Counts:
+    def _now(self) -> WindowCounts:
         inside: dict[str, float] = {}
         for key, record in self._stats:
             if key.backend not in self._beside:
                 inside[key.backend] = inside.get(key.backend, 0.0) + record.seconds
-        return Counts(inside, self._stats.wait_seconds)
+        return WindowCounts(inside, self._stats.wait_seconds)
 
     @property
     def waited(self) -> float:
@@ -82,6 +82,6 @@ class Stretch:
         return {name: s - self._first.inside.get(name, 0.0) for name, s in self._last.inside.items()}
 
     @property
-    def looked(self) -> Looked:
+    def looked(self) -> BackendSeconds:
         """What there was to see."""
-        return Looked(self.inside, self._spent)
+        return BackendSeconds(self.inside, self._spent)

@@ -36,13 +36,13 @@ from hetrun.tools.convert import quant_mixtures as recipes, tokenizer
 from hetrun.tools.convert.gguf_writer import (
     ALIGNMENT_KEY,
     MetaValue,
-    Tensor,
+    OutputTensor,
     check_target,
     target_path,
     write_model,
 )
-from hetrun.tools.convert.quant_mixtures import Form, Recipe, Shape
-from hetrun.tools.convert.stream import Job, convert, in_order
+from hetrun.tools.convert.quant_mixtures import ModelForm, Recipe, Shape
+from hetrun.tools.convert.stream import TensorJob, convert, in_order
 
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION
 # The architectures, of ours, whose sliding window llama.cpp heeds.
@@ -54,7 +54,7 @@ MOST_NAME = 50  # characters of a model's name that become a file's: up to 200 b
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ConversionOptions:
     """What the user asked for."""
 
     source: Path
@@ -66,7 +66,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ConversionReport:
     """What was done; `notes` are sentences for the user."""
 
     path: Path
@@ -79,7 +79,9 @@ class Report:
     notes: tuple[str, ...]
 
 
-def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -> Report:
+def convert_model(
+    wish: ConversionOptions, progress: Callable[[float], None] | None = None
+) -> ConversionReport:
     """Convert a model; the file is complete when this returns, and not there when it raises."""
     begin = perf_counter()
     source = open_model(wish.source)
@@ -94,7 +96,7 @@ def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -
         size = write_model(path, metadata, tensors, pieces, wish.force)
     notes += _compare(path, source)
     weights = sum(job.weight.shape[0] * job.weight.shape[1] for job in jobs)
-    return Report(
+    return ConversionReport(
         path,
         wish.recipe.name,
         source.nbytes,
@@ -106,12 +108,14 @@ def convert_model(wish: Wish, progress: Callable[[float], None] | None = None) -
     )
 
 
-def target(wish: Wish, source: ModelSource) -> Path:
+def target(wish: ConversionOptions, source: ModelSource) -> Path:
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in source.name[:MOST_NAME])
     return target_path(wish.output, f"{name.strip('.-') or 'model'}-{wish.recipe.name}.gguf")
 
 
-def plan(source: ModelSource, recipe: Recipe, requantize: bool = False) -> tuple[list[Job], list[Tensor]]:
+def plan(
+    source: ModelSource, recipe: Recipe, requantize: bool = False
+) -> tuple[list[TensorJob], list[OutputTensor]]:
     """What becomes of each weight."""
     changes: Mapping[str, Change] = {}
     if isinstance(source, HfSource):
@@ -131,10 +135,10 @@ def plan(source: ModelSource, recipe: Recipe, requantize: bool = False) -> tuple
                 "neither: --allow-requantize"
             )
     jobs = [
-        Job(in_order(weight, changes.get(name)), chosen[name], changes.get(name))
+        TensorJob(in_order(weight, changes.get(name)), chosen[name], changes.get(name))
         for name, weight in weights.items()
     ]
-    return jobs, [Tensor(name, shapes[name], chosen[name]) for name in weights]
+    return jobs, [OutputTensor(name, shapes[name], chosen[name]) for name in weights]
 
 
 def _with_whole_experts(weights: Mapping[str, Weight]) -> dict[str, Weight]:
@@ -170,11 +174,11 @@ def _shape(source: ModelSource, weight: Weight) -> Shape:
     return (cols,) if rows == 1 else (rows, cols)
 
 
-def form(source: ModelSource) -> Form:
+def form(source: ModelSource) -> ModelForm:
     """What the mixtures look at."""
     layers = source.get_int("block_count", 0, 0, 1 << 16)
     heads = _first(source, "attention.head_count", layers)
-    return Form(
+    return ModelForm(
         architecture=source.architecture,
         n_layers=layers,
         n_heads=heads,

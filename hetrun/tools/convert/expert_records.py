@@ -18,7 +18,7 @@ from hetrun.loader.formats.gguf_file import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class RecordTensor:
     """A tensor of the file to be, and where its bytes lie now, part behind part."""
 
     name: str
@@ -28,7 +28,7 @@ class Placed:
     parts: tuple[Extent, ...]
 
     @classmethod
-    def of(cls, name: str, shape: tuple[int, ...], members: list[TensorInfo]) -> Placed:
+    def of(cls, name: str, shape: tuple[int, ...], members: list[TensorInfo]) -> RecordTensor:
         """The tensor that these are, one behind the other."""
         parts = tuple(Extent(t.path, t.offset, 1, t.nbytes, t.nbytes, t.stamp) for t in members)
         return cls(name, shape, members[0].ggml_id, sum(t.nbytes for t in members), parts)
@@ -67,22 +67,22 @@ def _singles(t: TensorInfo, layer: str, part: str) -> Iterator[TensorInfo]:
         yield replace(t, name=name, shape=t.shape[1:], offset=at, nbytes=size)
 
 
-def in_records(order: Iterable[TensorInfo]) -> list[Placed]:
+def in_records(order: Iterable[TensorInfo]) -> list[RecordTensor]:
     """Where the first matrix of a layer's experts stood, all of them stand, expert by expert."""
     everything = list(order)
     layers: dict[str, list[tuple[int, int, TensorInfo]]] = defaultdict(list)
     for t in everything:
         if found := expert_names.of_one(t.name):
             layers[found[0]].append((found[2], PARTS.index(found[1]), t))
-    out: list[Placed] = []
+    out: list[RecordTensor] = []
     for t in everything:
         found = expert_names.of_one(t.name)
         members = sorted(layers.pop(found[0], ()), key=lambda m: m[:2]) if found else [(0, 0, t)]
-        out += [Placed.of(m.name, m.shape, [m]) for *_, m in members]
+        out += [RecordTensor.of(m.name, m.shape, [m]) for *_, m in members]
     return out
 
 
-def together(order: Iterable[TensorInfo]) -> list[Placed]:
+def together(order: Iterable[TensorInfo]) -> list[RecordTensor]:
     """Where the first of the matrices of one part stood, they stand as one tensor; what is no whole set of
     matrices of one form stays as it is."""
     everything = list(order)
@@ -96,14 +96,14 @@ def together(order: Iterable[TensorInfo]) -> list[Placed]:
         for key, members in sets.items()
         if _alike(members) and expert_names.whole(*key) not in taken
     }
-    out: list[Placed] = []
+    out: list[RecordTensor] = []
     waiting = dict(good)
     for t in everything:
         found = expert_names.of_one(t.name)
         if not found or found[:2] not in good:
-            out.append(Placed.of(t.name, t.shape, [t]))
+            out.append(RecordTensor.of(t.name, t.shape, [t]))
         elif members := waiting.pop(found[:2], []):
-            out.append(Placed.of(expert_names.whole(*found[:2]), (len(members), *t.shape), members))
+            out.append(RecordTensor.of(expert_names.whole(*found[:2]), (len(members), *t.shape), members))
     return out
 
 
@@ -113,7 +113,7 @@ def _alike(members: Mapping[int, TensorInfo]) -> bool:
     return max(members) == len(members) - 1 and len(forms) == 1 and len(next(iter(forms))[0]) == 2
 
 
-def count(tensors: Iterable[Placed]) -> int:
+def count(tensors: Iterable[RecordTensor]) -> int:
     """How many experts stand as records."""
     found = (expert_names.of_one(t.name) for t in tensors)
     return len({(each[0], each[2]) for each in found if each})

@@ -30,13 +30,13 @@ Numbers: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredValue:
     """A value with its type in front, as it stands in another file."""
 
     raw: bytes
 
 
-MetaValue: TypeAlias = bool | int | float | str | Numbers | Sequence[str] | Sequence[bytes] | Stored
+MetaValue: TypeAlias = bool | int | float | str | Numbers | Sequence[str] | Sequence[bytes] | StoredValue
 Metadata: TypeAlias = Mapping[str, MetaValue]
 
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64, _I64 = 4, 5, 6, 7, 8, 9, 10, 11
@@ -46,7 +46,7 @@ _NUMBER_TYPES = {
 }  # fmt: skip
 
 
-class Entry(Protocol):
+class TableEntry(Protocol):
     """What the table of tensors says of one: of a file to be, or of one that is there."""
 
     @property
@@ -71,7 +71,7 @@ class Entry(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class OutputTensor:
     """A tensor of the file to be: `shape` rows first, as numpy has it."""
 
     name: str
@@ -89,7 +89,7 @@ class Tensor:
         return prod(self.shape[:-1]) * self.quant.row_bytes(self.shape[-1])
 
 
-def header(metadata: Metadata, tensors: Sequence[Entry]) -> list[bytes]:
+def header(metadata: Metadata, tensors: Sequence[TableEntry]) -> list[bytes]:
     """Everything before the first tensor's bytes, in pieces."""
     alignment, offset = alignment_of(metadata), 0
     out = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
@@ -104,7 +104,7 @@ def header(metadata: Metadata, tensors: Sequence[Entry]) -> list[bytes]:
     return [*out, bytes(padded(size, alignment) - size)]
 
 
-def size_of(header: Sequence[bytes], tensors: Sequence[Entry], alignment: int) -> int:
+def size_of(header: Sequence[bytes], tensors: Sequence[TableEntry], alignment: int) -> int:
     """Of the whole file."""
     return sum(map(len, header)) + sum(padded(t.nbytes, alignment) for t in tensors)
 
@@ -129,7 +129,7 @@ def _text(text: str | bytes) -> bytes:
 
 def _value(value: MetaValue) -> Iterator[bytes]:
     """Its type and itself. llama.cpp wants whole numbers as uint32 and others as float32."""
-    if isinstance(value, Stored):
+    if isinstance(value, StoredValue):
         yield value.raw
     elif isinstance(value, str):
         yield struct.pack("<I", _STRING) + _text(value)
@@ -154,7 +154,7 @@ def _whole(value: int) -> bytes:
     return struct.pack("<Iq", _I64, value) if value < 0 else struct.pack("<IQ", _U64, value)
 
 
-class Output:
+class GgufOutput:
     """A file that is written from front to back."""
 
     def __init__(self, file: int) -> None:
@@ -180,7 +180,7 @@ class Output:
 
 
 @contextmanager
-def _new_file(path: Path, size: int, force: bool) -> Iterator[Output]:
+def _new_file(path: Path, size: int, force: bool) -> Iterator[GgufOutput]:
     """A file of `size` bytes that gets its name when it is complete; a failure leaves nothing behind."""
     partial, ours = path.with_name(f".{path.name}.{os.getpid()}.part"), True
     try:
@@ -190,7 +190,7 @@ def _new_file(path: Path, size: int, force: bool) -> Iterator[Output]:
             ours = False
             raise
         try:
-            output = Output(file)
+            output = GgufOutput(file)
             yield output
             assert output.size == size, f"{output.size} bytes instead of {size}"
             os.fsync(file)
@@ -232,7 +232,7 @@ def check_target(path: Path, force: bool) -> None:
 def write_model(
     path: Path,
     metadata: Metadata,
-    tensors: Sequence[Entry],
+    tensors: Sequence[TableEntry],
     pieces: Iterable[tuple[int, Bytes]],
     force: bool = False,
 ) -> int:

@@ -39,7 +39,7 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class BytesMove:
     """Bytes of the old file, and where in the new one they belong."""
 
     source: int
@@ -175,14 +175,14 @@ def _check_done(names: Names, journal: Journal) -> None:
 # --- what is moved
 
 
-def _moves(tensors: Mapping[str, TensorInfo], names: Names) -> list[Move]:
+def _moves(tensors: Mapping[str, TensorInfo], names: Names) -> list[BytesMove]:
     """From the old file to the new one, in the order of the new one."""
     new = read_gguf(names.target)
     found = []
     for t in sorted(new.tensors.values(), key=lambda t: t.offset):
         at = t.offset
         for offset, nbytes in _places(tensors, t):
-            found.append(Move(offset, at, nbytes))
+            found.append(BytesMove(offset, at, nbytes))
             at += nbytes
         if at != t.offset + t.nbytes:
             raise ModelFileError(new.path, f"its tensor {t.name} is not what it was before")
@@ -204,20 +204,20 @@ def _places(tensors: Mapping[str, TensorInfo], t: TensorInfo) -> Iterator[tuple[
                 yield here.offset, here.nbytes
 
 
-def _cut(moves: Iterable[Move], most: int) -> Iterator[Move]:
+def _cut(moves: Iterable[BytesMove], most: int) -> Iterator[BytesMove]:
     """The same in pieces."""
     for m in moves:
         for at in range(0, m.nbytes, most):
-            yield Move(m.source + at, m.target + at, min(most, m.nbytes - at))
+            yield BytesMove(m.source + at, m.target + at, min(most, m.nbytes - at))
 
 
-def _halves(moves: Iterable[Move], copied: int) -> tuple[list[Move], list[Move]]:
+def _halves(moves: Iterable[BytesMove], copied: int) -> tuple[list[BytesMove], list[BytesMove]]:
     """What makes the first `copied` bytes, and all after it."""
     before, behind, done = [], [], 0
     for m in moves:
         n = min(m.nbytes, max(0, copied - done))
-        before += [Move(m.source, m.target, n)] if n else []
-        behind += [Move(m.source + n, m.target + n, m.nbytes - n)] if n < m.nbytes else []
+        before += [BytesMove(m.source, m.target, n)] if n else []
+        behind += [BytesMove(m.source + n, m.target + n, m.nbytes - n)] if n < m.nbytes else []
         done += m.nbytes
     return before, behind
 
@@ -225,7 +225,7 @@ def _halves(moves: Iterable[Move], copied: int) -> tuple[list[Move], list[Move]]
 # --- moving
 
 
-def _go_on(names: Names, source: int, moves: Sequence[Move], progress: Progress | None) -> None:
+def _go_on(names: Names, source: int, moves: Sequence[BytesMove], progress: Progress | None) -> None:
     """From where the journal is to the end."""
     if not names.source.exists():
         os.rename(names.model, names.source)
@@ -233,7 +233,7 @@ def _go_on(names: Names, source: int, moves: Sequence[Move], progress: Progress 
     journal, total = _read(names), sum(m.nbytes for m in moves) or 1
     before, behind = _halves(moves, journal.copied)
     _drop(source, before)  # again: the kill may have come between the journal and the holes
-    copied, window = journal.copied, list[Move]()
+    copied, window = journal.copied, list[BytesMove]()
     with _opened(names.target) as target:
         for m in _cut(behind, PIECE):
             _copy(source, target, m)
@@ -252,7 +252,7 @@ def _go_on(names: Names, source: int, moves: Sequence[Move], progress: Progress 
     _tidy(names)
 
 
-def _copy(source: int, target: int, move: Move) -> None:
+def _copy(source: int, target: int, move: BytesMove) -> None:
     data = os.pread(source, move.nbytes, move.source)
     if len(data) < move.nbytes:
         raise OSError(errno.EIO, f"the file ends at byte {move.source + len(data)}")
@@ -262,7 +262,7 @@ def _copy(source: int, target: int, move: Move) -> None:
         view, at = view[n:], at + n
 
 
-def _drop(source: int, moves: Iterable[Move]) -> None:
+def _drop(source: int, moves: Iterable[BytesMove]) -> None:
     """Make holes of what was copied; neighbours become one, for only whole blocks are given back."""
     begin = end = 0
     for m in sorted(moves, key=lambda m: m.source):

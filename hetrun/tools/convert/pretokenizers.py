@@ -34,7 +34,7 @@ _ASCII_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PretokenizerRow:
     """A name of llama.cpp's, and the expressions that cut, one after the other."""
 
     name: str
@@ -44,14 +44,14 @@ class Row:
 
 
 ROWS = (
-    Row("gpt-2", (), bytes_cut=True),
-    Row("smollm", (r"\p{N}",), bytes_cut=True),
-    Row("qwen2", (_CONTRACTIONS + _WORDS + r"\p{N}" + _REST,)),
-    Row("llama-bpe", (_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST,), ignore_merges=True),
-    Row("smaug-bpe", (_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST,)),
-    Row("tekken", (_CASED.format("") + r"|\p{N}" + _CASED_REST,), ignore_merges=True),
-    Row("gpt-4o", (_CASED.format(_CONTRACTIONS + "?") + r"|\p{N}{1,3}" + _CASED_REST,)),
-    Row(
+    PretokenizerRow("gpt-2", (), bytes_cut=True),
+    PretokenizerRow("smollm", (r"\p{N}",), bytes_cut=True),
+    PretokenizerRow("qwen2", (_CONTRACTIONS + _WORDS + r"\p{N}" + _REST,)),
+    PretokenizerRow("llama-bpe", (_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST,), ignore_merges=True),
+    PretokenizerRow("smaug-bpe", (_CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST,)),
+    PretokenizerRow("tekken", (_CASED.format("") + r"|\p{N}" + _CASED_REST,), ignore_merges=True),
+    PretokenizerRow("gpt-4o", (_CASED.format(_CONTRACTIONS + "?") + r"|\p{N}{1,3}" + _CASED_REST,)),
+    PretokenizerRow(
         "qwen35",
         (
             _CONTRACTIONS
@@ -59,7 +59,7 @@ ROWS = (
             + r"|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
     ),
-    Row(
+    PretokenizerRow(
         "deepseek-v3",
         (
             r"\p{N}{1,3}",
@@ -69,8 +69,8 @@ ROWS = (
             + r"|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
     ),
-    Row("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
-    Row(
+    PretokenizerRow("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    PretokenizerRow(
         "seed-coder",
         (_CONTRACTIONS + _WORDS + r"\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",),
     ),
@@ -78,14 +78,14 @@ ROWS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PretokenizerMatch:
     """The name, and whether it stands for exactly these rules."""
 
     name: str
     exact: bool
 
 
-def recognise(cutter: PreTokenizer | None, ignore_merges: bool) -> Found:
+def recognise(cutter: PreTokenizer | None, ignore_merges: bool) -> PretokenizerMatch:
     """The name for these rules, or the nearest one."""
     theirs = cuts(cutter)
     best, share = ROWS[0], -1.0
@@ -94,7 +94,7 @@ def recognise(cutter: PreTokenizer | None, ignore_merges: bool) -> Found:
         same = len(theirs & ours) / len(theirs | ours)
         if same > share:
             best, share = row, same
-    return Found(best.name, share == 1.0 and best.ignore_merges == ignore_merges)
+    return PretokenizerMatch(best.name, share == 1.0 and best.ignore_merges == ignore_merges)
 
 
 def cuts(cutter: PreTokenizer | None) -> frozenset[tuple[int, int]]:
@@ -104,7 +104,7 @@ def cuts(cutter: PreTokenizer | None) -> frozenset[tuple[int, int]]:
     return frozenset(span for _, span in cutter.pre_tokenize_str(SAMPLE))
 
 
-def built(row: Row) -> PreTokenizer:
+def built(row: PretokenizerRow) -> PreTokenizer:
     """The rules of a row, for the library `tokenizers`."""
     from tokenizers import Regex, pre_tokenizers
 

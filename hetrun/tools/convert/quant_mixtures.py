@@ -66,7 +66,7 @@ def by_option(name: str) -> Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ModelForm:
     """What the mixtures look at besides a tensor's name and shape."""
 
     architecture: str
@@ -134,7 +134,7 @@ def can_change(name: str, shape: Shape) -> bool:
 
 
 def choose(
-    recipe: Recipe, form: Form, tensors: Mapping[str, tuple[Shape, QuantType]]
+    recipe: Recipe, form: ModelForm, tensors: Mapping[str, tuple[Shape, QuantType]]
 ) -> dict[str, QuantType]:
     """The type of each tensor, by name; what must keep its precision becomes F32."""
     mixture = _Mixture(recipe, form, list(tensors))
@@ -176,7 +176,7 @@ def use_more_bits(layer: int, n_layers: int) -> bool:
 class _Mixture:
     """llama.cpp's rules; they count the tensors of a kind that came before."""
 
-    def __init__(self, recipe: Recipe, form: Form, names: Sequence[str]) -> None:
+    def __init__(self, recipe: Recipe, form: ModelForm, names: Sequence[str]) -> None:
         self._recipe, self._form = recipe, form
         self._tied = "output.weight" not in names
         self._n_values = sum(_kind(name) in _VALUES for name in names)

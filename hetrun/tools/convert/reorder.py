@@ -29,11 +29,11 @@ from hetrun.loader.open_model import is_folder, open_model
 from hetrun.loader.weight_reader import FileReader
 from hetrun.system.file_identity import Stamp
 from hetrun.tools.convert import expert_records, in_place
-from hetrun.tools.convert.expert_records import Placed
+from hetrun.tools.convert.expert_records import RecordTensor
 from hetrun.tools.convert.gguf_writer import (
     ALIGNMENT_KEY,
     MetaValue,
-    Stored,
+    StoredValue,
     check_target,
     header,
     size_of,
@@ -48,7 +48,7 @@ _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RepackOptions:
     """What was asked for. `force`: replace a file that is there, repack what is repacked already; `merged`:
     the matrices of all experts in one tensor; `in_place`: on a disk without room for a second file."""
 
@@ -60,7 +60,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RepackReport:
     """What was done; without `written` the model was as it should be, and `path` is the model itself."""
 
     path: Path
@@ -75,10 +75,10 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorOrder:
     """The tensors of the file to be, in order, and sentences for the user."""
 
-    tensors: Sequence[Placed]
+    tensors: Sequence[RecordTensor]
     notes: tuple[str, ...] = ()
 
 
@@ -88,7 +88,7 @@ RECORDS = (
 )
 
 
-def repack_model(wish: Wish, progress: Callable[[float], None] | None = None) -> Report:
+def repack_model(wish: RepackOptions, progress: Callable[[float], None] | None = None) -> RepackReport:
     """Repack a model; the file is complete when this returns, and not there when it raises. In place it is
     half done when it raises, and a later call goes on."""
     begin = perf_counter()
@@ -115,17 +115,19 @@ def repack_model(wish: Wish, progress: Callable[[float], None] | None = None) ->
     return _report(path, found, True, (file.size, size), begin)
 
 
-def _report(path: Path, found: Layout, written: bool, sizes: tuple[int, int], begin: float) -> Report:
+def _report(
+    path: Path, found: TensorOrder, written: bool, sizes: tuple[int, int], begin: float
+) -> RepackReport:
     n, records = len(found.tensors), expert_records.count(found.tensors)
     notes = (*found.notes, *([RECORDS] if records else []))
-    return Report(path, written, n, records, ALIGNMENT, *sizes, perf_counter() - begin, notes)
+    return RepackReport(path, written, n, records, ALIGNMENT, *sizes, perf_counter() - begin, notes)
 
 
-def _finished(path: Path) -> Layout:
+def _finished(path: Path) -> TensorOrder:
     """What lies in a file whose repacking an earlier call began."""
     tensors = _open(path).file.tensors.values()
     note = "it was finished with the options it was started with"
-    return Layout([Placed.of(t.name, t.shape, [t]) for t in tensors], (note,))
+    return TensorOrder([RecordTensor.of(t.name, t.shape, [t]) for t in tensors], (note,))
 
 
 def _open(path: Path) -> GGUFModel:
@@ -146,7 +148,7 @@ def _unknown(architecture: str) -> str:
     )
 
 
-def target(wish: Wish, file: GGUFFile) -> Path:
+def target(wish: RepackOptions, file: GGUFFile) -> Path:
     """Where the new file goes."""
     stem = Path(file.path).stem
     if len(file.paths) > 1:
@@ -164,7 +166,7 @@ def _check_other(path: Path, file: GGUFFile) -> None:
         raise OptionError(f"{path} is the model itself, which must be kept; name another file with -o")
 
 
-def is_repacked(file: GGUFFile, tensors: Sequence[Placed]) -> bool:
+def is_repacked(file: GGUFFile, tensors: Sequence[RecordTensor]) -> bool:
     """Whether the file is laid out already as it would be written."""
     stands = sorted(file.tensors.values(), key=lambda t: t.offset)
     aligned = len(file.paths) == 1 and file.alignment % ALIGNMENT == 0
@@ -174,20 +176,20 @@ def is_repacked(file: GGUFFile, tensors: Sequence[Placed]) -> bool:
 # --- the order
 
 
-def layout(source: GGUFModel, merged: bool = False) -> Layout:
+def layout(source: GGUFModel, merged: bool = False) -> TensorOrder:
     """The tensors in the order in which a pass needs them; those that none needs come last."""
     if not is_known(source):
         order = sorted(source.file.tensors.values(), key=lambda t: _by_name(t.name))
         arranged = expert_records.together if merged else expert_records.in_records
-        return Layout(arranged(order), (_unknown(source.architecture),))
+        return TensorOrder(arranged(order), (_unknown(source.architecture),))
     if merged:
-        return Layout(expert_records.together(in_order(source)))
+        return TensorOrder(expert_records.together(in_order(source)))
     tensors = expert_records.apart(source.file.tensors)
     if len(tensors) > len(source.file.tensors) and plugged(source.architecture) is None:
         # Whether an architecture reads experts of their own, it says itself.
         with suppress(ModelFileError):
-            return Layout(expert_records.in_records(in_order(_with(source, tensors))))
-    return Layout(expert_records.in_records(in_order(source)))
+            return TensorOrder(expert_records.in_records(in_order(_with(source, tensors))))
+    return TensorOrder(expert_records.in_records(in_order(source)))
 
 
 def _with(source: GGUFModel, tensors: Mapping[str, TensorInfo]) -> GGUFModel:
@@ -249,7 +251,7 @@ def metadata(file: GGUFFile) -> dict[str, MetaValue]:
     with closing(FileReader()) as reader:
         for key, (begin, end) in file.spans.items():
             if len(file.paths) == 1 or not key.startswith("split."):
-                out[key] = Stored(_stored(reader, file.path, stamp, key, begin, end))
+                out[key] = StoredValue(_stored(reader, file.path, stamp, key, begin, end))
     return {**out, ALIGNMENT_KEY: ALIGNMENT}
 
 
@@ -260,7 +262,7 @@ def _stored(reader: FileReader, path: str, stamp: Stamp, key: str, begin: int, e
 
 
 def _copied(
-    tensors: Sequence[Placed], progress: Callable[[float], None] | None
+    tensors: Sequence[RecordTensor], progress: Callable[[float], None] | None
 ) -> Generator[tuple[int, Bytes], None, None]:
     """The bytes of the tensors in pieces, each good until the next is asked for."""
     total, done = sum(t.nbytes for t in tensors) or 1, 0
@@ -275,7 +277,7 @@ def _copied(
                 progress(done / total)
 
 
-def _pieces(tensors: Sequence[Placed]) -> Iterator[tuple[int, Extent, int]]:
+def _pieces(tensors: Sequence[RecordTensor]) -> Iterator[tuple[int, Extent, int]]:
     """The tensor's number, a part of it, and where in that part a piece begins."""
     for index, t in enumerate(tensors):
         for part in t.parts:

@@ -44,7 +44,7 @@ def in_order(weight: Weight, change: Change | None) -> Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TensorJob:
     """One tensor of the new file: a weight, what must be done to it, and the type that it gets."""
 
     weight: Weight
@@ -60,7 +60,10 @@ class Job:
 
 
 def convert(
-    jobs: Sequence[Job], threads: int, quantise: Quantiser, progress: Callable[[float], None] | None = None
+    jobs: Sequence[TensorJob],
+    threads: int,
+    quantise: Quantiser,
+    progress: Callable[[float], None] | None = None,
 ) -> Generator[tuple[int, Bytes], None, None]:
     """The bytes of each job's tensor in pieces, in order, with the job's index.
 
@@ -94,7 +97,7 @@ def _weights(weight: Weight) -> int:
     return weight.shape[0] * weight.shape[1]
 
 
-def _slices(jobs: Sequence[Job]) -> Iterator[tuple[int, Weight]]:
+def _slices(jobs: Sequence[TensorJob]) -> Iterator[tuple[int, Weight]]:
     for index, job in enumerate(jobs):
         rows, cols = job.weight.shape
         step = max(1, SLICE_WEIGHTS // (cols * job.group)) * job.group
@@ -102,7 +105,7 @@ def _slices(jobs: Sequence[Job]) -> Iterator[tuple[int, Weight]]:
             yield index, job.weight.rows(a, min(a + step, rows))
 
 
-def _piece(job: Job, raw: Bytes, cols: int, quantise: Quantiser) -> Bytes:
+def _piece(job: TensorJob, raw: Bytes, cols: int, quantise: Quantiser) -> Bytes:
     """What one slice is in the new file; `raw` is [rows, row_bytes]."""
     change = job.change
     if isinstance(change, Interleave):
@@ -123,7 +126,7 @@ def _piece(job: Job, raw: Bytes, cols: int, quantise: Quantiser) -> Bytes:
         ) from e
 
 
-def _interleave(raw: Bytes, n_heads: int, job: Job) -> Bytes:
+def _interleave(raw: Bytes, n_heads: int, job: TensorJob) -> Bytes:
     """The two halves of each head's rows in turn; in a vector, of each head's elements."""
     if job.weight.shape[0] == 1:
         units: npt.NDArray[np.uint8] = raw.reshape(job.weight.shape[1], -1)

@@ -33,7 +33,7 @@ GGUF_NAMES = {"unk": "unknown", "pad": "padding"}
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConvertedTokenizer:
     """The keys below `tokenizer.`, and what the user should know."""
 
     keys: Mapping[str, MetaValue]
@@ -41,7 +41,7 @@ class Converted:
 
 
 @dataclass(slots=True)
-class Pieces:
+class TokenPieces:
     """Every token: how it is written, of which kind, and how early it is merged."""
 
     texts: list[str]
@@ -98,11 +98,11 @@ def _flat(step: object) -> Iterable[dict[str, Any]]:
             yield step
 
 
-def convert(folder: Folder, n_vocab: int, architecture: str) -> Converted:
+def convert(folder: Folder, n_vocab: int, architecture: str) -> ConvertedTokenizer:
     """The tokenizer of a folder, for a model that knows `n_vocab` tokens."""
     if not folder.has("tokenizer.json"):
         note = "the folder has no tokenizer.json: the file will have no vocabulary, and takes token ids only"
-        return Converted({"tokenizer.ggml.model": "no_vocab"}, (note,))
+        return ConvertedTokenizer({"tokenizer.ggml.model": "no_vocab"}, (note,))
     file = TokenizerFile(folder)
     kind = file.model.get("type", "BPE")
     if kind != "BPE":
@@ -121,7 +121,7 @@ def convert(folder: Folder, n_vocab: int, architecture: str) -> Converted:
         "tokenizer.ggml.token_type": np.array(pieces.types, "<i4"),
     }
     keys |= special_tokens(file, pieces)
-    return Converted(keys, tuple(pieces.notes))
+    return ConvertedTokenizer(keys, tuple(pieces.notes))
 
 
 def _refuse(file: TokenizerFile, what: str) -> NoReturn:
@@ -132,11 +132,11 @@ def _refuse(file: TokenizerFile, what: str) -> NoReturn:
     )
 
 
-def read_pieces(file: TokenizerFile, n_vocab: int) -> Pieces:
+def read_pieces(file: TokenizerFile, n_vocab: int) -> TokenPieces:
     """A token for each row of the model: gaps are filled, what is beyond is left out."""
     vocab: dict[str, int] = file.tokenizer.get_vocab(with_added_tokens=True)
     added = file.tokenizer.get_added_tokens_decoder()
-    pieces = Pieces([f"[PAD{i}]" for i in range(n_vocab)], [UNUSED] * n_vocab)
+    pieces = TokenPieces([f"[PAD{i}]" for i in range(n_vocab)], [UNUSED] * n_vocab)
     beyond = sorted(text for text, i in vocab.items() if i >= n_vocab)
     if beyond:
         are = "is" if len(beyond) == 1 else "are"
@@ -170,7 +170,7 @@ def _type_of_added(token: AddedToken) -> int:
     return CONTROL if token.special or marked or text in ("<pad>", "<mask>", "[@BOS@]") else USER_DEFINED
 
 
-def _be_unique(file: TokenizerFile, pieces: Pieces) -> None:
+def _be_unique(file: TokenizerFile, pieces: TokenPieces) -> None:
     """llama.cpp ends the process for a vocabulary with a text twice."""
     at: dict[str, int] = {}
     for i, text in enumerate(pieces.texts):
@@ -183,7 +183,7 @@ def _be_unique(file: TokenizerFile, pieces: Pieces) -> None:
         at[text] = i
 
 
-def _byte_level(file: TokenizerFile, pieces: Pieces) -> dict[str, MetaValue]:
+def _byte_level(file: TokenizerFile, pieces: TokenPieces) -> dict[str, MetaValue]:
     ignore_merges = bool(file.model.get("ignore_merges"))
     found = pretokenizers.recognise(file.tokenizer.pre_tokenizer, ignore_merges)
     if not found.exact:
@@ -199,7 +199,7 @@ def _byte_level(file: TokenizerFile, pieces: Pieces) -> dict[str, MetaValue]:
     }
 
 
-def _sentencepiece(file: TokenizerFile, pieces: Pieces) -> dict[str, MetaValue]:
+def _sentencepiece(file: TokenizerFile, pieces: TokenPieces) -> dict[str, MetaValue]:
     """llama.cpp merges what gives the piece with the highest score, so an early merge is a high score."""
     known = set(pieces.texts)
     if missing := [f"<0x{b:02X}>" for b in range(256) if f"<0x{b:02X}>" not in known]:
@@ -220,7 +220,7 @@ def _sentencepiece(file: TokenizerFile, pieces: Pieces) -> dict[str, MetaValue]:
     }
 
 
-def _merged(file: TokenizerFile, pieces: Pieces) -> dict[str, MetaValue]:
+def _merged(file: TokenizerFile, pieces: TokenPieces) -> dict[str, MetaValue]:
     """Gemma 4's: llama.cpp merges by rank, and shows the tokens that thoughts and calls are known by."""
     for i, text in enumerate(pieces.texts):
         if text in SHOWN:
@@ -240,7 +240,7 @@ def _adds_space(file: TokenizerFile) -> bool:
     return False
 
 
-def special_tokens(file: TokenizerFile, pieces: Pieces) -> dict[str, MetaValue]:
+def special_tokens(file: TokenizerFile, pieces: TokenPieces) -> dict[str, MetaValue]:
     """The ids that begin and end texts and turns, and whether the tokenizer adds them by itself."""
     ids = {name: _named_id(file, name) for name in ("bos", "eos", "unk", "pad")}
     ids["unk"] = _id(file, file.model.get("unk_token")) if ids["unk"] is None else ids["unk"]

@@ -34,7 +34,7 @@ PLANNED = "http://127.0.0.1:8080"  # where `hetrun serve` listens
 
 
 @dataclass(frozen=True)
-class Choice:
+class ServerModel:
     """A model of a server."""
 
     url: str
@@ -44,13 +44,13 @@ class Choice:
     is_loaded: bool = True  # as far as is known
 
 
-def named(settings: Settings) -> Choice | None:
+def named(settings: Settings) -> ServerModel | None:
     """The server of --url, or one of this user's that has the model; None: one has to be started."""
     own = [name for name in OF_A_SERVER if settings.origin(name) == "explicit"]
     if settings.url is not None:
         if own:
             raise OptionError(f"--{own[0]} is for a server that is started here: leave it out, or --url")
-        return Choice(settings.url, settings.model)
+        return ServerModel(settings.url, settings.model)
     if own:
         return None
     wanted = spellings(settings.model)
@@ -65,7 +65,7 @@ def named(settings: Settings) -> Choice | None:
         is_alone = len(server.facts.models) == 1
         if wanted or is_alone or model.status == "loaded":
             is_loaded = model.status == "loaded"
-            return Choice(server.facts.address, model.name, pid=server.pid, is_loaded=is_loaded)
+            return ServerModel(server.facts.address, model.name, pid=server.pid, is_loaded=is_loaded)
     if locked:
         raise OptionError(f"the server on {locked} needs its key: give it with --api-key")
     return None
@@ -92,18 +92,18 @@ def spellings(model: str | None) -> set[str]:
     return names
 
 
-def planned(settings: Settings) -> Choice:
+def planned(settings: Settings) -> ServerModel:
     """The server as it would be started."""
     if settings.model is not None:
         with suppress(UserError):
-            return Choice(PLANNED, name_in_list(find(settings.model, allowed=False)))
-        return Choice(PLANNED, settings.model)
+            return ServerModel(PLANNED, name_in_list(find(settings.model, allowed=False)))
+        return ServerModel(PLANNED, settings.model)
     models = list(StoredModels().found())
     if not models:
         raise UserError("there is no model on this machine: hetrun pull user/repo downloads one")
     if len(models) > 1:
         raise OptionError(f"choose a model with -m: {', '.join(models[:10])}{', ...' if models[10:] else ''}")
-    return Choice(PLANNED, models[0])
+    return ServerModel(PLANNED, models[0])
 
 
 def serve_arguments(settings: Settings, model: str) -> list[str]:
@@ -115,22 +115,22 @@ def serve_arguments(settings: Settings, model: str) -> list[str]:
     return arguments
 
 
-def seen(choice: Choice, key: str | None, say: Say) -> Choice:
+def seen(choice: ServerModel, key: str | None, say: Say) -> ServerModel:
     """The same with the name and the context of its model, which is loaded for that."""
 
-    async def look() -> Choice:
+    async def look() -> ServerModel:
         client = RemoteClient(choice.url, api_key=key, model=choice.model, tell=say)
         info = await client.info()
         if client.is_guess:
             names = ", ".join(model.id for model in await client.models())
             raise OptionError(f"{choice.url} has several models; choose one with -m: {names}")
-        return Choice(choice.url, client.model, info.context, choice.pid)
+        return ServerModel(choice.url, client.model, info.context, choice.pid)
 
     return asyncio.run(look())
 
 
 @contextmanager
-def started(settings: Settings, model: str, keep: bool, tell: Tell | None = None) -> Iterator[Choice]:
+def started(settings: Settings, model: str, keep: bool, tell: Tell | None = None) -> Iterator[ServerModel]:
     """A server of its own, which ends with the context unless it is to be kept. `tell` hears how far loading
     has come."""
     where = ("--host", "127.0.0.1", "--port", "0")
@@ -151,7 +151,7 @@ def started(settings: Settings, model: str, keep: bool, tell: Tell | None = None
                 _end(process)
 
 
-def _ready(process: subprocess.Popen[bytes], log: IO[bytes], model: str, tell: Tell | None) -> Choice:
+def _ready(process: subprocess.Popen[bytes], log: IO[bytes], model: str, tell: Tell | None) -> ServerModel:
     """Its address, when its model is loaded; several are loaded on demand."""
     while True:
         if (code := process.poll()) is not None:
@@ -164,7 +164,7 @@ def _ready(process: subprocess.Popen[bytes], log: IO[bytes], model: str, tell: T
                 tell(facts.models[0].progress)
             names = [one.name for one in facts.models]
             if len(names) > 1 or facts.models[0].status == "loaded":
-                return Choice(facts.address, model if model in names else names[0], pid=process.pid)
+                return ServerModel(facts.address, model if model in names else names[0], pid=process.pid)
         sleep(POLL_S)
 
 

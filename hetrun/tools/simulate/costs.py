@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetrun.graph import Graph, Op, Value
 from hetrun.graph.ops import MIXTURE, Attention, DeltaNet, Moe, Stateful, flops
-from hetrun.tools.simulate.machine import Device
+from hetrun.tools.simulate.machine import SimulatedDevice
 
 FLOAT, STATES = 4, 2
 DELTA_OPERATIONS = 7  # of each number of a state, for each token
@@ -29,7 +29,7 @@ ORDER = tuple(dict.fromkeys(PARTS.values()))
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StepCase:
     """What one step has to do: `sequences` of `tokens` new ones each, which see `seen` tokens on average.
 
     `past` tokens of each sequence lie in the KV cache already.
@@ -50,18 +50,18 @@ class Case:
         return self.past + (self.tokens + 1) / 2
 
 
-def prefill(sequences: int, prompt: int) -> Case:
+def prefill(sequences: int, prompt: int) -> StepCase:
     """The whole prompts of a batch."""
-    return Case(sequences, prompt, 0)
+    return StepCase(sequences, prompt, 0)
 
 
-def decode(sequences: int, length: int) -> Case:
+def decode(sequences: int, length: int) -> StepCase:
     """One token for each sequence of a batch, all of one length with it."""
-    return Case(sequences, 1, length - 1)
+    return StepCase(sequences, 1, length - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerPart:
     """Some ops of a layer that are placed as one."""
 
     name: str
@@ -83,10 +83,10 @@ class Part:
         return STATES * FLOAT * self.state
 
 
-def part_of(name: str, ops: Sequence[Op]) -> Part:
+def part_of(name: str, ops: Sequence[Op]) -> LayerPart:
     """A part of these ops, with its sizes."""
     attentions = [op.attrs for op in ops if isinstance(op.attrs, Attention)]
-    return Part(
+    return LayerPart(
         name,
         tuple(ops),
         *_edges(ops),
@@ -102,7 +102,7 @@ def kept_width(a: Attention) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PartWork:
     """What a part does in one case, wherever it runs."""
 
     weights: float  # bytes that it reads
@@ -113,14 +113,14 @@ class Work:
     products: tuple[tuple[float, float, bool], ...]  # operations, tokens in one product, weights in blocks
     ops: int
 
-    def seconds(self, device: Device) -> float:
+    def seconds(self, device: SimulatedDevice) -> float:
         """On one device, everything in its own memory."""
         read = self.weights + self.past + self.fresh + self.takes + self.gives
         compute = sum(c / device.rate(tokens, blocks) for c, tokens, blocks in self.products)
         return read / device.bandwidth + compute
 
 
-def work(part: Part, case: Case) -> Work:
+def work(part: LayerPart, case: StepCase) -> PartWork:
     """The closed forms: GQA by the width of keys and values, SwiGLU by its three products."""
     weights, products = 0.0, []
     for op in part.ops:
@@ -141,7 +141,7 @@ def work(part: Part, case: Case) -> Work:
                 )
             )
     rows = case.rows if part.ops[-1].rows == "tokens" else case.sequences
-    return Work(
+    return PartWork(
         weights=weights,
         past=part.kv_bytes(case.sequences, case.past),
         fresh=part.kv_bytes(case.sequences, case.tokens) - part.state_bytes * case.sequences,
@@ -152,7 +152,7 @@ def work(part: Part, case: Case) -> Work:
     )
 
 
-def _attention(a: Attention, rows: int, case: Case) -> tuple[float, float, bool]:
+def _attention(a: Attention, rows: int, case: StepCase) -> tuple[float, float, bool]:
     """Scores and values; the heads that share keys are rows of one product."""
     seen = min(case.seen, a.window) if a.window else case.seen
     together = case.tokens * a.n_heads / a.n_kv_heads
@@ -174,12 +174,12 @@ def _weights_read(op: Op, rows: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class SimulatedModel:
     """A graph as predictions see it: layers of parts, equal ones the same object, and what is outside."""
 
-    layers: tuple[tuple[Part, ...], ...]
-    before: Part
-    after: Part
+    layers: tuple[tuple[LayerPart, ...], ...]
+    before: LayerPart
+    after: LayerPart
     shared: int  # bytes of the table of words where the output is the same matrix
     width: int  # of the stream between layers
 
@@ -190,14 +190,14 @@ class Model:
         return sum(p.weight_bytes for layer in every for p in layer) - self.shared
 
 
-def model_of(graph: Graph) -> Model:
+def model_of(graph: Graph) -> SimulatedModel:
     """The layers of a graph, in order."""
     scopes: dict[str, list[Op]] = {}
     for op in graph.ops:
         words = op.scope.split(".")
         scopes.setdefault(words[1] if words[0] == "blk" else words[0], []).append(op)
     outside = {name: tuple(scopes.pop(name)) for name in ("embed", "output")}
-    seen: dict[object, tuple[Part, ...]] = {}
+    seen: dict[object, tuple[LayerPart, ...]] = {}
     layers = []
     for ops in scopes.values():
         parts = parts_of(ops, PARTS)
@@ -205,10 +205,10 @@ def model_of(graph: Graph) -> Model:
     before, after = (part_of(name, ops) for name, ops in outside.items())
     table, output = ({w.name: w.nbytes for op in p.ops for w in op.weights} for p in (before, after))
     shared = sum(output[name] for name in output if name in table)
-    return Model(tuple(layers), before, after, shared, graph.hidden.width)
+    return SimulatedModel(tuple(layers), before, after, shared, graph.hidden.width)
 
 
-def parts_of(ops: Sequence[Op], table: Mapping[str, str]) -> tuple[Part, ...]:
+def parts_of(ops: Sequence[Op], table: Mapping[str, str]) -> tuple[LayerPart, ...]:
     """Ops of one layer as parts; a scope that the table does not know goes with what stands before it."""
     groups: dict[str, list[Op]] = {}
     last = next(iter(table.values()))
@@ -227,7 +227,7 @@ def _edges(ops: Sequence[Op]) -> tuple[int, int]:
     return sum(v.width for v in takes), sum(v.width for v in gives)
 
 
-def _facts(part: Part) -> object:
+def _facts(part: LayerPart) -> object:
     """What the cost of a part depends on; layers that agree in it are one."""
     ops = []
     for op in part.ops:

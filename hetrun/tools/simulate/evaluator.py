@@ -16,33 +16,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hetrun.system.units import format_bytes
-from hetrun.tools.simulate.costs import HALF, Case, Part, Work, work
-from hetrun.tools.simulate.layer_paths import CPU, GPU, Cost, Path, cost, moves, paths
-from hetrun.tools.simulate.types import Bill, Placing, Prediction, Setting, Shares, Step, Way
+from hetrun.tools.simulate.costs import HALF, LayerPart, PartWork, StepCase, work
+from hetrun.tools.simulate.layer_paths import CPU, GPU, PartCost, Path, cost, moves, paths
+from hetrun.tools.simulate.types import (
+    Bill,
+    ComputeShares,
+    PolicyPlacement,
+    Prediction,
+    Shares,
+    SimulatedSetting,
+    SimulatedStep,
+)
 
 CHUNK = 2048  # tokens whose activations a device holds at once, where nothing says otherwise
 KV_WINDOW = 1 << 28  # bytes of keys and values on their way to the GPU
 
 
-class Clock:
+class StepCosts:
     """Costs of a model on a machine, each worked out once."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: SimulatedSetting) -> None:
         self.setting = setting
         self.machine, self.model = setting.machine, setting.model
-        self._works: dict[tuple[int, Case], Work] = {}
-        self._forms: dict[tuple[int, int], list[tuple[tuple[Part, ...], int]]] = {}
+        self._works: dict[tuple[int, StepCase], PartWork] = {}
+        self._forms: dict[tuple[int, int], list[tuple[tuple[LayerPart, ...], int]]] = {}
         layers = setting.model.layers
         self._widest = max(p.takes + p.gives for layer in layers for p in layer)
 
-    def work(self, part: Part, case: Case) -> Work:
+    def work(self, part: LayerPart, case: StepCase) -> PartWork:
         """What a part does."""
         key = (id(part), case)
         if key not in self._works:
             self._works[key] = work(part, case)
         return self._works[key]
 
-    def costs(self, layer: Sequence[Part], case: Case, there: Shares, batches: int = 1) -> list[Cost]:
+    def costs(
+        self, layer: Sequence[LayerPart], case: StepCase, there: Shares, batches: int = 1
+    ) -> list[PartCost]:
         """The parts of a layer; keys and values are made by the part in front of the one that keeps them."""
         each = replace(case, sequences=-(-case.sequences // batches))
         works = [self.work(part, each) for part in layer]
@@ -54,7 +64,7 @@ class Clock:
             found.append(cost(w, self.machine, there.get(part.name, 0.0), fresh, home, batches))
         return found
 
-    def step(self, placing: Placing, case: Case, way: Way) -> Step:
+    def step(self, placing: PolicyPlacement, case: StepCase, way: ComputeShares) -> SimulatedStep:
         """Seconds of one step."""
         total, copied, side, at = 0.0, 0.0, CPU, 0
         speed = self.machine.link.bandwidth if self.machine.link else 0.0
@@ -75,9 +85,9 @@ class Clock:
             at += band.layers
         total += self._outside(placing, case, way, side)
         disk = self._from_disk(placing)
-        return Step(total + disk if placing.rereads else max(total, disk), copied)
+        return SimulatedStep(total + disk if placing.rereads else max(total, disk), copied)
 
-    def shortest(self, found: Sequence[Path], placing: Placing, case: Case) -> tuple[Path, float]:
+    def shortest(self, found: Sequence[Path], placing: PolicyPlacement, case: StepCase) -> tuple[Path, float]:
         """The path that takes least, its copies beside it or behind it."""
         again = -(-case.rows // placing.pass_tokens) if placing.pass_tokens else 1
 
@@ -87,7 +97,7 @@ class Clock:
         path = min(found, key=seconds)
         return path, seconds(path)
 
-    def forms(self, first: int, last: int) -> list[tuple[tuple[Part, ...], int]]:
+    def forms(self, first: int, last: int) -> list[tuple[tuple[LayerPart, ...], int]]:
         """The different layers of a range, and how often each one comes."""
         if (first, last) not in self._forms:
             found = self.model.layers[first:last]
@@ -96,7 +106,7 @@ class Clock:
             self._forms[first, last] = [(layers[key], n) for key, n in counts.items()]
         return self._forms[first, last]
 
-    def _outside(self, placing: Placing, case: Case, way: Way, side: int) -> float:
+    def _outside(self, placing: PolicyPlacement, case: StepCase, way: ComputeShares, side: int) -> float:
         """The table of words is read where it lies, with the processor; the output where the way says."""
         before, after = self.work(self.model.before, case), self.work(self.model.after, case)
         words = before.seconds(self.machine.cpu) + before.ops * self.machine.cpu.launch
@@ -106,7 +116,7 @@ class Clock:
 
     # --- memory
 
-    def bill(self, placing: Placing) -> Bill:
+    def bill(self, placing: PolicyPlacement) -> Bill:
         """What lies where, at the end of the answers."""
         s = self.setting
         words, output = self.model.before.weight_bytes, self.model.after.weight_bytes
@@ -132,7 +142,7 @@ class Clock:
             gpu["work"] = 2 * window + self._activations(min(rows, CHUNK) if placing.batches == 1 else rows)
         return self._billed(gpu, cpu)
 
-    def _gpu_works(self, placing: Placing) -> bool:
+    def _gpu_works(self, placing: PolicyPlacement) -> bool:
         shares = [v for way in (placing.prefill, placing.decode) for b in way.bands for v in b.values()]
         return any(shares) or bool(placing.prefill.after or placing.decode.after)
 
@@ -154,7 +164,7 @@ class Clock:
             problem = f"the weights take {format_bytes(cpu['weights'])} of memory"
         return Bill(_whole(gpu), _whole(cpu), over, problem)
 
-    def _from_disk(self, placing: Placing) -> float:
+    def _from_disk(self, placing: PolicyPlacement) -> float:
         """Seconds that a step reads weights which no memory holds; without care, of all that it uses."""
         bill = self.bill(placing)
         if not bill.disk or self.machine.disk is None:
@@ -166,7 +176,7 @@ def _whole(parts: Mapping[str, float]) -> dict[str, int]:
     return {name: int(n) for name, n in parts.items()}
 
 
-def predict(clock: Clock, placing: Placing) -> Prediction:
+def predict(clock: StepCosts, placing: PolicyPlacement) -> Prediction:
     """What a placement would take."""
     s = clock.setting
     return Prediction(
@@ -178,6 +188,6 @@ def predict(clock: Clock, placing: Placing) -> Prediction:
     )
 
 
-def fits(clock: Clock, placing: Placing) -> bool:
+def fits(clock: StepCosts, placing: PolicyPlacement) -> bool:
     """Whether the memory is there."""
     return not clock.bill(placing).problem

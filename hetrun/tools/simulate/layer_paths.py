@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hetrun.tools.simulate.costs import Work
-from hetrun.tools.simulate.machine import Link, Machine
+from hetrun.tools.simulate.costs import PartWork
+from hetrun.tools.simulate.machine import SimulatedLink, SimulatedMachine
 
 CPU, GPU = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PartCost:
     """A part in one case: seconds on either side, bytes that must come, go in and go out."""
 
     cpu: float
@@ -36,10 +36,12 @@ class Path(NamedTuple):
     shares: tuple[float, ...] = ()
 
 
-def cost(w: Work, machine: Machine, there: float, fresh: float, fresh_home: float, batches: int) -> Cost:
+def cost(
+    w: PartWork, machine: SimulatedMachine, there: float, fresh: float, fresh_home: float, batches: int
+) -> PartCost:
     """A part of which the GPU holds a share; `fresh` are the bytes of KV that it makes."""
     cpu, gpu = machine.cpu, machine.gpu
-    return Cost(
+    return PartCost(
         cpu=batches * w.seconds(cpu),
         gpu=batches * w.seconds(gpu) if gpu else 0.0,
         launches=(batches * w.ops * cpu.launch, batches * w.ops * gpu.launch if gpu else 0.0),
@@ -53,7 +55,10 @@ def cost(w: Work, machine: Machine, there: float, fresh: float, fresh_home: floa
 
 
 def paths(
-    costs: Sequence[Cost], choices: Sequence[Sequence[float]], link: Link | None, most: float = math.inf
+    costs: Sequence[PartCost],
+    choices: Sequence[Sequence[float]],
+    link: SimulatedLink | None,
+    most: float = math.inf,
 ) -> list[Path]:
     """The ways through a layer that nothing beats in both chain and copies; it ends on the side it began on.
 
@@ -96,7 +101,7 @@ def _least_ahead(all_moves: Sequence[Moves]) -> list[tuple[float, float]]:
     return ahead[::-1]
 
 
-def moves(c: Cost, share: float, side: int, link: Link | None) -> list[tuple[int, float, float]]:
+def moves(c: PartCost, share: float, side: int, link: SimulatedLink | None) -> list[tuple[int, float, float]]:
     """Where the result may lie, and seconds of the chain and of copies; the input lies on `side`."""
     if link is None:
         return [(CPU, c.cpu + c.launches[CPU], 0.0)]

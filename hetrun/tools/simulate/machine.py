@@ -12,7 +12,7 @@ RESERVE = 0.08
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class SimulatedDevice:
     """One device; rates are bytes and operations per second, `launch` is seconds for each op."""
 
     name: str
@@ -37,7 +37,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SimulatedLink:
     """What lies between processor and GPU: bytes per second one way, seconds until a copy has begun."""
 
     bandwidth: float
@@ -49,7 +49,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
+class SimulatedDisk:
     """Where weights lie that no memory holds."""
 
     size: int
@@ -57,18 +57,18 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SimulatedMachine:
     """A machine as its file describes it; with a GPU comes a link."""
 
     name: str
     about: str
-    cpu: Device
-    gpu: Device | None = None
-    link: Link | None = None
-    disk: Disk | None = None
+    cpu: SimulatedDevice
+    gpu: SimulatedDevice | None = None
+    link: SimulatedLink | None = None
+    disk: SimulatedDisk | None = None
 
 
-def sides(machine: Machine) -> tuple[Device, Device, Link]:
+def sides(machine: SimulatedMachine) -> tuple[SimulatedDevice, SimulatedDevice, SimulatedLink]:
     """Processor, GPU and link of a machine that has them."""
     if machine.gpu is None or machine.link is None:
         raise ValueError(f"{machine.name} has no GPU")

@@ -34,7 +34,13 @@ from typing import cast
 from hetrun import option_types
 from hetrun.errors import OptionError
 from hetrun.system.files import read_text
-from hetrun.tools.simulate.machine import Device, Disk, Kind, Link, Machine
+from hetrun.tools.simulate.machine import (
+    Kind,
+    SimulatedDevice,
+    SimulatedDisk,
+    SimulatedLink,
+    SimulatedMachine,
+)
 
 BEDS = Path(__file__).with_name("beds")
 MOST_FILE = 1 << 13  # bytes; tomllib needs time by the square of a key's dots: more would take seconds
@@ -62,7 +68,7 @@ def known() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in BEDS.glob("*.toml")))
 
 
-def open_machine(named: str) -> Machine:
+def open_machine(named: str) -> SimulatedMachine:
     """A machine by the name it has here, or by the path of its file."""
     if named in known():
         return read_machine(BEDS / f"{named}.toml")
@@ -76,7 +82,7 @@ def open_machine(named: str) -> Machine:
     return read_machine(path)
 
 
-def read_machine(path: Path) -> Machine:
+def read_machine(path: Path) -> SimulatedMachine:
     """A machine's file, refused with one sentence where it says what cannot be."""
     try:
         table = tomllib.loads(read_text(path, MOST_FILE))
@@ -85,16 +91,16 @@ def read_machine(path: Path) -> Machine:
     except ValueError as error:
         reason = "a number has too many digits" if "set_int_max_str_digits" in str(error) else error
         raise OptionError(f"{path}: {reason}") from None
-    return Reader(str(path)).machine(path.stem, table)
+    return MachineReader(str(path)).machine(path.stem, table)
 
 
-class Reader:
+class MachineReader:
     """Reads the tables of one file; it is named in each refusal."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def machine(self, name: str, table: Mapping[str, object]) -> Machine:
+    def machine(self, name: str, table: Mapping[str, object]) -> SimulatedMachine:
         """The whole file."""
         self._only(table, ("about", "device", "link", "disk"), "the file")
         devices = self._table(table, "device")
@@ -103,22 +109,22 @@ class Reader:
         disk = self._numbers(self._table(table, "disk"), DISK, "disk") if "disk" in table else None
         if ("gpu" in devices) != (link is not None):
             raise self._refuse("a gpu and a link come together: give both or neither")
-        return Machine(
+        return SimulatedMachine(
             name=name,
             about=self._text(table, "about", "the file"),
             cpu=self._device(devices, "cpu"),
             gpu=self._device(devices, "gpu") if "gpu" in devices else None,
-            link=Link(link["bandwidth_gb_s"], link["latency_us"]) if link else None,
-            disk=Disk(int(disk["size_gb"]), disk["read_gb_s"]) if disk else None,
+            link=SimulatedLink(link["bandwidth_gb_s"], link["latency_us"]) if link else None,
+            disk=SimulatedDisk(int(disk["size_gb"]), disk["read_gb_s"]) if disk else None,
         )
 
-    def _device(self, devices: Mapping[str, object], kind: str) -> Device:
+    def _device(self, devices: Mapping[str, object], kind: str) -> SimulatedDevice:
         where = f"device.{kind}"
         table = dict(self._table(devices, kind, where))
         name = self._text(table, "name", where)
         del table["name"]
         n = self._numbers(table, DEVICE, where)
-        return Device(
+        return SimulatedDevice(
             name=name,
             kind=cast(Kind, kind),
             memory=int(n["memory_gb"]),

@@ -8,37 +8,37 @@ from typing import Any
 
 from hetrun.planner.plan import BUCKETS
 from hetrun.system.units import format_bytes
-from hetrun.tools.simulate.costs import ORDER, Case, Model, decode
-from hetrun.tools.simulate.evaluator import Clock
-from hetrun.tools.simulate.machine import Machine
+from hetrun.tools.simulate.costs import ORDER, SimulatedModel, StepCase, decode
+from hetrun.tools.simulate.evaluator import StepCosts
+from hetrun.tools.simulate.machine import SimulatedMachine
 from hetrun.tools.simulate.policies import compare
 from hetrun.tools.simulate.policies.hetrun import for_case
 from hetrun.tools.simulate.policies.layer_split import on_processor
-from hetrun.tools.simulate.types import Prediction, Setting, Shares, Step, Way
+from hetrun.tools.simulate.types import ComputeShares, Prediction, Shares, SimulatedSetting, SimulatedStep
 
 WARNING = "A prediction from figures in a file: this machine was not measured."
 LARGEST = 512  # tokens that stand for the last bucket, which has no end
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BucketRow:
     """One bucket of tokens: what it stands for, who computes what, what it takes."""
 
     bucket: str
-    case: Case
-    way: Way
-    step: Step
+    case: StepCase
+    way: ComputeShares
+    step: SimulatedStep
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SimulationReport:
     """All policies for one question, and hetrun's own plan by bucket; nothing where nothing fits."""
 
-    setting: Setting
+    setting: SimulatedSetting
     name: str  # of the model
     policies: tuple[Prediction, ...]
     problem: str  # why nothing fits
-    rows: tuple[Row, ...]
+    rows: tuple[BucketRow, ...]
 
     @property
     def ours(self) -> Prediction | None:
@@ -46,44 +46,46 @@ class Report:
         return self.policies[-1] if self.policies else None
 
 
-def make_report(machine: Machine, model: Model, name: str, batch: int, prompt: int, generate: int) -> Report:
+def make_report(
+    machine: SimulatedMachine, model: SimulatedModel, name: str, batch: int, prompt: int, generate: int
+) -> SimulationReport:
     """Everything about one question."""
-    setting = Setting(machine, model, batch, prompt, generate)
-    clock = Clock(setting)
+    setting = SimulatedSetting(machine, model, batch, prompt, generate)
+    clock = StepCosts(setting)
     found = compare(clock)
     if not found:
-        return Report(setting, name, (), problem(clock), ())
+        return SimulationReport(setting, name, (), problem(clock), ())
     ours = found[-1]
-    rows = [Row("prefill", setting.prefill, ours.placing.prefill, ours.prefill)]
+    rows = [BucketRow("prefill", setting.prefill, ours.placing.prefill, ours.prefill)]
     for bucket in BUCKETS:
         case = case_of(bucket, setting)
-        rows.append(Row(bucket, case, *for_case(clock, ours.placing, case)))
-    return Report(setting, name, tuple(found), "", tuple(rows))
+        rows.append(BucketRow(bucket, case, *for_case(clock, ours.placing, case)))
+    return SimulationReport(setting, name, tuple(found), "", tuple(rows))
 
 
-def problem(clock: Clock) -> str:
+def problem(clock: StepCosts) -> str:
     """Why the simplest of all placements does not fit."""
     return clock.bill(on_processor(clock)).problem
 
 
-def case_of(bucket: str, setting: Setting) -> Case:
+def case_of(bucket: str, setting: SimulatedSetting) -> StepCase:
     """The largest step of a bucket: sequences that decode, up to the batch; above, a piece of a prompt."""
     end = bucket.split("-")[-1]
     tokens = LARGEST if end.endswith("+") else int(end)
     if tokens <= setting.batch:
         return decode(tokens, setting.decode.past + 1)
-    return Case(1, tokens, setting.prompt // 2)
+    return StepCase(1, tokens, setting.prompt // 2)
 
 
 # --- for people
 
 
-def to_text(report: Report) -> str:
+def to_text(report: SimulationReport) -> str:
     """A table of buckets, a table of policies."""
     return "\n".join(_lines(report))
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: SimulationReport) -> Iterator[str]:
     s = report.setting
     yield WARNING
     yield ""
@@ -122,7 +124,7 @@ def _memory(p: Prediction) -> str:
     return ", ".join(texts + ([f"disk {format_bytes(p.bill.disk)}"] if p.bill.disk else []))
 
 
-def _used(p: Prediction, way: Way) -> list[tuple[str, Shares]]:
+def _used(p: Prediction, way: ComputeShares) -> list[tuple[str, Shares]]:
     """The bands that have layers, with their numbers."""
     found: list[tuple[str, Shares]] = []
     at = 0
@@ -151,7 +153,7 @@ def _device(share: float) -> str:
 # --- for programs
 
 
-def to_json(report: Report) -> dict[str, Any]:
+def to_json(report: SimulationReport) -> dict[str, Any]:
     """The same, with every number."""
     s = report.setting
     return {
@@ -165,7 +167,7 @@ def to_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _row(ours: Prediction, row: Row) -> dict[str, Any]:
+def _row(ours: Prediction, row: BucketRow) -> dict[str, Any]:
     return {
         "bucket": row.bucket,
         "sequences": row.case.sequences,
@@ -191,7 +193,7 @@ def _policy(p: Prediction) -> dict[str, Any]:
     }
 
 
-def _shares(p: Prediction, way: Way) -> list[dict[str, Any]]:
+def _shares(p: Prediction, way: ComputeShares) -> list[dict[str, Any]]:
     """For each band its layers and the GPU's share of each part."""
     found, at = [], 0
     for band, shares in zip(p.placing.bands, way.bands, strict=True):

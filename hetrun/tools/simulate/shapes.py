@@ -18,7 +18,7 @@ from hetrun.loader.hf_mapping import Config
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """A published model's measures."""
 
     name: str
@@ -35,7 +35,7 @@ class Shape:
         return architecture.build(_Builder(self), meta)
 
 
-def shape_of(text: str) -> Shape:
+def shape_of(text: str) -> ModelShape:
     """A shape by name, `opt-30b`, with another type of weights behind a colon: `llama-70b:q4_0`."""
     name, _, kind = text.lower().partition(":")
     if name not in SHAPES:
@@ -43,7 +43,7 @@ def shape_of(text: str) -> Shape:
     if (kind or "f16").upper() not in QUANTS:
         raise OptionError(option_types.unknown("type of weights", kind, [q.lower() for q in QUANTS]))
     shape = SHAPES[name]
-    return Shape(
+    return ModelShape(
         f"{name}:{kind}" if kind else name,
         shape.architecture,
         shape.layers,
@@ -57,7 +57,7 @@ def shape_of(text: str) -> Shape:
 class _Builder(GraphBuilder):
     """Finds every weight that the shape has, with whatever sizes the graph asks for."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__(_Nowhere())
         self._shape = shape
 
@@ -83,7 +83,7 @@ class _Nowhere:
         return None
 
 
-def _opt(name: str, layers: int, width: int, heads: int) -> Shape:
+def _opt(name: str, layers: int, width: int, heads: int) -> ModelShape:
     settings = {
         "vocab_size": 50272,
         "context_length": 2048,
@@ -91,10 +91,12 @@ def _opt(name: str, layers: int, width: int, heads: int) -> Shape:
         "feed_forward_length": 4 * width,
         "attention.head_count": heads,
     }
-    return Shape(name, "opt", layers, settings, biases=True, own_head=False, quant=by_name("F16"))
+    return ModelShape(name, "opt", layers, settings, biases=True, own_head=False, quant=by_name("F16"))
 
 
-def _llama(name: str, layers: int, width: int, heads: int, kv_heads: int, n_ff: int, vocab: int) -> Shape:
+def _llama(
+    name: str, layers: int, width: int, heads: int, kv_heads: int, n_ff: int, vocab: int
+) -> ModelShape:
     settings = {
         "vocab_size": vocab,
         "context_length": 4096,
@@ -103,12 +105,12 @@ def _llama(name: str, layers: int, width: int, heads: int, kv_heads: int, n_ff: 
         "attention.head_count": heads,
         "attention.head_count_kv": kv_heads,
     }
-    return Shape(name, "llama", layers, settings, biases=False, own_head=True, quant=by_name("F16"))
+    return ModelShape(name, "llama", layers, settings, biases=False, own_head=True, quant=by_name("F16"))
 
 
 def _qwen35(
     name: str, layers: int, width: int, heads: int, kv_heads: int, n_ff: int, v_heads: int, experts: int = 0
-) -> Shape:
+) -> ModelShape:
     """Qwen 3.5; with experts, `n_ff` is the width of each, and of the shared one."""
     settings = {
         "vocab_size": 248320,
@@ -130,11 +132,13 @@ def _qwen35(
     }
     own_head = width > 2560  # the small ones have one matrix for both ends
     architecture = "qwen35moe" if experts else "qwen35"
-    return Shape(name, architecture, layers, settings, biases=False, own_head=own_head, quant=by_name("F16"))
+    return ModelShape(
+        name, architecture, layers, settings, biases=False, own_head=own_head, quant=by_name("F16")
+    )
 
 
 # The papers' models; their measures are those of the published configurations.
-SHAPES: Mapping[str, Shape] = {
+SHAPES: Mapping[str, ModelShape] = {
     shape.name: shape
     for shape in (
         _opt("opt-6.7b", 32, 4096, 32),

@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetrun.tools.simulate.costs import Case, Model, decode, prefill
-from hetrun.tools.simulate.machine import Machine
+from hetrun.tools.simulate.costs import SimulatedModel, StepCase, decode, prefill
+from hetrun.tools.simulate.machine import SimulatedMachine
 
 Shares = Mapping[str, float]  # part -> how much of it: 0 is none, 1 all
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SimulatedSetting:
     """A question: a model on a machine, a batch of prompts and of answers."""
 
-    machine: Machine
-    model: Model
+    machine: SimulatedMachine
+    model: SimulatedModel
     batch: int
     prompt: int
     generate: int
 
     @property
-    def prefill(self) -> Case:
+    def prefill(self) -> StepCase:
         """All prompts in one pass."""
         return prefill(self.batch, self.prompt)
 
     @property
-    def decode(self) -> Case:
+    def decode(self) -> StepCase:
         """A step in the middle of the answers."""
         return decode(self.batch, self.prompt + max(1, self.generate // 2))
 
@@ -46,7 +46,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ComputeShares:
     """Who computes in one kind of step: the GPU's share of each part, for each band, and of the output."""
 
     bands: tuple[Shares, ...]
@@ -54,14 +54,14 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
+class PolicyPlacement:
     """What a policy decided: where everything lies, and who computes what in prefill and in decode."""
 
     policy: str
     bands: tuple[Band, ...]
     after: bool  # the output's weights lie on the GPU
-    prefill: Way
-    decode: Way
+    prefill: ComputeShares
+    decode: ComputeShares
     batches: int = 1  # turns in which the batch goes through a layer, whose weights come once
     serial: bool = False  # copies are waited for
     pass_tokens: int = 0  # weights come again after this many tokens; 0: once
@@ -70,7 +70,7 @@ class Placing:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SimulatedStep:
     """What one step takes, and the bytes that cross the link in it."""
 
     seconds: float
@@ -91,11 +91,11 @@ class Bill:
 class Prediction:
     """A placement with what it would take; without a problem it can be."""
 
-    placing: Placing
+    placing: PolicyPlacement
     bill: Bill
-    prefill: Step
-    decode: Step
-    setting: Setting = field(repr=False)
+    prefill: SimulatedStep
+    decode: SimulatedStep
+    setting: SimulatedSetting = field(repr=False)
 
     @property
     def seconds(self) -> float:

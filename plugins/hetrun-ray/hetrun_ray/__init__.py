@@ -28,7 +28,7 @@ _one = threading.Lock()  # an address stands for all nodes: a second one would s
 @asynccontextmanager
 async def places(where: str, wanted: Wanted) -> AsyncIterator[Sequence[Place]]:
     """A place for each node of a cluster, as soon as the first one is ready."""
-    from hetrun_ray.link import Link
+    from hetrun_ray.link import DriverLink
     from hetrun_ray.options import for_engines
 
     if not WHERE.fullmatch(where):
@@ -41,7 +41,7 @@ async def places(where: str, wanted: Wanted) -> AsyncIterator[Sequence[Place]]:
         raise OptionError("--workers has two addresses with ray: one stands for the whole cluster")
     try:
         await _reached(where)
-        async with Link() as link:
+        async with DriverLink() as link:
             yield await link.begin(begin)
     finally:
         _one.release()

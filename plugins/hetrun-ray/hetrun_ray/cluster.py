@@ -20,17 +20,17 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hetrun.errors import printable
-from hetrun_ray.engine import Begun, Engine
+from hetrun_ray.engine import Begun, NodeEngine
 from hetrun_ray.words import (
-    Answer,
-    Answered,
-    Asked,
-    Begin,
-    Gone,
-    Joined,
+    ClusterJoined,
+    EngineStarted,
+    NoCluster,
+    NodeAnswer,
+    NodeGone,
+    NodeRequest,
     Pipe,
-    Refused,
-    Started,
+    RequestAnswered,
+    StartEngines,
     Trouble,
 )
 
@@ -45,7 +45,7 @@ MOST_LOST = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """A machine of the cluster, as long as Ray runs there without a break."""
 
     id: str
@@ -58,11 +58,11 @@ class Node:
 
 
 class Actor:
-    """An `Engine` on a node, as it is called from here. RayError: it is gone, or was never there."""
+    """An `NodeEngine` on a node, as it is called from here. RayError: it is gone, or was never there."""
 
-    def __init__(self, node: Node, begin: Begin) -> None:
+    def __init__(self, node: ClusterNode, begin: StartEngines) -> None:
         # One CPU is its place in Ray's books: a node with none free is busy with other work.
-        made = ray.remote(Engine).options(
+        made = ray.remote(NodeEngine).options(
             num_cpus=1,
             num_gpus=node.gpus if begin.gpus else 0,
             max_restarts=0,
@@ -84,9 +84,9 @@ class Actor:
     async def lives(self) -> str:
         return str(await self._handle.lives.remote())
 
-    async def answer(self, asked: Asked) -> Answer | Gone:
+    async def answer(self, asked: NodeRequest) -> NodeAnswer | NodeGone:
         found = await self._handle.answer.remote(asked.url, asked.body)
-        assert isinstance(found, Answer | Gone)
+        assert isinstance(found, NodeAnswer | NodeGone)
         return found
 
     async def end(self) -> None:
@@ -102,7 +102,7 @@ class Seat:
     """A place of hetrun's, and the node that it is on now."""
 
     number: int
-    node: Node
+    node: ClusterNode
     actor: Actor | None = None  # once its engine answers
     why: str = "its engine starts"
     lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -121,16 +121,16 @@ async def _work(descriptor: int) -> None:
     pipe = await Pipe.over(socket.socket(fileno=descriptor))
     with suppress(EOFError, OSError):
         begin = await pipe.receive()
-        assert isinstance(begin, Begin)
+        assert isinstance(begin, StartEngines)
         try:
             ray.init(begin.where, log_to_driver=False, logging_level=logging.ERROR)
             nodes = alive()
         except Exception as error:
-            pipe.send(Refused(f"ray:{begin.where}: {_not_joined(begin.where, error)}"))
+            pipe.send(NoCluster(f"ray:{begin.where}: {_not_joined(begin.where, error)}"))
             await pipe.receive()
             return
         if not nodes:
-            pipe.send(Refused(f"ray:{begin.where}: no node of the cluster has a CPU to offer"))
+            pipe.send(NoCluster(f"ray:{begin.where}: no node of the cluster has a CPU to offer"))
             await pipe.receive()
             return
         cluster = Cluster(pipe, begin, nodes)
@@ -141,17 +141,17 @@ async def _work(descriptor: int) -> None:
             ray.shutdown()
 
 
-def alive() -> list[Node]:
+def alive() -> list[ClusterNode]:
     """The nodes that offer a CPU; who offers none wants no work there."""
     known = ray.nodes()
     found = [node for node in known if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-    return [Node(n["NodeID"], n["NodeManagerHostname"], n["Resources"].get("GPU", 0)) for n in found]
+    return [ClusterNode(n["NodeID"], n["NodeManagerHostname"], n["Resources"].get("GPU", 0)) for n in found]
 
 
 class Cluster:
     """All seats."""
 
-    def __init__(self, pipe: Pipe, begin: Begin, nodes: list[Node]) -> None:
+    def __init__(self, pipe: Pipe, begin: StartEngines, nodes: list[ClusterNode]) -> None:
         self._pipe, self._begin = pipe, begin
         self._seats = [Seat(number, node) for number, node in enumerate(nodes)]
         self._actors: dict[Seat, Actor] = {}  # each seat's, from the moment that it is asked for
@@ -161,10 +161,10 @@ class Cluster:
 
     async def run(self) -> None:
         """Until hetrun wants nothing any more, or is gone."""
-        self._pipe.send(Joined(tuple(seat.node.name for seat in self._seats)))
+        self._pipe.send(ClusterJoined(tuple(seat.node.name for seat in self._seats)))
         for seat in self._seats:
             self._spawn(self._keep(seat))
-        while isinstance(asked := await self._pipe.receive(), Asked):
+        while isinstance(asked := await self._pipe.receive(), NodeRequest):
             self._spawn(self._answer(asked))
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
@@ -174,13 +174,13 @@ class Cluster:
 
     # --- requests
 
-    async def _answer(self, asked: Asked) -> None:
-        self._pipe.send(Answered(asked.key, await self._found(asked)))
+    async def _answer(self, asked: NodeRequest) -> None:
+        self._pipe.send(RequestAnswered(asked.key, await self._found(asked)))
 
-    async def _found(self, asked: Asked) -> Answer | Gone:
+    async def _found(self, asked: NodeRequest) -> NodeAnswer | NodeGone:
         seat = self._seats[asked.place]
         if (actor := seat.actor) is None:
-            return Gone(seat.why, AGAIN_S, blameless=True)
+            return NodeGone(seat.why, AGAIN_S, blameless=True)
         try:
             found = await actor.answer(asked)
         except RayError as error:
@@ -188,7 +188,7 @@ class Cluster:
                 seat.actor, seat.why = None, f"it is lost ({_in_words(error)})"
                 seat.lost.set()
             self._lost[asked.index] += 1
-            return Gone(seat.why, AGAIN_S, blameless=self._lost[asked.index] < MOST_LOST)
+            return NodeGone(seat.why, AGAIN_S, blameless=self._lost[asked.index] < MOST_LOST)
         self._lost.pop(asked.index, None)
         return found
 
@@ -239,7 +239,7 @@ class Cluster:
         self._model = self._model or begun
         if (begun.model, begun.nbytes) != (self._model.model, self._model.nbytes):
             return f"it has another model than the first node: {_of(begun)}, not {_of(self._model)}"
-        self._pipe.send(Started(seat.number, seat.node.name, begun.lanes))
+        self._pipe.send(EngineStarted(seat.number, seat.node.name, begun.lanes))
         return ""
 
     async def _arrived(self, seat: Seat, actor: Actor) -> None:

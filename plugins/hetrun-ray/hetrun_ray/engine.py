@@ -26,7 +26,7 @@ from hetrun.tools.batch.http_worker import Worker
 from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.worker import Away
 from hetrun_ray.serving import SOCKET
-from hetrun_ray.words import Answer, Gone
+from hetrun_ray.words import NodeAnswer, NodeGone
 
 LOOK_S = 0.1
 END_S = 5.0
@@ -45,7 +45,7 @@ class Begun:
     nbytes: int  # of its file, where that was named by its path
 
 
-class Engine:
+class NodeEngine:
     """The actor. Each method may be called while others run."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -83,13 +83,13 @@ class Engine:
         last = printable(said[-1].removeprefix("hetrun: ")) if said else "it said nothing"
         return last if code == WRONG_INPUT else f"its engine {ending(code)}: {last}"
 
-    async def answer(self, url: str, body: Mapping[str, object]) -> Answer | Gone:
+    async def answer(self, url: str, body: Mapping[str, object]) -> NodeAnswer | NodeGone:
         """What the engine answers."""
         try:
             reply = await self._worker.answer(Ask(0, 0, "", "own", url, dict(body)))
         except Away as away:
-            return Gone(str(away), away.after_s, away.blameless)
-        return Answer(reply.status, reply.body)
+            return NodeGone(str(away), away.after_s, away.blameless)
+        return NodeAnswer(reply.status, reply.body)
 
     async def end(self) -> None:
         """End the engine; nothing of it is left behind this."""

@@ -18,16 +18,16 @@ from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.result_lines import Reply
 from hetrun.tools.batch.worker import Away, Place
 from hetrun_ray.words import (
-    Answer,
-    Answered,
-    Asked,
-    Begin,
-    Close,
-    Gone,
-    Joined,
+    ClusterJoined,
+    EndEngines,
+    EngineStarted,
+    NoCluster,
+    NodeAnswer,
+    NodeGone,
+    NodeRequest,
     Pipe,
-    Refused,
-    Started,
+    RequestAnswered,
+    StartEngines,
     Trouble,
 )
 
@@ -44,7 +44,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}  # the user was not asked whether other
 class RayNode(Place):
     """One node. Nothing is waited for here: a place that is not ready says so, and others go on."""
 
-    def __init__(self, number: int, name: str, link: Link) -> None:
+    def __init__(self, number: int, name: str, link: DriverLink) -> None:
         self.name = f"ray node {name}"
         self.lanes = 1  # until it is known
         self.started = False
@@ -63,13 +63,13 @@ class RayNode(Place):
     async def answer(self, ask: Ask) -> Reply:
         async with self._seats:
             match await self._link.ask(self._number, ask):
-                case Answer(status, body):
+                case NodeAnswer(status, body):
                     return Reply(status, body)
-                case Gone(why, after_s, blameless):
+                case NodeGone(why, after_s, blameless):
                     raise Away(f"{self.name}: {why}", after_s, blameless)
 
 
-class Link:
+class DriverLink:
     """Ray's driver, in a process of its own, and the pipe to it."""
 
     def __init__(self) -> None:
@@ -78,20 +78,20 @@ class Link:
         self._pipe: Pipe | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._keys = itertools.count()
-        self._asked: dict[int, asyncio.Future[Answer | Gone]] = {}
+        self._asked: dict[int, asyncio.Future[NodeAnswer | NodeGone]] = {}
         self._nodes: Sequence[RayNode] = ()
         self._over = ""  # why nothing is answered any more
         self._joined = asyncio.Event()
         self._ready: asyncio.Future[int]  # the lanes of the first node
 
-    async def __aenter__(self) -> Link:
+    async def __aenter__(self) -> DriverLink:
         self._ready = asyncio.get_running_loop().create_future()
         # In a session of its own it does not hear Ctrl-C: we tell it what to do.
         self._process, end = begin(DRIVER, self._log.fileno(), {**os.environ, **QUIET}, own_session=True)
         self._pipe = await Pipe.over(end)
         return self
 
-    async def begin(self, what: Begin) -> Sequence[Place]:
+    async def begin(self, what: StartEngines) -> Sequence[Place]:
         """The nodes, once the first one is ready. BackendUnavailable: none will be."""
         assert self._pipe is not None
         self._pipe.send(what)
@@ -106,14 +106,14 @@ class Link:
             node.lanes = node.lanes if node.started else lanes
         return self._nodes
 
-    async def ask(self, place: int, ask: Ask) -> Answer | Gone:
+    async def ask(self, place: int, ask: Ask) -> NodeAnswer | NodeGone:
         """What a place answers."""
         if self._over or self._pipe is None:
-            return Gone(self._over, None, blameless=True)
+            return NodeGone(self._over, None, blameless=True)
         key = next(self._keys)
         self._asked[key] = asyncio.get_running_loop().create_future()
         try:
-            self._pipe.send(Asked(key, place, ask.index, ask.url, ask.body))
+            self._pipe.send(NodeRequest(key, place, ask.index, ask.url, ask.body))
             return await self._asked[key]
         finally:
             self._asked.pop(key, None)
@@ -128,19 +128,19 @@ class Link:
         self._fail(self._over)
         for answer in self._asked.values():
             if not answer.done():
-                answer.set_result(Gone(self._over, None, blameless=True))
+                answer.set_result(NodeGone(self._over, None, blameless=True))
 
     def _heard(self, message: object) -> None:
         match message:
-            case Answered(key, found):
+            case RequestAnswered(key, found):
                 if (answer := self._asked.get(key)) is not None and not answer.done():
                     answer.set_result(found)
-            case Joined(names):
+            case ClusterJoined(names):
                 self._nodes = [RayNode(number, name, self) for number, name in enumerate(names)]
                 self._joined.set()
-            case Refused(why):
+            case NoCluster(why):
                 self._fail(why)
-            case Started(place, name, lanes):
+            case EngineStarted(place, name, lanes):
                 self._nodes[place].start(name, lanes)
                 if not self._ready.done():
                     self._ready.set_result(lanes)
@@ -179,7 +179,7 @@ class Link:
         process = self._process
         try:
             if self._pipe is not None:
-                self._pipe.send(Close())
+                self._pipe.send(EndEngines())
             if process is not None and not self._nodes:
                 process.kill()  # it looks for a cluster, and hears nothing
             with suppress(TimeoutError):

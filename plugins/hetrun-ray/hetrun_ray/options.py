@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetrun.errors import OptionError
 from hetrun.tools.batch.worker import Wanted
-from hetrun_ray.words import Begin
+from hetrun_ray.words import StartEngines
 
 # Where a server listens and what it offers is ours to say, and requests bring their own.
 NOT_THEIRS = (
@@ -17,7 +17,7 @@ NOT_THEIRS = (
 )
 
 
-def for_engines(where: str, wanted: Wanted) -> Begin:
+def for_engines(where: str, wanted: Wanted) -> StartEngines:
     """The same for all nodes. What a node's own environment and configuration say does not count."""
     if wanted.settings.get("prompt_cache") is not None:
         raise OptionError("--prompt-cache is a file of one engine: it cannot be combined with --workers ray:")
@@ -25,7 +25,7 @@ def for_engines(where: str, wanted: Wanted) -> Begin:
     if wanted.model is not None:
         chosen["model"] = wanted.model
     options = {f"HETRUN_{name.upper()}": _text(name, value) for name, value in chosen.items()}
-    return Begin(where, {**options, "HETRUN_CONFIG": os.devnull}, wanted.settings.get("vram") != 0)
+    return StartEngines(where, {**options, "HETRUN_CONFIG": os.devnull}, wanted.settings.get("vram") != 0)
 
 
 def _text(name: str, value: object) -> str:

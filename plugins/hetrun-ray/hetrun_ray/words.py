@@ -15,7 +15,7 @@ HEAD = 8  # bytes that say how long a message is
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class StartEngines:
     """Start an engine on each node."""
 
     where: str  # as ray.init takes it
@@ -24,7 +24,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NodeRequest:
     """A request, for one place."""
 
     key: int
@@ -35,7 +35,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class EndEngines:
     """End all engines, and yourself."""
 
 
@@ -43,21 +43,21 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class ClusterJoined:
     """The cluster is there; a name for each node."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class NoCluster:
     """There is no cluster to work on."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class EngineStarted:
     """A place answers from now on."""
 
     place: int
@@ -75,7 +75,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class NodeAnswer:
     """What an engine answered."""
 
     status: int
@@ -83,7 +83,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class NodeGone:
     """Why there is no answer here."""
 
     why: str
@@ -92,11 +92,11 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class RequestAnswered:
     """What came of a request."""
 
     key: int
-    found: Answer | Gone
+    found: NodeAnswer | NodeGone
 
 
 class Pipe:

@@ -24,12 +24,12 @@ from hetrun.backends.cuda.driver import (
     Address,
     Argument,
     Device,
+    DeviceProduct,
     Event,
     Graph,
     Kernel,
     Launch,
     Loss,
-    Product,
     Stream,
 )
 from hetrun.backends.cuda.programs import Source
@@ -284,7 +284,7 @@ class EmulatedDriver:
         assert self._device.holds(address, self.workspace)
         self._workspaces.add(stream)
 
-    def multiply(self, product: Product, stream: Stream) -> None:
+    def multiply(self, product: DeviceProduct, stream: Stream) -> None:
         self._called()
         assert stream in self._workspaces, "products have nowhere to work"
         c_numbers = (product.rows - 1) * product.ldc + product.out
@@ -371,7 +371,7 @@ def _copied(argument: Argument) -> Argument:
     return copy
 
 
-def _multiply(p: Product) -> None:
+def _multiply(p: DeviceProduct) -> None:
     def bf16(address: Address, rows: int) -> NDArray[np.float32]:
         raw = np.ctypeslib.as_array((ctypes.c_uint16 * (rows * p.inner)).from_address(address))
         return (raw.astype(np.uint32) << 16).view(np.float32).reshape(rows, p.inner)

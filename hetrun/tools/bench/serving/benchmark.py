@@ -24,7 +24,7 @@ from hetrun.config import Settings
 from hetrun.errors import HetrunError
 from hetrun.tools.bench.interleave import PAUSE_S
 from hetrun.tools.bench.memory_bandwidth import load_average
-from hetrun.tools.bench.prompts import Prompts, body
+from hetrun.tools.bench.prompts import BenchPrompts, body
 from hetrun.tools.bench.serving.cases import (
     FEW,
     LEAD,
@@ -35,8 +35,14 @@ from hetrun.tools.bench.serving.cases import (
     ServingCase,
     ServingOptions,
 )
-from hetrun.tools.bench.serving.http_load import Answer, Endpoint, ask
-from hetrun.tools.bench.serving.servers import LlamaServer, Room, Server, find_llama_server, hetrun_serve
+from hetrun.tools.bench.serving.http_load import ServerEndpoint, TimedAnswer, ask
+from hetrun.tools.bench.serving.servers import (
+    LlamaServer,
+    ServerCapacity,
+    ServerProcess,
+    find_llama_server,
+    hetrun_serve,
+)
 
 WARM = 16  # tokens of an answer while a server warms up
 LOOK_S = 0.01  # how often running answers are looked at
@@ -45,7 +51,7 @@ Tell = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ServingSample:
     """One run of one case against one server: the number it is about, and what else was seen."""
 
     value: float
@@ -54,11 +60,11 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ServingSide:
     """Every run of a case against one server."""
 
     name: str
-    samples: tuple[Sample, ...]
+    samples: tuple[ServingSample, ...]
     threads: int | None = None  # that were given to it
 
     @property
@@ -81,8 +87,8 @@ class ServingRow:
 
     model: str
     case: ServingCase
-    ours: Side
-    theirs: Side | None
+    ours: ServingSide
+    theirs: ServingSide | None
     load: tuple[float, float]  # average at the start and at the end
 
     @property
@@ -111,11 +117,11 @@ class Texts(Protocol):
         """Some words to go on with."""
 
 
-class Served(Protocol):
+class ServedProcess(Protocol):
     """A server that runs."""
 
     @property
-    def endpoint(self) -> Endpoint: ...
+    def endpoint(self) -> ServerEndpoint: ...
 
     def cpu_seconds(self) -> Mapping[str, float]: ...
 
@@ -129,7 +135,7 @@ class Contender(Protocol):
     def prepare(self, case: ServingCase, prompts: Texts) -> None:
         """Start what the case needs and warm it up; nothing of it counts."""
 
-    def sample(self, case: ServingCase, prompts: Texts, seed: int) -> Sample: ...
+    def sample(self, case: ServingCase, prompts: Texts, seed: int) -> ServingSample: ...
 
 
 def run(settings: Settings, options: ServingOptions, tell: Tell | None = None) -> ServingReport:
@@ -138,16 +144,16 @@ def run(settings: Settings, options: ServingOptions, tell: Tell | None = None) -
     peer = find_llama_server(options.vs, path) if options.vs else None
     done = 0
     with ExitStack() as stack:
-        prompts = stack.enter_context(Prompts(settings))
+        prompts = stack.enter_context(BenchPrompts(settings))
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="hetrun-bench-")))
-        ours = Ours(stack, hetrun_serve(settings, folder))
-        theirs = Theirs(stack, peer, path, folder) if peer else None
+        ours = HetrunServer(stack, hetrun_serve(settings, folder))
+        theirs = LlamaServerSide(stack, peer, path, folder) if peer else None
         sides: list[Contender] = [ours] if theirs is None else [ours, theirs]
         rows = []
         for case in cases:
             for side in sides:
                 side.prepare(case, prompts)
-            samples: list[list[Sample]] = [[] for _ in sides]
+            samples: list[list[ServingSample]] = [[] for _ in sides]
             for n in range(options.rounds):
                 order = list(enumerate(sides))
                 for i, side in order if n % 2 == 0 else reversed(order):
@@ -156,36 +162,36 @@ def run(settings: Settings, options: ServingOptions, tell: Tell | None = None) -
                     done += 1
                     if tell:
                         tell(done, len(cases) * options.rounds * len(sides), case.name)
-            first = Side(ours.name, tuple(samples[0]), settings.threads)
-            second = Side(theirs.name, tuple(samples[1]), theirs.threads) if theirs else None
+            first = ServingSide(ours.name, tuple(samples[0]), settings.threads)
+            second = ServingSide(theirs.name, tuple(samples[1]), theirs.threads) if theirs else None
             rows.append(ServingRow(path.stem, case, first, second, (start, load_average())))
     return ServingReport(tuple(rows), peer)
 
 
-class Ours:
+class HetrunServer:
     """`hetrun serve`: one server for every case, as it was configured."""
 
     name = "hetrun"
 
-    def __init__(self, stack: ExitStack, server: Server) -> None:
+    def __init__(self, stack: ExitStack, server: ServerProcess) -> None:
         stack.callback(server.close)
         self._server = server
 
     def prepare(self, case: ServingCase, prompts: Texts) -> None:
         warm_up(self._server, case, prompts)
 
-    def sample(self, case: ServingCase, prompts: Texts, seed: int) -> Sample:
+    def sample(self, case: ServingCase, prompts: Texts, seed: int) -> ServingSample:
         return measure(self._server, case, prompts, seed)
 
 
-class Theirs:
+class LlamaServerSide:
     """llama.cpp's server, which is told at its start how many conversations it will have."""
 
     def __init__(self, stack: ExitStack, peer: LlamaServer, model: Path, folder: Path) -> None:
         stack.callback(self._close)
         self._peer, self._model, self._folder = peer, model, folder
-        self._server: Server | None = None
-        self._room: Room | None = None
+        self._server: ServerProcess | None = None
+        self._room: ServerCapacity | None = None
         self.threads = 0
         self.name = "llama-server"
 
@@ -206,14 +212,14 @@ class Theirs:
             self._start(case.room, best[1])
             warm_up(self._running(), case, prompts)
 
-    def sample(self, case: ServingCase, prompts: Texts, seed: int) -> Sample:
+    def sample(self, case: ServingCase, prompts: Texts, seed: int) -> ServingSample:
         return measure(self._running(), case, prompts, seed)
 
-    def _running(self) -> Server:
+    def _running(self) -> ServerProcess:
         assert self._server is not None, "sampled before it was prepared"
         return self._server
 
-    def _start(self, room: Room, threads: int) -> None:
+    def _start(self, room: ServerCapacity, threads: int) -> None:
         self._close()
         self._server = self._peer.start(self._model, room, threads, self._folder)
         self._room, self.threads = room, threads
@@ -233,7 +239,7 @@ def thread_counts() -> list[int]:
 # --- runs
 
 
-def warm_up(server: Served, case: ServingCase, prompts: Texts) -> float:
+def warm_up(server: ServedProcess, case: ServingCase, prompts: Texts) -> float:
     """Short answers to as many clients as the case has; what they took."""
     size = case.prefix if isinstance(case, PrefixCase) else case.prompt
     bodies = [[body(prompts.text(size, ("warm", i)), WARM, i)] for i in range(case.clients)]
@@ -245,7 +251,7 @@ def warm_up(server: Served, case: ServingCase, prompts: Texts) -> float:
     return seconds
 
 
-def measure(server: Served, case: ServingCase, prompts: Texts, seed: int) -> Sample:
+def measure(server: ServedProcess, case: ServingCase, prompts: Texts, seed: int) -> ServingSample:
     """One run. Both sides get the same prompts, and no prompt comes twice: a server may know it by then."""
     match case:
         case LoadCase():
@@ -256,7 +262,7 @@ def measure(server: Served, case: ServingCase, prompts: Texts, seed: int) -> Sam
             return asyncio.run(_arrival(server, case, prompts, seed))
 
 
-def _load(server: Served, case: LoadCase, prompts: Texts, seed: int) -> Sample:
+def _load(server: ServedProcess, case: LoadCase, prompts: Texts, seed: int) -> ServingSample:
     bodies = [
         [
             body(
@@ -287,40 +293,40 @@ def _load(server: Served, case: LoadCase, prompts: Texts, seed: int) -> Sample:
         "seconds": seconds,
     }
     spans = {"first": tuple(a.first for a in answers), "gaps": tuple(g for a in answers for g in a.gaps)}
-    return Sample(sum(a.tokens for a in answers) / seconds, spans, counts)
+    return ServingSample(sum(a.tokens for a in answers) / seconds, spans, counts)
 
 
-async def _all_clients(server: Served, bodies: Sequence[Sequence[bytes]]) -> list[Answer]:
+async def _all_clients(server: ServedProcess, bodies: Sequence[Sequence[bytes]]) -> list[TimedAnswer]:
     clients = await asyncio.gather(*(_client(server.endpoint, own) for own in bodies))
     return [answer for answers in clients for answer in answers]
 
 
-async def _client(endpoint: Endpoint, bodies: Iterable[bytes]) -> list[Answer]:
+async def _client(endpoint: ServerEndpoint, bodies: Iterable[bytes]) -> list[TimedAnswer]:
     return [await ask(endpoint, request) for request in bodies]
 
 
-async def _prefix(server: Served, case: PrefixCase, prompts: Texts, seed: int) -> Sample:
+async def _prefix(server: ServedProcess, case: PrefixCase, prompts: Texts, seed: int) -> ServingSample:
     shared = prompts.text(case.prefix, (case.name, seed, "shared"))
     bodies = [body(shared + prompts.more(TAIL, (case.name, seed, n)), FEW, n) for n in range(2)]
     first, second = await _client(server.endpoint, bodies)
     counts = {"prompt_tokens": float(second.prompt_tokens), "cached_tokens": float(second.cached_tokens)}
     spans = {"first request": (first.first,), "second request": (second.first,)}
-    return Sample(first.first / second.first, spans, counts)
+    return ServingSample(first.first / second.first, spans, counts)
 
 
-async def _arrival(server: Served, case: ArrivalCase, prompts: Texts, seed: int) -> Sample:
+async def _arrival(server: ServedProcess, case: ArrivalCase, prompts: Texts, seed: int) -> ServingSample:
     """The newcomer alone; then answers run until each has had its quiet time, and another newcomer comes."""
     long = [body(prompts.text(case.arrival, (case.name, seed, "newcomer", n)), FEW, n) for n in range(2)]
     short = [prompts.text(case.prompt, (case.name, seed, "running", i)) for i in range(case.clients)]
     alone = await ask(server.endpoint, long[0])
-    running = [Answer() for _ in short]
+    running = [TimedAnswer() for _ in short]
     tasks = [
         asyncio.create_task(ask(server.endpoint, body(text, case.answer, i), running[i]))
         for i, text in enumerate(short)
     ]
     try:
         await _until(tasks, lambda: all(len(a.arrivals) > LEAD + case.quiet for a in running))
-        beside = Answer()
+        beside = TimedAnswer()
         coming = asyncio.create_task(ask(server.endpoint, long[1], beside))
         await _until([*tasks, coming], lambda: bool(beside.arrivals))
         # A gap that began while it came counts as a whole: its end is waited for.
@@ -334,7 +340,7 @@ async def _arrival(server: Served, case: ArrivalCase, prompts: Texts, seed: int)
     return _smoothness(alone, beside, running)
 
 
-def _smoothness(alone: Answer, beside: Answer, running: Sequence[Answer]) -> Sample:
+def _smoothness(alone: TimedAnswer, beside: TimedAnswer, running: Sequence[TimedAnswer]) -> ServingSample:
     """Time between the tokens of running answers before and while the newcomer's first token was awaited."""
     begun = max(a.arrivals[LEAD] for a in running)
     quiet: list[float] = []
@@ -351,10 +357,10 @@ def _smoothness(alone: Answer, beside: Answer, running: Sequence[Answer]) -> Sam
         "newcomer alone": (alone.first,),
         "newcomer beside": (beside.first,),
     }
-    return Sample(quotient(percentile(during, 99), percentile(quiet, 99)), spans, {})
+    return ServingSample(quotient(percentile(during, 99), percentile(quiet, 99)), spans, {})
 
 
-async def _until(tasks: Sequence[asyncio.Task[Answer]], reached: Callable[[], bool]) -> None:
+async def _until(tasks: Sequence[asyncio.Task[TimedAnswer]], reached: Callable[[], bool]) -> None:
     """Wait for something that answers bring about; an answer that ends or fails before is an error."""
     while not reached():
         for task in tasks:

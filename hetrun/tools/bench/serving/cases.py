@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetrun.errors import OptionError
 from hetrun.tools.bench.cases import OUTPUTS
-from hetrun.tools.bench.serving.servers import Room
+from hetrun.tools.bench.serving.servers import ServerCapacity
 
 TAIL = 2  # words that a request has of its own behind a shared beginning
 FEW = 8  # tokens of an answer where only its first one counts
@@ -30,9 +30,9 @@ class LoadCase:
         return f"pp{self.prompt}+tg{self.answer} x{self.clients}"
 
     @property
-    def room(self) -> Room:
+    def room(self) -> ServerCapacity:
         """What the server must hold at once."""
-        return Room(self.clients, self.prompt + self.answer + SPARE)
+        return ServerCapacity(self.clients, self.prompt + self.answer + SPARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class PrefixCase:
         return f"prefix{self.prefix}"
 
     @property
-    def room(self) -> Room:
+    def room(self) -> ServerCapacity:
         """What the server must hold at once."""
-        return Room(1, self.prefix + 4 * TAIL + FEW + SPARE)
+        return ServerCapacity(1, self.prefix + 4 * TAIL + FEW + SPARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class ArrivalCase:
         return LEAD + self.quiet + AFTER
 
     @property
-    def room(self) -> Room:
+    def room(self) -> ServerCapacity:
         """What the server must hold at once: every slot of the peer has the same size."""
-        return Room(self.clients + 1, max(self.arrival + FEW, self.prompt + self.answer) + SPARE)
+        return ServerCapacity(self.clients + 1, max(self.arrival + FEW, self.prompt + self.answer) + SPARE)
 
 
 ServingCase = LoadCase | PrefixCase | ArrivalCase

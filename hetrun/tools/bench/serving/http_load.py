@@ -28,7 +28,7 @@ MOST_QUOTED = 300  # letters of an answer that was refused
 OnEvent = Callable[[bytes, float], None]  # the event, and when it came
 
 
-class Refused(HetrunError):
+class RequestRefused(HetrunError):
     """The server answered with something else than 200."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -37,12 +37,12 @@ class Refused(HetrunError):
         self.status = status
 
 
-class Gone(HetrunError):
+class ConnectionLost(HetrunError):
     """The connection ended in the middle of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ServerEndpoint:
     """Where a server listens: a Unix socket, or a port."""
 
     uds: Path | None = None
@@ -50,17 +50,17 @@ class Endpoint:
     port: int = 0
     key: str | None = None  # that its clients must send
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> LoadConnection:
         """A connection of its own; OSError if no server listens."""
         loop = asyncio.get_running_loop()
         if self.uds is not None:
             _, protocol = await loop.create_unix_connection(lambda: _Protocol(), str(self.uds))
         else:
             _, protocol = await loop.create_connection(lambda: _Protocol(), self.host, self.port)
-        return Connection(protocol, f"Authorization: Bearer {self.key}\r\n" if self.key else "")
+        return LoadConnection(protocol, f"Authorization: Bearer {self.key}\r\n" if self.key else "")
 
 
-class Connection:
+class LoadConnection:
     """One request after the other."""
 
     def __init__(self, protocol: _Protocol, headers: str) -> None:
@@ -69,7 +69,7 @@ class Connection:
 
     async def post(self, body: bytes, on_event: OnEvent, path: str = CHAT) -> bytes:
         """Ask and wait for the end of the answer. The events of a stream go to `on_event`; what is no stream
-        is returned. Raises `Refused` and `Gone`."""
+        is returned. Raises `RequestRefused` and `ConnectionLost`."""
         head = (
             f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"{self._headers}Content-Length: {len(body)}\r\n\r\n"
@@ -88,7 +88,7 @@ class Connection:
     async def _ask(self, request: bytes, on_event: OnEvent) -> bytes:
         status, body = await self._protocol.ask(request, on_event)
         if status != 200:
-            raise Refused(status, body)
+            raise RequestRefused(status, body)
         return body
 
 
@@ -101,7 +101,7 @@ class _Protocol(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.BaseTransport | None = None
-        self._reader = Reader(_unexpected)
+        self._reader = HttpAnswerReader(_unexpected)
         self._over: asyncio.Future[tuple[int, bytes]] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -109,10 +109,10 @@ class _Protocol(asyncio.Protocol):
 
     def ask(self, request: bytes, on_event: OnEvent) -> asyncio.Future[tuple[int, bytes]]:
         assert isinstance(self._transport, asyncio.WriteTransport), "asked before it was connected"
-        self._reader = Reader(on_event)
+        self._reader = HttpAnswerReader(on_event)
         over = self._over = asyncio.get_running_loop().create_future()
         if self._transport.is_closing():
-            over.set_exception(Gone("the server closed the connection before it was asked"))
+            over.set_exception(ConnectionLost("the server closed the connection before it was asked"))
         else:
             self._transport.write(request)
         return over
@@ -132,7 +132,7 @@ class _Protocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._over is not None and not self._over.done():
             self._over.set_exception(
-                Gone(f"the server closed the connection in the middle of an answer ({exc})")
+                ConnectionLost(f"the server closed the connection in the middle of an answer ({exc})")
             )
 
     def hang_up(self) -> None:
@@ -140,7 +140,7 @@ class _Protocol(asyncio.Protocol):
             self._transport.abort()
 
 
-class Reader:
+class HttpAnswerReader:
     """One answer out of pieces of bytes, wherever they were cut."""
 
     def __init__(self, on_event: OnEvent) -> None:
@@ -217,7 +217,7 @@ class Reader:
 
 
 @dataclass(slots=True)
-class Answer:
+class TimedAnswer:
     """A streamed answer, as a user sees it: when it was asked for, and when each piece of it came."""
 
     asked: float = 0.0
@@ -261,9 +261,9 @@ class Answer:
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
-async def ask(endpoint: Endpoint, body: bytes, answer: Answer | None = None) -> Answer:
+async def ask(endpoint: ServerEndpoint, body: bytes, answer: TimedAnswer | None = None) -> TimedAnswer:
     """One streamed answer, to its end. Cancelling this hangs up."""
-    answer = answer or Answer()
+    answer = answer or TimedAnswer()
     answer.asked = perf_counter()
     connection = await endpoint.connect()
     try:

@@ -10,10 +10,10 @@ from statistics import median
 from typing import Any
 
 from hetrun.tools.bench.report import aligned, with_spread
-from hetrun.tools.bench.serving.benchmark import ServingReport, ServingRow, Side, percentile, quotient
+from hetrun.tools.bench.serving.benchmark import ServingReport, ServingRow, ServingSide, percentile, quotient
 from hetrun.tools.bench.serving.cases import ArrivalCase, LoadCase, PrefixCase
 
-Number = Callable[[Side], float]
+Number = Callable[[ServingSide], float]
 
 
 def _middle(spans: str) -> Number:
@@ -83,7 +83,7 @@ def _as_json(row: ServingRow, report: ServingReport) -> dict[str, Any]:
     return head | _numbers(row, row.ours) | {"peer": peer, "ratio": row.ratio, "load_average": load}
 
 
-def _numbers(row: ServingRow, side: Side) -> dict[str, Any]:
+def _numbers(row: ServingRow, side: ServingSide) -> dict[str, Any]:
     main = {ABOUT[type(row.case)]: side.value, "samples": [s.value for s in side.samples]}
     return main | {"threads": side.threads} | {n: f(side) for n, f in NUMBERS[type(row.case)].items()}
 
@@ -130,7 +130,7 @@ def _table(kind: type, rows: Sequence[ServingRow]) -> str:
     return aligned(lines, left={0, 1})
 
 
-def _sides(row: ServingRow) -> Iterable[Side]:
+def _sides(row: ServingRow) -> Iterable[ServingSide]:
     return (row.ours,) if row.theirs is None else (row.ours, row.theirs)
 
 
@@ -153,7 +153,7 @@ def _cell(name: str, value: float) -> str:
     return f"{value:.2f}" if name.endswith("_ratio") else f"{value:.0f}"
 
 
-def _spread(side: Side) -> str:
+def _spread(side: ServingSide) -> str:
     return with_spread([s.value for s in side.samples])
 
 

@@ -22,7 +22,7 @@ from hetrun.errors import HetrunError, OptionError, UserError
 from hetrun.loader.open_model import is_folder
 from hetrun.system import subprocesses
 from hetrun.tools.bench.hetrun_side import spec_of
-from hetrun.tools.bench.serving.http_load import Endpoint, Refused
+from hetrun.tools.bench.serving.http_load import RequestRefused, ServerEndpoint
 
 LLAMA_SERVER = "llama-server"
 POLL_S = 0.02
@@ -37,18 +37,18 @@ NOT_PASSED = frozenset({"model", "host", "port", "uds", "url", "api_key", "stric
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ServerCapacity:
     """How many conversations of how many tokens a server must hold at once."""
 
     conversations: int
     tokens: int
 
 
-class Server:
+class ServerProcess:
     """A server's process and everything that it started."""
 
     def __init__(
-        self, command: Sequence[str], endpoint: Endpoint, env: Mapping[str, str] | None = None
+        self, command: Sequence[str], endpoint: ServerEndpoint, env: Mapping[str, str] | None = None
     ) -> None:
         self._endpoint = endpoint
         self._log: IO[bytes] = tempfile.TemporaryFile()
@@ -62,7 +62,7 @@ class Server:
             raise
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> ServerEndpoint:
         """Where it listens."""
         return self._endpoint
 
@@ -95,7 +95,7 @@ class Server:
                 raise HetrunError(
                     f"the server {subprocesses.ending(code)} before it answered: {self._last_words()}"
                 )
-            with suppress(OSError, Refused):
+            with suppress(OSError, RequestRefused):
                 connection = await self._endpoint.connect()
                 try:
                     await connection.get("/health")
@@ -110,9 +110,9 @@ class Server:
         return self._log.read()[-LAST_WORDS:].decode(errors="replace").strip() or "it said nothing"
 
 
-def hetrun_serve(settings: Settings, folder: Path) -> Server:
+def hetrun_serve(settings: Settings, folder: Path) -> ServerProcess:
     """`hetrun serve` with these settings on a socket in the folder."""
-    endpoint = Endpoint(uds=folder / "hetrun.sock", key=settings.api_key)
+    endpoint = ServerEndpoint(uds=folder / "hetrun.sock", key=settings.api_key)
     command = subprocesses.python(
         "from hetrun.cli import main; main()",
         "serve",
@@ -121,7 +121,7 @@ def hetrun_serve(settings: Settings, folder: Path) -> Server:
         "--uds",
         str(endpoint.uds),
     )
-    return Server(command, endpoint, env=os.environ | _as_environment(settings))
+    return ServerProcess(command, endpoint, env=os.environ | _as_environment(settings))
 
 
 def _as_environment(settings: Settings) -> dict[str, str]:
@@ -143,10 +143,12 @@ class LlamaServer:
     version: str
     features: tuple[str, ...]
 
-    def start(self, model: Path, room: Room, threads: int, folder: Path) -> Server:
+    def start(self, model: Path, room: ServerCapacity, threads: int, folder: Path) -> ServerProcess:
         """With the settings that are fastest without giving other answers: flash attention, repacked weights,
         a slot for each conversation, nothing saved for later but what a slot has seen."""
-        endpoint = Endpoint(uds=folder / f"{LLAMA_SERVER}-{room.conversations}-{room.tokens}-{threads}.sock")
+        endpoint = ServerEndpoint(
+            uds=folder / f"{LLAMA_SERVER}-{room.conversations}-{room.tokens}-{threads}.sock"
+        )
         slot = -(-room.tokens // SLOT) * SLOT
         options = {
             "-m": model,
@@ -160,7 +162,7 @@ class LlamaServer:
             "--host": endpoint.uds,
         }
         command = [str(self.program), *(str(word) for option in options.items() for word in option)]
-        return Server([*command, "--cont-batching", "--repack"], endpoint)
+        return ServerProcess([*command, "--cont-batching", "--repack"], endpoint)
 
 
 def find_llama_server(wanted: str, model: Path) -> LlamaServer:

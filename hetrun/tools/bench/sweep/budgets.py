@@ -8,7 +8,7 @@ from pathlib import Path
 from hetrun.errors import OptionError
 from hetrun.option_types import parse_size
 from hetrun.system.units import format_bytes
-from hetrun.tools.bench.cases import OUTPUTS, Case
+from hetrun.tools.bench.cases import OUTPUTS, BenchCase
 
 FLAG = "--ram"
 BESIDE = 300 << 20  # bytes: what a share of the model leaves for everything that is not weights
@@ -17,7 +17,7 @@ DEPTH = 32  # tokens that were seen, unless it is said: long prompts take long w
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SweepBudget:
     """A number of bytes, or a share of the model's."""
 
     nbytes: int = 0
@@ -40,7 +40,7 @@ def is_sweep(text: str) -> bool:
     return "," in text or "%" in text
 
 
-def budgets(text: str) -> tuple[Budget, ...]:
+def budgets(text: str) -> tuple[SweepBudget, ...]:
     """Of a list with commas; each once, in the order in which they were typed."""
     found = [_budget(part.strip()) for part in text.split(",") if part.strip()]
     if not found:
@@ -48,23 +48,23 @@ def budgets(text: str) -> tuple[Budget, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _budget(text: str) -> Budget:
+def _budget(text: str) -> SweepBudget:
     if not text.endswith("%"):
-        return Budget(parse_size(text, FLAG))
+        return SweepBudget(parse_size(text, FLAG))
     try:
         percent = float(text[:-1])
     except ValueError:
         percent = 0.0
     if not 0 < percent <= MOST_PERCENT:  # also what is no number
         raise OptionError(f"a share in {FLAG} must be more than 0% and at most {MOST_PERCENT:g}%, not {text}")
-    return Budget(percent=percent)
+    return SweepBudget(percent=percent)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
     """What `hetrun bench --ram 1GiB,2GiB,...` was asked to measure: one case in each budget."""
 
-    budgets: tuple[Budget, ...]
+    budgets: tuple[SweepBudget, ...]
     generate: int = 64  # -n: at most; a sample ends earlier where a token takes long
     depth: int = DEPTH  # -d
     batch: int = 1  # -b
@@ -89,6 +89,6 @@ class SweepOptions:
             raise OptionError(f"--picture writes SVG; give it a name as sweep.svg, not {self.picture}")
 
     @property
-    def case(self) -> Case:
+    def case(self) -> BenchCase:
         """What is measured."""
-        return Case("decode", self.generate, self.depth, self.batch)
+        return BenchCase("decode", self.generate, self.depth, self.batch)

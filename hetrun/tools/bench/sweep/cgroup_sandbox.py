@@ -49,7 +49,7 @@ VERSION_2 = Version("memory.max", "memory.swap.max", "memory.peak", "memory.recl
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SandboxGroup:
     """A group that lasts while it is measured."""
 
     folder: Path
@@ -81,7 +81,7 @@ class Group:
 
 
 @contextmanager
-def confined(nbytes: int, root: Path = Path("/")) -> Iterator[Group]:
+def confined(nbytes: int, root: Path = Path("/")) -> Iterator[SandboxGroup]:
     """A group for `nbytes` bytes; processes still in it at the end are killed, and it is removed."""
     group = _make(nbytes, root)
     try:
@@ -99,7 +99,7 @@ def why_not(root: Path = Path("/")) -> str | None:
         return str(error)
 
 
-def _make(nbytes: int, root: Path) -> Group:
+def _make(nbytes: int, root: Path) -> SandboxGroup:
     refusals = []
     for parent, version in _places(root):
         _sweep_out(parent, root)
@@ -116,7 +116,7 @@ def _make(nbytes: int, root: Path) -> Group:
             refusals.append(f"{folder}: {error.strerror}")
             _remove(folder)
             continue
-        return Group(folder, version, nbytes)
+        return SandboxGroup(folder, version, nbytes)
     said = "; ".join(refusals[:2]) or "the kernel offers no control group that limits memory"
     raise UserError(
         f"no group of processes with a limit on memory can be made here ({said}); run as root, or in a "

@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hetrun.system.units import format_bytes
-from hetrun.tools.bench.chart import Mark, Series, drawn
+from hetrun.tools.bench.chart import ChartMark, Series, drawn
 from hetrun.tools.bench.report import aligned, with_spread
-from hetrun.tools.bench.sweep.results import Point, Sweep
+from hetrun.tools.bench.sweep.results import BudgetPoint, Sweep
 
 OURS, BOUND = "hetrun", "bound"
-Cell = Callable[[Point, float | None], object]
+Cell = Callable[[BudgetPoint, float | None], object]
 
 
 def _found_by(rule: str) -> Cell:
     """The share of chosen experts that a rule would have found in memory."""
 
-    def of(p: Point, compute: float | None) -> float | None:
+    def of(p: BudgetPoint, compute: float | None) -> float | None:
         experts = p.state.experts if p.state else None
         return getattr(experts, rule) if experts else None
 
@@ -132,7 +132,7 @@ def to_table(sweep: Sweep, width: int) -> str:
     return "\n".join([aligned(lines, left={0}), "", *picture, *_footer(sweep, peers)])
 
 
-def _cells(p: Point, compute: float | None, peers: bool) -> list[str]:
+def _cells(p: BudgetPoint, compute: float | None, peers: bool) -> list[str]:
     speed = with_spread([t.sample.tok_s for t in p.turns], 2) if p.turns else "-"
     cells = [p.name, _gib(p.nbytes), speed]
     share = p.of_bound(compute)
@@ -217,21 +217,21 @@ def series(sweep: Sweep) -> list[Series]:
     """What is drawn: tokens per second over GiB. Where all weights are in memory, at what that took."""
     compute = sweep.compute[0] if sweep.compute else None
     found = [
-        Series(OURS, [Mark(at, p.tok_s, p.name) for p, at in _placed(sweep) if p.tok_s]),
-        Series(BOUND, [Mark(at, b, p.name) for p, at in _placed(sweep) if (b := p.bound(compute))]),
+        Series(OURS, [ChartMark(at, p.tok_s, p.name) for p, at in _placed(sweep) if p.tok_s]),
+        Series(BOUND, [ChartMark(at, b, p.name) for p, at in _placed(sweep) if (b := p.bound(compute))]),
     ]
     peers = [(p.peer, at, p.name) for p, at in _placed(sweep) if p.peer]
     if peers:
-        marks = [Mark(at, peer.tok_s, name) for peer, at, name in peers if peer.tok_s]
+        marks = [ChartMark(at, peer.tok_s, name) for peer, at, name in peers if peer.tok_s]
         found.append(Series(peers[0][0].name, marks))
     return [s for s in found if s.marks]
 
 
-def _placed(sweep: Sweep) -> list[tuple[Point, float]]:
+def _placed(sweep: Sweep) -> list[tuple[BudgetPoint, float]]:
     """Each point, and the GiB that it stands at."""
     found = [(p, p.nbytes if p.nbytes is not None else _whole(p)) for p in sweep.points]
     return sorted(((p, n / 2**30) for p, n in found if n is not None), key=lambda pair: pair[1])
 
 
-def _whole(point: Point) -> int | None:
+def _whole(point: BudgetPoint) -> int | None:
     return point.state.held.peak if point.state else None

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean, median
 
-from hetrun.tools.bench.cases import Case
+from hetrun.tools.bench.cases import BenchCase
 from hetrun.tools.bench.disk_bandwidth import Ceiling
-from hetrun.tools.bench.sweep.budgets import Budget
-from hetrun.tools.bench.sweep.worker import Sample, State
+from hetrun.tools.bench.sweep.budgets import SweepBudget
+from hetrun.tools.bench.sweep.worker import SweepSample, WorkerState
 from hetrun.tools.bench.texts import About
 
 CACHED = 0.9  # of what our readers brought: if the kernel fetched less, the rest was in its cache
@@ -17,10 +17,10 @@ ABOVE = 1.02  # a share of the bound that cannot be reached, noise apart
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SampleTurn:
     """One of our samples, and what the disk gave beside it."""
 
-    sample: Sample
+    sample: SweepSample
     ceilings: tuple[Ceiling, ...]  # before and after
 
     @property
@@ -44,7 +44,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Theirs:
+class PeerPoint:
     """The peer in the same budget."""
 
     name: str
@@ -63,18 +63,18 @@ class Theirs:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class BudgetPoint:
     """One budget."""
 
-    budget: Budget | None  # None: as much as it takes
+    budget: SweepBudget | None  # None: as much as it takes
     nbytes: int | None
     batch: int = 1
     context: int = 0
-    turns: tuple[Turn, ...] = ()
-    state: State | None = None
+    turns: tuple[SampleTurn, ...] = ()
+    state: WorkerState | None = None
     group_peak: int | None = None
     failed: str | None = None  # why it was refused, or how it ended
-    peer: Theirs | None = None
+    peer: PeerPoint | None = None
     ratio: float | None = None
 
     @property
@@ -92,7 +92,7 @@ class Point:
         """Seconds."""
         return self.batch / self.tok_s if self.tok_s else None
 
-    def middle(self, of: Callable[[Sample], float]) -> float:
+    def middle(self, of: Callable[[SweepSample], float]) -> float:
         """The median of some number of the samples."""
         return median(of(t.sample) for t in self.turns)
 
@@ -140,8 +140,8 @@ class Sweep:
 
     model: str
     model_bytes: int
-    case: Case
-    points: tuple[Point, ...]
+    case: BenchCase
+    points: tuple[BudgetPoint, ...]
     load: tuple[float, float] = (0.0, 0.0)
     kv_type: str = "f16"  # of both sides
     groupless: str | None = None  # why ours ran in no group of its own; None: it did

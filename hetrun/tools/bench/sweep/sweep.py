@@ -23,18 +23,18 @@ from hetrun.loader.open_model import open_model
 from hetrun.loader.tensor_list import entries
 from hetrun.system.memory_info import available_memory
 from hetrun.tools.bench import interleave
-from hetrun.tools.bench.disk_bandwidth import Disk
+from hetrun.tools.bench.disk_bandwidth import ModelDisk
 from hetrun.tools.bench.hetrun_side import spec_of
 from hetrun.tools.bench.io_counters import disk_bytes
 from hetrun.tools.bench.memory_bandwidth import load_average
-from hetrun.tools.bench.peer import Mapped, Peer, check_peer
-from hetrun.tools.bench.process import Died, Process
+from hetrun.tools.bench.peer import MappedPeer, Peer, check_peer
+from hetrun.tools.bench.process import BenchProcess, BenchProcessDied
 from hetrun.tools.bench.sweep import worker
-from hetrun.tools.bench.sweep.budgets import BESIDE, Budget, SweepOptions
-from hetrun.tools.bench.sweep.cgroup_sandbox import Group, confined, why_not
-from hetrun.tools.bench.sweep.results import Point, Sweep, Theirs, Turn
-from hetrun.tools.bench.sweep.worker import NAME, Sample, State
-from hetrun.tools.bench.texts import Text, open_text, passage_of
+from hetrun.tools.bench.sweep.budgets import BESIDE, SweepBudget, SweepOptions
+from hetrun.tools.bench.sweep.cgroup_sandbox import SandboxGroup, confined, why_not
+from hetrun.tools.bench.sweep.results import BudgetPoint, PeerPoint, SampleTurn, Sweep
+from hetrun.tools.bench.sweep.worker import NAME, SweepSample, WorkerState
+from hetrun.tools.bench.texts import BenchText, open_text, passage_of
 
 SAMPLE_S = 10.0  # a sample has as many tokens as come in about that time
 LEAST = 4  # tokens of a sample
@@ -53,7 +53,7 @@ T = TypeVar("T")
 class _Side:
     """One side in its budget, until it fails: how it ends is a result."""
 
-    group: Group | None
+    group: SandboxGroup | None
     failed: str | None = None
 
     def attempt(self, work: Callable[[], T]) -> T | None:
@@ -62,7 +62,7 @@ class _Side:
             return None
         try:
             return work()
-        except Died as error:
+        except BenchProcessDied as error:
             by_kernel = self.group is not None and error.code == -signal.SIGKILL and self.group.killed
             self.failed = KILLED if by_kernel else str(error)
         except HetrunError as error:
@@ -90,18 +90,18 @@ class _Bench:
     path: Path
     settings: Settings
     options: SweepOptions
-    disk: Disk
+    disk: ModelDisk
     weights: int
     groups: bool  # whether ours runs in one
-    text: Text | None
+    text: BenchText | None
     progress: _Progress = field(compare=False)
 
-    def opened(self, ram: int | None) -> worker.Open:
+    def opened(self, ram: int | None) -> worker.OpenModel:
         """The order that loads the model in so much memory."""
         settings = self.settings
         given = {n: getattr(settings, n) for n in settings.origins if n not in ("model", "ram")}
         given["spec"] = spec_of(settings)
-        return worker.Open(str(self.path), given | ({} if ram is None else {"ram": ram}), self.weights)
+        return worker.OpenModel(str(self.path), given | ({} if ram is None else {"ram": ram}), self.weights)
 
     def steps(self, rate: float) -> int:
         """Tokens of a sample where `rate` steps fit into a second."""
@@ -129,7 +129,7 @@ def run(settings: Settings, options: SweepOptions, tell: Tell | None = None) -> 
         path=path,
         settings=settings,
         options=options,
-        disk=Disk(sorted(files)),
+        disk=ModelDisk(sorted(files)),
         weights=weights,
         groups=refusal is None,
         text=text,
@@ -152,7 +152,7 @@ def run(settings: Settings, options: SweepOptions, tell: Tell | None = None) -> 
     )
 
 
-def _resident(bench: _Bench) -> Point:
+def _resident(bench: _Bench) -> BudgetPoint:
     """All weights in memory: what computing takes."""
     bench.progress.where = "all in memory"
     with ExitStack() as stack:
@@ -162,7 +162,7 @@ def _resident(bench: _Bench) -> Point:
         return ours.point(None, None, turns)
 
 
-def _point(bench: _Bench, budget: Budget, nbytes: int) -> Point:
+def _point(bench: _Bench, budget: SweepBudget, nbytes: int) -> BudgetPoint:
     """Both sides in turn."""
     bench.progress.where = budget.name
     bench.disk.forget()
@@ -172,7 +172,7 @@ def _point(bench: _Bench, budget: Budget, nbytes: int) -> Point:
         theirs = _Theirs(bench, stack, nbytes) if bench.options.vs else None
         rate = ours.prepare()
         their_rate = theirs.prepare() if theirs else None
-        turns: list[Turn | None] = []
+        turns: list[SampleTurn | None] = []
         pairs: list[float] = []
         for n in range(bench.options.rounds):
             # A B B A, so that a machine that gets slower or faster favours neither.
@@ -196,40 +196,44 @@ def _point(bench: _Bench, budget: Budget, nbytes: int) -> Point:
 class _Ours:
     """hetrun in its budget."""
 
-    def __init__(self, bench: _Bench, stack: ExitStack, group: Group | None, nbytes: int | None) -> None:
+    def __init__(
+        self, bench: _Bench, stack: ExitStack, group: SandboxGroup | None, nbytes: int | None
+    ) -> None:
         self._bench, self._side, self._group = bench, _Side(group), group
         bench.progress.say(f"{NAME} loads")
-        self._process: Process = worker.start(group.prefix if group else ())
+        self._process: BenchProcess = worker.start(group.prefix if group else ())
         stack.callback(self._process.close)
         order = bench.opened(nbytes)
-        self._opened = self._side.attempt(lambda: self._process.ask(order, worker.Opened))
+        self._opened = self._side.attempt(lambda: self._process.ask(order, worker.ModelOpened))
 
     def prepare(self) -> float | None:
         """Steps per second."""
         self._bench.progress.say(f"{NAME} is warming up")
         case = self._bench.options.case
-        order = worker.Begin(case, passage_of(self._bench.text, case, 0))
+        order = worker.PrepareCase(case, passage_of(self._bench.text, case, 0))
         return self._side.attempt(lambda: self._process.ask(order, float))
 
-    def sample(self, rate: float, seed: int) -> Turn | None:
+    def sample(self, rate: float, seed: int) -> SampleTurn | None:
         """One, with the disk's ceiling beside it."""
         self._bench.progress.say(NAME)
         case = replace(self._bench.options.case, tokens=self._bench.steps(rate))
         self._bench.disk.forget()
         before = self._bench.disk.ceiling()
-        order = worker.Run(case, seed, passage_of(self._bench.text, case, seed))
-        sample = self._side.attempt(lambda: self._process.ask(order, Sample))
+        order = worker.RunCase(case, seed, passage_of(self._bench.text, case, seed))
+        sample = self._side.attempt(lambda: self._process.ask(order, SweepSample))
         after = self._bench.disk.ceiling()
         self._bench.progress.say(NAME, over=True)
         if sample is None:
             return None
-        return Turn(sample, tuple(c for c in (before, after) if c))
+        return SampleTurn(sample, tuple(c for c in (before, after) if c))
 
-    def point(self, budget: Budget | None, nbytes: int | None, turns: Sequence[Turn | None]) -> Point:
+    def point(
+        self, budget: SweepBudget | None, nbytes: int | None, turns: Sequence[SampleTurn | None]
+    ) -> BudgetPoint:
         """What it all came to."""
-        order = worker.Look(self._bench.options.case)
-        state = self._side.attempt(lambda: self._process.ask(order, State))
-        return Point(
+        order = worker.ReportState(self._bench.options.case)
+        state = self._side.attempt(lambda: self._process.ask(order, WorkerState))
+        return BudgetPoint(
             budget=budget,
             nbytes=nbytes,
             batch=self._bench.options.batch,
@@ -274,7 +278,7 @@ class _Theirs:
         self._side, self._load = _Side(self._group), load
         bench, case = self._bench, self._bench.options.case
         bench.progress.say("llama.cpp loads")
-        how = Mapped(self._group.prefix, bench.settings.kv_type, load)
+        how = MappedPeer(self._group.prefix, bench.settings.kv_type, load)
         peer = self._side.attempt(lambda: Peer(bench.path, bench.options.vs_threads, how, bench.text))
         self._peer = peer
         if peer is None:
@@ -305,12 +309,12 @@ class _Theirs:
             self._per_step.append((disk_bytes(peer.pid) - before) / steps)
         self._bench.progress.say(peer.name, over=True)
 
-    def result(self) -> Theirs:
+    def result(self) -> PeerPoint:
         """What it all came to."""
         peer, failed, peak = self._peer, self._side.failed, self._group.peak
         if peer is None:
-            return Theirs("llama.cpp", peak=peak, failed=failed)
-        return Theirs(
+            return PeerPoint("llama.cpp", peak=peak, failed=failed)
+        return PeerPoint(
             name=peer.name,
             version=peer.version,
             threads=self._threads,

@@ -13,19 +13,19 @@ from hetrun.api.local_model import LocalModel
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import OptionError
 from hetrun.executor.stats import Stats
-from hetrun.prefetch.expert_trace import Kept
-from hetrun.tools.bench.cases import Case, Passage
+from hetrun.prefetch.expert_trace import HitShares
+from hetrun.tools.bench.cases import BenchCase, Passage
 from hetrun.tools.bench.hetrun_side import Watch, answer, backends_of
-from hetrun.tools.bench.io_counters import Counters, Held, count, experts_kept, held
-from hetrun.tools.bench.process import Process, obey
+from hetrun.tools.bench.io_counters import Counters, ModelMemory, count, experts_kept, held
+from hetrun.tools.bench.process import BenchProcess, obey
 
 NAME = "hetrun"
 TRIAL = 2  # steps that say how many a sample may have
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Load a model with these options; answered with `Opened`."""
+class OpenModel:
+    """Load a model with these options; answered with `ModelOpened`."""
 
     path: str
     options: Mapping[str, object]
@@ -33,45 +33,45 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ModelOpened:
     context: int
     load_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class PrepareCase:
     """Warm up for a case; answered with steps per second."""
 
-    case: Case
+    case: BenchCase
     text: Passage | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Measure the case, with this many tokens; answered with `Sample`."""
+class RunCase:
+    """Measure the case, with this many tokens; answered with `SweepSample`."""
 
-    case: Case
+    case: BenchCase
     seed: int
     text: Passage | None = None  # what is read and written
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Answered with `State`."""
+class ReportState:
+    """Answered with `WorkerState`."""
 
-    case: Case
+    case: BenchCase
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Answer these prompts together, greedily; answered with `Completed`."""
+    """Answer these prompts together, greedily; answered with `CaseCompleted`."""
 
     prompts: Sequence[tuple[int, ...]]
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SweepSample:
     """Some steps, one behind the other, and what they took."""
 
     tok_s: float
@@ -92,25 +92,25 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class WorkerState:
     """What it holds, and how it computes."""
 
-    held: Held
+    held: ModelMemory
     threads: int
     plan: str
-    experts: Kept | None = None  # how well those were kept that do not all fit
+    experts: HitShares | None = None  # how well those were kept that do not all fit
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class CaseCompleted:
     tokens: tuple[tuple[int, ...], ...]
     seconds: float
 
 
-Order = Open | Begin | Run | Look | Complete
+Order = OpenModel | PrepareCase | RunCase | ReportState | Complete
 
 
-class Noting:
+class StepObserver:
     """Counts when it begins and when it ends; both on the engine's thread."""
 
     def __init__(self, llm: LocalModel) -> None:
@@ -126,16 +126,16 @@ class Noting:
         self.last = count(self._loaded)
 
 
-class Measured:
+class OpenedModel:
     """A model that was opened, in its own process."""
 
     def __init__(self, path: str, options: Mapping[str, object], weights: int) -> None:
         begin = perf_counter()
         self._weights = weights
         self._llm = LocalModel(path, progress=None, eager=False, **options)
-        self.opened = Opened(self._llm.info.context, perf_counter() - begin)
+        self.opened = ModelOpened(self._llm.info.context, perf_counter() - begin)
 
-    def begin(self, case: Case, text: Passage | None = None) -> float:
+    def begin(self, case: BenchCase, text: Passage | None = None) -> float:
         """Steps per second of a few, behind the case's prompts."""
         if case.context > self._llm.info.context:
             raise OptionError(
@@ -144,15 +144,15 @@ class Measured:
             )
         return self.run(replace(case, tokens=TRIAL), 0, text).steps / self._seconds
 
-    def run(self, case: Case, seed: int, text: Passage | None = None) -> Sample:
+    def run(self, case: BenchCase, seed: int, text: Passage | None = None) -> SweepSample:
         """Once."""
         stats: Stats = self._llm.stats
-        noting = Noting(self._llm)
+        noting = StepObserver(self._llm)
         watch = Watch(stats, case.batch, case.tokens + 1, noting)
         answer(self._llm, case, seed, watch, text)
         first, last = noting.first, noting.last
         self._seconds = last.at - first.at
-        return Sample(
+        return SweepSample(
             tok_s=watch.rate,
             steps=case.tokens,
             seconds=self._seconds,
@@ -160,19 +160,19 @@ class Measured:
             read=last.read - first.read,
         )
 
-    def look(self, case: Case) -> State:
+    def look(self, case: BenchCase) -> WorkerState:
         """What it holds now, and the plan of the case's steps."""
         plan = self._llm.plan.plan(case.batch)
         found = self._llm.call(lambda loaded: held(loaded, self._weights))
         experts = self._llm.call(experts_kept)
-        return State(found, plan.threads, backends_of(plan), experts)
+        return WorkerState(found, plan.threads, backends_of(plan), experts)
 
-    def complete(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> Completed:
+    def complete(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> CaseCompleted:
         """Whole answers, prompts included."""
         begin = perf_counter()
         params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
         found = self._llm.generate([list(p) for p in prompts], params)
-        return Completed(tuple(tuple(c.tokens) for c in found), perf_counter() - begin)
+        return CaseCompleted(tuple(tuple(c.tokens) for c in found), perf_counter() - begin)
 
     def close(self) -> None:
         """Its process ends now."""
@@ -181,7 +181,7 @@ class Measured:
 
 def main(descriptor: int) -> None:
     """The process's whole life; it ends when the other end of the pipe does."""
-    opened: list[Measured] = []
+    opened: list[OpenedModel] = []
     try:
         obey(descriptor, NAME, lambda order: _answers(opened, order))
     finally:
@@ -189,21 +189,21 @@ def main(descriptor: int) -> None:
             model.close()
 
 
-def _answers(opened: list[Measured], order: object) -> Iterator[object]:
+def _answers(opened: list[OpenedModel], order: object) -> Iterator[object]:
     match order:
-        case Open(path, options, weights):
-            opened.append(Measured(path, options, weights))
+        case OpenModel(path, options, weights):
+            opened.append(OpenedModel(path, options, weights))
             yield opened[0].opened
-        case Begin(case, text):
+        case PrepareCase(case, text):
             yield opened[0].begin(case, text)
-        case Run(case, seed, text):
+        case RunCase(case, seed, text):
             yield opened[0].run(case, seed, text)
-        case Look(case):
+        case ReportState(case):
             yield opened[0].look(case)
         case Complete(prompts, tokens):
             yield opened[0].complete(prompts, tokens)
 
 
-def start(prefix: Sequence[str] = ()) -> Process:
+def start(prefix: Sequence[str] = ()) -> BenchProcess:
     """Such a process; nothing is loaded yet."""
-    return Process(NAME, "from hetrun.tools.bench.sweep.worker import main; main({pipe})", prefix)
+    return BenchProcess(NAME, "from hetrun.tools.bench.sweep.worker import main; main({pipe})", prefix)

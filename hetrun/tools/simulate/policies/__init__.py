@@ -1,12 +1,13 @@
 """Where things lie and who computes what, as the papers decide it and as hetrun may.
 
-Each policy is a function of a clock, which knows the question and the costs; what it decides is a `Placing`,
+Each policy is a function of a clock, which knows the question and the costs; what it decides is a
+`PolicyPlacement`,
 and all of them are timed by that one clock. None is worse off for the kernels that its paper had.
 """
 
 from __future__ import annotations
 
-from hetrun.tools.simulate.evaluator import Clock
+from hetrun.tools.simulate.evaluator import StepCosts
 from hetrun.tools.simulate.policies.flexgen import streaming
 from hetrun.tools.simulate.policies.hetrun import ours
 from hetrun.tools.simulate.policies.layer_split import layer_split, processor_only
@@ -15,7 +16,7 @@ from hetrun.tools.simulate.policies.twinpilots import twinpilots
 from hetrun.tools.simulate.types import Prediction
 
 
-def compare(clock: Clock) -> list[Prediction]:
+def compare(clock: StepCosts) -> list[Prediction]:
     """Every policy's prediction; a policy that finds no placement that fits is left out."""
     if clock.machine.gpu is None:
         found = [processor_only(clock)]

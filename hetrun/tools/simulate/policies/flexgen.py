@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetrun.tools.simulate.evaluator import Clock, fits, predict
+from hetrun.tools.simulate.evaluator import StepCosts, fits, predict
 from hetrun.tools.simulate.policies.common import every
-from hetrun.tools.simulate.types import Band, Placing, Prediction, Shares, Way
+from hetrun.tools.simulate.types import Band, ComputeShares, PolicyPlacement, Prediction, Shares
 
 KV_STEPS = 10
 WEIGHT_STEPS = 100
 
 
-def streaming(clock: Clock) -> Prediction | None:
+def streaming(clock: StepCosts) -> Prediction | None:
     """The best of all percentages and numbers of batches."""
     found = [predict(clock, placing) for placing in candidates(clock)]
     return min(found, key=lambda p: p.seconds, default=None)
 
 
-def candidates(clock: Clock) -> Iterator[Placing]:
+def candidates(clock: StepCosts) -> Iterator[PolicyPlacement]:
     """For each number of batches and share of KV: the most weights that fit."""
     for batches in turns(clock.setting.batch):
         for step in range(KV_STEPS + 1):
@@ -38,7 +38,7 @@ def turns(batch: int) -> list[int]:
     return [1 << k for k in range(batch.bit_length()) if 1 << k <= batch]
 
 
-def _most_weights(clock: Clock, batches: int, kv: float, attend: bool) -> Placing | None:
+def _most_weights(clock: StepCosts, batches: int, kv: float, attend: bool) -> PolicyPlacement | None:
     low, high = -1, WEIGHT_STEPS
     while low < high:
         middle = (low + high + 1) // 2
@@ -49,14 +49,14 @@ def _most_weights(clock: Clock, batches: int, kv: float, attend: bool) -> Placin
     return streamed(clock, batches, low / WEIGHT_STEPS, kv, attend) if low >= 0 else None
 
 
-def streamed(clock: Clock, batches: int, weights: float, kv: float, attend: bool) -> Placing:
+def streamed(clock: StepCosts, batches: int, weights: float, kv: float, attend: bool) -> PolicyPlacement:
     """So much of each layer's weights and of the KV on the GPU; `attend`: it computes all attention."""
     there: Shares = {**every(clock, weights), "score": kv}
     shares = {**every(clock, 1.0), "score": 1.0 if attend else kv}
-    way = Way((shares,), 1.0)
+    way = ComputeShares((shares,), 1.0)
     who = "" if attend or kv == 1 else ", attention over the rest by the processor"
     in_turns = f"; the batch in {batches} turns" if batches > 1 else ""
-    return Placing(
+    return PolicyPlacement(
         "streaming",
         (Band(len(clock.model.layers), there),),
         weights == 1,

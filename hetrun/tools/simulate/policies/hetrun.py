@@ -16,12 +16,19 @@ from dataclasses import replace
 from functools import partial
 
 from hetrun.system.units import counted
-from hetrun.tools.simulate.costs import ORDER, Case, Part
-from hetrun.tools.simulate.evaluator import Clock, fits, predict
-from hetrun.tools.simulate.layer_paths import Cost, Path, paths
-from hetrun.tools.simulate.machine import Link
+from hetrun.tools.simulate.costs import ORDER, LayerPart, StepCase
+from hetrun.tools.simulate.evaluator import StepCosts, fits, predict
+from hetrun.tools.simulate.layer_paths import PartCost, Path, paths
+from hetrun.tools.simulate.machine import SimulatedLink
 from hetrun.tools.simulate.policies.common import every, most_layers
-from hetrun.tools.simulate.types import Band, Placing, Prediction, Shares, Step, Way
+from hetrun.tools.simulate.types import (
+    Band,
+    ComputeShares,
+    PolicyPlacement,
+    Prediction,
+    Shares,
+    SimulatedStep,
+)
 
 GRID = 4  # a split part's share of the GPU: quarters, besides what balances it
 
@@ -36,7 +43,7 @@ EVEN: tuple[frozenset[str], ...] = (
 )
 
 
-def ours(clock: Clock, others: Sequence[Prediction]) -> Prediction | None:
+def ours(clock: StepCosts, others: Sequence[Prediction]) -> Prediction | None:
     """The least time of all homes with their best ways."""
     found = [p for other in others for p in _improved(clock, other)]
     if clock.machine.gpu:
@@ -49,7 +56,7 @@ def ours(clock: Clock, others: Sequence[Prediction]) -> Prediction | None:
     )
 
 
-def _notes(clock: Clock, found: Placing) -> tuple[str, ...]:
+def _notes(clock: StepCosts, found: PolicyPlacement) -> tuple[str, ...]:
     """The homes, for people."""
     names = {part.name for layer in clock.model.layers for part in layer}
     whole, said = 0, ""
@@ -66,7 +73,7 @@ def _notes(clock: Clock, found: Placing) -> tuple[str, ...]:
     return (f"{counted(whole, 'layer')} on the GPU{said}" if whole or said else "everything in memory",)
 
 
-def _improved(clock: Clock, other: Prediction) -> Iterator[Prediction]:
+def _improved(clock: StepCosts, other: Prediction) -> Iterator[Prediction]:
     """Another policy's placement as we would run it, and the same homes with ways of our own."""
     as_is = replace(other.placing, serial=False, pass_tokens=0, rereads=False)
     yield predict(clock, as_is)
@@ -76,7 +83,7 @@ def _improved(clock: Clock, other: Prediction) -> Iterator[Prediction]:
             yield predict(clock, again)
 
 
-def _candidates(clock: Clock) -> Iterator[Placing]:
+def _candidates(clock: StepCosts) -> Iterator[PolicyPlacement]:
     """Homes with and without room for what is streamed."""
     for stream in (False, True):
         for after in (True, False):
@@ -90,7 +97,9 @@ def _candidates(clock: Clock) -> Iterator[Placing]:
                     yield from _filled(clock, pinned, parts, stream, after)
 
 
-def _filled(clock: Clock, pinned: int, parts: frozenset[str], stream: bool, after: bool) -> Iterator[Placing]:
+def _filled(
+    clock: StepCosts, pinned: int, parts: frozenset[str], stream: bool, after: bool
+) -> Iterator[PolicyPlacement]:
     """`pinned` layers whole, and of the others as much of some parts as fits."""
     low, high = 0, 64  # sixty-fourths
     while low < high:
@@ -108,16 +117,16 @@ def _filled(clock: Clock, pinned: int, parts: frozenset[str], stream: bool, afte
         yield placing
 
 
-def _reserved(clock: Clock, pinned: int, even: Shares, stream: bool, after: bool) -> Placing:
+def _reserved(clock: StepCosts, pinned: int, even: Shares, stream: bool, after: bool) -> PolicyPlacement:
     """A home, with ways that need as much room as any may; without streaming only what lies there is used."""
     there = {**every(clock, 0.0), **even}
     rest = every(clock, 1.0) if stream else there
-    way = Way((every(clock, 1.0), rest), float(after))
+    way = ComputeShares((every(clock, 1.0), rest), float(after))
     bands = (Band(pinned, every(clock, 1.0)), Band(len(clock.model.layers) - pinned, there))
-    return Placing("hetrun", bands, after, way, way)
+    return PolicyPlacement("hetrun", bands, after, way, way)
 
 
-def with_best_ways(clock: Clock, placing: Placing, stream: bool) -> Placing:
+def with_best_ways(clock: StepCosts, placing: PolicyPlacement, stream: bool) -> PolicyPlacement:
     """The same homes, and the best shares for each kind of step."""
     s = clock.setting
     return replace(
@@ -127,7 +136,9 @@ def with_best_ways(clock: Clock, placing: Placing, stream: bool) -> Placing:
     )
 
 
-def best_way(clock: Clock, placing: Placing, case: Case, known: Way, stream: bool) -> Way:
+def best_way(
+    clock: StepCosts, placing: PolicyPlacement, case: StepCase, known: ComputeShares, stream: bool
+) -> ComputeShares:
     """For each band the shares with which its first layer's form takes least."""
     chosen, at = [], 0
     for band, shares in zip(placing.bands, known.bands, strict=True):
@@ -141,11 +152,11 @@ def best_way(clock: Clock, placing: Placing, case: Case, known: Way, stream: boo
         chosen.append({**shares, **{part.name: x for part, x in zip(layer, path.shares, strict=True)}})
         at += band.layers
     ends = {known.after, float(placing.after), 1.0} if stream else {known.after, float(placing.after)}
-    ways = [Way(tuple(chosen), after) for after in ends if after >= placing.after]
+    ways = [ComputeShares(tuple(chosen), after) for after in ends if after >= placing.after]
     return min(ways, key=lambda way: clock.step(placing, case, way).seconds)
 
 
-def search(costs: Sequence[Cost], choices: Sequence[Sequence[float]], link: Link | None) -> Path:
+def search(costs: Sequence[PartCost], choices: Sequence[Sequence[float]], link: SimulatedLink | None) -> Path:
     """The best path. A few choices of each part first: what they take bounds the search in all of them."""
     few = [[shares[0], shares[len(shares) // 2], shares[-1]] for shares in choices]
     bound = shortest(paths(costs, few, link))
@@ -157,7 +168,7 @@ def shortest(found: Sequence[Path]) -> Path:
     return min(found, key=lambda p: max(p.chain, p.copies))
 
 
-def _choices(part: Part, c: Cost, known: Shares, stream: bool) -> list[float]:
+def _choices(part: LayerPart, c: PartCost, known: Shares, stream: bool) -> list[float]:
     """Shares of the GPU: never less than it holds, which only it can compute."""
     if not stream:
         return [c.there]
@@ -166,7 +177,9 @@ def _choices(part: Part, c: Cost, known: Shares, stream: bool) -> list[float]:
     return sorted(x for x in grid if x >= c.there)
 
 
-def for_case(clock: Clock, placing: Placing, case: Case) -> tuple[Way, Step]:
+def for_case(
+    clock: StepCosts, placing: PolicyPlacement, case: StepCase
+) -> tuple[ComputeShares, SimulatedStep]:
     """Who computes what in another kind of step, with everything where it is, and what that takes."""
     for stream in (True, False):
         way = best_way(clock, placing, case, placing.decode, stream)

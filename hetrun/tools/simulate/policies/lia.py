@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import product
 
 from hetrun.system.units import counted
-from hetrun.tools.simulate.costs import HALF, Case, Part
-from hetrun.tools.simulate.evaluator import Clock, predict
-from hetrun.tools.simulate.machine import Device, sides
+from hetrun.tools.simulate.costs import HALF, LayerPart, StepCase
+from hetrun.tools.simulate.evaluator import StepCosts, predict
+from hetrun.tools.simulate.machine import SimulatedDevice, sides
 from hetrun.tools.simulate.policies.common import every, most_layers, two_bands, with_output
-from hetrun.tools.simulate.types import Placing, Prediction, Shares, Way
+from hetrun.tools.simulate.types import ComputeShares, PolicyPlacement, Prediction, Shares
 
 Policy = tuple[bool, ...]  # True: the processor, as in the paper
 SUBLAYERS = {"qkv": 1, "score": 2, "out": 1, "up": 1, "down": 1, "experts": 1}
@@ -32,12 +32,12 @@ class Sublayer:
     products: tuple[tuple[float, float, bool], ...]
     residual: float = 0.0
 
-    def compute(self, device: Device) -> float:
+    def compute(self, device: SimulatedDevice) -> float:
         """The additive roofline."""
         return (self.x + self.y) / device.bandwidth + sum(c / device.rate(t, b) for c, t, b in self.products)
 
 
-def sublayers(clock: Clock, layer: Sequence[Part], case: Case) -> list[Sublayer]:
+def sublayers(clock: StepCosts, layer: Sequence[LayerPart], case: StepCase) -> list[Sublayer]:
     """QKV, Q*K^T, S*V, output projection, FC1 (with a gate: both its products), FC2."""
     found = []
     stream = float(HALF * case.rows * clock.model.width)
@@ -57,7 +57,7 @@ def sublayers(clock: Clock, layer: Sequence[Part], case: Case) -> list[Sublayer]
 
 
 def seconds(
-    clock: Clock, subs: Sequence[Sublayer], fresh: float, policy: Policy, pinned: bool = False
+    clock: StepCosts, subs: Sequence[Sublayer], fresh: float, policy: Policy, pinned: bool = False
 ) -> float:
     """The paper's T(p) for one layer that follows an equal one; `fresh` are the bytes of its new KV."""
     cpu, gpu, link = sides(clock.machine)
@@ -78,7 +78,7 @@ def seconds(
     return total
 
 
-def best_policy(clock: Clock, layer: Sequence[Part], case: Case, pinned: bool = False) -> Policy:
+def best_policy(clock: StepCosts, layer: Sequence[LayerPart], case: StepCase, pinned: bool = False) -> Policy:
     """The one of 64 with the least T."""
     subs = sublayers(clock, layer, case)
     fresh = sum(clock.work(part, case).fresh for part in layer)
@@ -90,7 +90,7 @@ def all_policies(n: int) -> list[Policy]:
     return list(product((True, False), repeat=n))
 
 
-def lia(clock: Clock) -> Prediction | None:
+def lia(clock: StepCosts) -> Prediction | None:
     """The best policies of pinned and other layers, with as many pinned as fit."""
     s = clock.setting
     layer = clock.model.layers[0]
@@ -101,19 +101,21 @@ def lia(clock: Clock) -> Prediction | None:
     ways = [[as_shares(layer, policy) for policy in pair] for pair in found]
     there = {**every(clock, 1.0), "score": 0.0}
 
-    def make(n: int, after: bool) -> Placing:
+    def make(n: int, after: bool) -> PolicyPlacement:
         # A part whose weights lie on the GPU is computed there.
         pinned = [{**shares[0], **{k: 1.0 for k, v in there.items() if v}} for shares in ways]
-        first, then = (Way((p, shares[1]), float(after)) for p, shares in zip(pinned, ways, strict=True))
+        first, then = (
+            ComputeShares((p, shares[1]), float(after)) for p, shares in zip(pinned, ways, strict=True)
+        )
         said = ", ".join(shown(pair[1]) for pair in found)
         notes = (f"{counted(n, 'layer')} pinned; the others {said} in prefill and decode",)
-        return Placing("LIA", two_bands(clock, n, there), after, first, then, notes=notes)
+        return PolicyPlacement("LIA", two_bands(clock, n, there), after, first, then, notes=notes)
 
     placing = with_output(clock, lambda after: most_layers(clock, lambda n: make(n, after)))
     return predict(clock, placing) if placing else None
 
 
-def as_shares(layer: Sequence[Part], policy: Policy) -> Shares:
+def as_shares(layer: Sequence[LayerPart], policy: Policy) -> Shares:
     """The GPU's share of each part; the two sublayers of attention make one."""
     shares: dict[str, float] = {}
     rest = list(policy)
@@ -129,7 +131,7 @@ def shown(policy: Policy) -> str:
     return f"({','.join(str(int(on_cpu)) for on_cpu in policy)})"
 
 
-def borders(clock: Clock, cases: Mapping[int, Case]) -> dict[int, Policy]:
+def borders(clock: StepCosts, cases: Mapping[int, StepCase]) -> dict[int, Policy]:
     """The best policy for each number of tokens."""
     layer = clock.model.layers[0]
     return {n: best_policy(clock, layer, case) for n, case in cases.items()}

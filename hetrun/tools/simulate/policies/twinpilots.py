@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from hetrun.planner.two_device.balance import balance
 from hetrun.system.units import counted
-from hetrun.tools.simulate.costs import Case, Part, parts_of
-from hetrun.tools.simulate.evaluator import Clock, predict
+from hetrun.tools.simulate.costs import LayerPart, StepCase, parts_of
+from hetrun.tools.simulate.evaluator import StepCosts, predict
 from hetrun.tools.simulate.machine import sides
 from hetrun.tools.simulate.policies.common import every, most_layers, two_bands, with_output
-from hetrun.tools.simulate.types import Placing, Prediction, Shares, Way
+from hetrun.tools.simulate.types import ComputeShares, PolicyPlacement, Prediction, Shares
 
 SEVEN: Mapping[str, str] = {
     **{"attn.norm": "q", "attn.q": "q", "attn.k": "k", "attn.v": "v", "attn.score": "score"},
@@ -31,15 +31,15 @@ def balanced(cpu: Mapping[str, float], gpu: Mapping[str, float]) -> tuple[dict[s
     return {name: not here for name, here in zip(cpu, found.on_host, strict=True)}, found.seconds
 
 
-def twinpilots(clock: Clock) -> Prediction | None:
+def twinpilots(clock: StepCosts) -> Prediction | None:
     """The first layers pinned, as many as fit; the others balanced for prefill and for decode."""
     s = clock.setting
     layer = clock.model.layers[0]
     ways = [assigned(clock, layer, case) for case in (s.prefill, s.decode)]
 
-    def make(n: int, after: bool) -> Placing:
-        first, then = (Way((every(clock, 1.0), shares), float(after)) for shares, _ in ways)
-        return Placing(
+    def make(n: int, after: bool) -> PolicyPlacement:
+        first, then = (ComputeShares((every(clock, 1.0), shares), float(after)) for shares, _ in ways)
+        return PolicyPlacement(
             "TwinPilots",
             two_bands(clock, n, every(clock, 1.0)),
             after,
@@ -54,7 +54,7 @@ def twinpilots(clock: Clock) -> Prediction | None:
     return predict(clock, placing) if placing else None
 
 
-def assigned(clock: Clock, layer: tuple[Part, ...], case: Case) -> tuple[Shares, float]:
+def assigned(clock: StepCosts, layer: tuple[LayerPart, ...], case: StepCase) -> tuple[Shares, float]:
     """The GPU's share of each part of a layer that is not pinned, and the makespan."""
     seven = parts_of([op for part in layer for op in part.ops], SEVEN)
     cpu, gpu = table(clock, seven, case)
@@ -71,7 +71,9 @@ def assigned(clock: Clock, layer: tuple[Part, ...], case: Case) -> tuple[Shares,
     return shares, makespan
 
 
-def table(clock: Clock, ops: tuple[Part, ...], case: Case) -> tuple[dict[str, float], dict[str, float]]:
+def table(
+    clock: StepCosts, ops: tuple[LayerPart, ...], case: StepCase
+) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds of each operation on the processor, and on the GPU with what must be loaded first."""
     cpu, gpu, link = sides(clock.machine)
     here, there = {}, {}
