@@ -1,8 +1,8 @@
 """Where things lie and who computes what, as the papers decide it and as hetrun may.
 
 Each policy is a function of a clock, which knows the question and the costs; what it decides is a
-`PolicyPlacement`,
-and all of them are timed by that one clock. None is worse off for the kernels that its paper had.
+`PolicyPlacement`, and all of them are timed by that one clock. None is worse off for the kernels that its
+paper had.
 """
 
 from __future__ import annotations
