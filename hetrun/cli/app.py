@@ -17,6 +17,7 @@ from hetrun.errors import OptionError
 
 if TYPE_CHECKING:
     from hetrun.cli.model_argument import ModelArgument
+    from hetrun.tools.bench import BenchOptions, ServingOptions, SweepOptions
 
 
 @click.group(
@@ -408,7 +409,6 @@ def bench(
     With --text both sides read the same parts of a text, different ones in each round, and write what follows
     there. Use it for a mixture of experts: the text decides which experts are needed.
     """
-    from hetrun.tools import bench as tool
     from hetrun.tools.bench.options import TypedBenchOptions, options_of
 
     asked = TypedBenchOptions(
@@ -430,7 +430,14 @@ def bench(
         picture,
         text,
     )
-    chosen = options_of(asked)
+    _measure(options_of(asked), given, ram)
+
+
+def _measure(
+    chosen: BenchOptions | ServingOptions | SweepOptions, given: dict[str, object], ram: str | None
+) -> None:
+    from hetrun.tools import bench as tool
+
     if isinstance(chosen, tool.SweepOptions):
         heed_sigterm()  # its control groups shall go with it
         tool.in_budgets(options.resolved(given), chosen)
