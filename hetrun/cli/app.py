@@ -17,7 +17,8 @@ from hetrun.errors import OptionError
 
 if TYPE_CHECKING:
     from hetrun.cli.model_argument import ModelArgument
-    from hetrun.tools.bench import BenchOptions, ServingOptions, SweepOptions
+    from hetrun.tools.bench import BenchOptions, SweepOptions
+    from hetrun.tools.bench.serving.cases import ServingOptions
 
 
 @click.group(
