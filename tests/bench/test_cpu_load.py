@@ -222,7 +222,7 @@ def test_rows_say_what_ran_beside_and_when_a_limit_was_exceeded() -> None:
     assert "threads (asked)" in text
     assert "the number of threads that was asked for" in text
     assert (
-        "of limit: memory gives 60.0 GB/s to 2 threads for blocks of 98 MB (in part from a cache), 40.0"
+        "of limit: memory gives 60.0 GB/s to 2 threads for blocks of 93 MiB (in part from a cache), 40.0"
         in text
     )
     assert "of limit: more than 100 % means" in text

@@ -17,11 +17,26 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hetrun.errors import ModelFileError
 from hetrun.graph.quant import QUANTS, by_name
-from hetrun.loader.formats import bounded_reader
+from hetrun.loader.formats import bounded_reader, gguf as reader
 from hetrun.loader.formats.gguf import GGUFFile, StringArray, read_gguf
+from hetrun.tools.convert import gguf_writer
 from tests.support.tiers import exhaustive
 
 TOKENS = ["<s>", "", "Ġhello", "x" * 300, "日本", "\n"]
+
+
+def test_numbers_of_the_format_are_those_of_the_package() -> None:
+    types = {int(t): t.name for t in gguf.GGUFValueType}
+    words = {"UINT": "u", "INT": "i", "FLOAT": "f"}
+    sizes = {name + str(8 * n): f"{kind}{n}" for name, kind in words.items() for n in (1, 2, 4, 8)}
+    ours = {number: numpy_type.lstrip("<") for number, (_, numpy_type) in reader._NUMBERS.items()}
+    assert ours == {t: sizes.get(name, "u1") for t, name in types.items() if name not in ("STRING", "ARRAY")}
+    assert (types[reader._STRING], types[reader._ARRAY], types[reader._BOOL]) == ("STRING", "ARRAY", "BOOL")
+    written = {np.dtype(name).str[1:].replace("b1", "u1"): t for name, t in gguf_writer._NUMBER_TYPES.items()}
+    assert gguf_writer._NUMBER_TYPES["|b1"] == reader._BOOL
+    assert all(ours[t] == name for name, t in written.items())
+    assert gguf_writer.ALIGNMENT == gguf.GGUF_DEFAULT_ALIGNMENT
+    assert gguf_writer.ALIGNMENT_KEY == gguf.Keys.General.ALIGNMENT
 
 
 def write_model(path: Path, alignment: int | None = None) -> Path:

@@ -461,9 +461,9 @@ def test_what_a_full_cache_says() -> None:
     kv.extend(a, MOST)
     assert kv.room == 0
     assert not kv.fits([(kv.alloc(), 1)])
-    with pytest.raises(BudgetError, match=r"the KV cache of 0 MiB is full; ask for fewer sequences or a sm"):
+    with pytest.raises(BudgetError, match=r"the KV cache of 64 KiB is full; ask for fewer sequences or a sm"):
         kv.extend(kv.alloc(), 1)
-    with pytest.raises(BudgetError, match=r"the KV cache of 0 MiB is full"):
+    with pytest.raises(BudgetError, match=r"the KV cache of 64 KiB is full"):
         kv.fork(a, BLOCK // 2)
     kv.free(a)
     assert kv.room == MOST
