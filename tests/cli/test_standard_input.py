@@ -71,7 +71,7 @@ def test_no_limit_is_minus_one_as_elsewhere(answer: Run) -> None:
 def test_more_than_there_is_is_remarked_on(answer: Run) -> None:
     said = answer("hello", "-n", "1", "--threads", "4000", "--ram", "900TiB", stdin=b"").err.splitlines()
     assert "--threads 4000 is more than the " in said[0]
-    assert "--ram 921600.0 GiB is more than the " in said[1]
+    assert "--ram 921,600.0 GiB is more than the " in said[1]
     assert answer("hello", "-n", "1", "--ram", "50%", stdin=b"").err == ""
 
 
