@@ -189,11 +189,11 @@ import resource
 from hetrun.tools.batch import runner as batch
 from hetrun.cli import main
 batch.FULL_S, batch.LOOK_S = 0.3, 0.1
-class Batch(batch.Batch):
+class Batch(batch.BatchRun):
     async def run(self):
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
         return await super().run()
-batch.Batch = Batch
+batch.BatchRun = Batch
 main()
 """
     arguments = ("run", "-m", model, "-f", tmp_path / "in.txt", "-n", "4", "--deterministic", "-o")
