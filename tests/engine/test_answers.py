@@ -10,7 +10,7 @@ import pytest
 
 from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.engine import loop
+from hetrun.engine import upkeep
 from hetrun.errors import ContextFull, OptionError, TemplateError
 from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
@@ -187,7 +187,7 @@ def test_with_few_places_in_a_step_all_take_turns(open_engine: Open) -> None:
 
 
 def test_a_model_rests_when_nothing_comes(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "REST_S", 0.01)
+    monkeypatch.setattr(upkeep, "REST_S", 0.01)
     model = FakeModel(SCRIPTS)
     rested = threading.Event()
     monkeypatch.setattr(model, "rest", rested.set)

@@ -692,10 +692,10 @@ def test_without_address_space_there_are_fewer_slots(monkeypatch: pytest.MonkeyP
             raise OSError("no more")
         return ZeroedMemory(nbytes)
 
-    monkeypatch.setattr("hetrun.memory.kv.states.Memory", narrow)
+    monkeypatch.setattr("hetrun.memory.kv.states.ZeroedMemory", narrow)
     assert States(SHAPES, SEQUENCES).slots == 18
     assert tried == [72 * 4096, 36 * 4096, 18 * 4096]
-    monkeypatch.setattr("hetrun.memory.kv.states.Memory", lambda nbytes: narrow(1 << 40))
+    monkeypatch.setattr("hetrun.memory.kv.states.ZeroedMemory", lambda nbytes: narrow(1 << 40))
     with pytest.raises(BudgetError, match="not have enough address space for states"):
         States(SHAPES, SEQUENCES)
 
