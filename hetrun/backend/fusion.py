@@ -16,7 +16,7 @@ from hetrun.graph import Op, Value
 from hetrun.graph.ops import Moe, RmsNorm, Rope
 
 Common = tuple[object, ...]
-I = TypeVar("I")  # noqa: E741 - an item
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +35,32 @@ class Gated:
     act: Op
 
 
-class Dataflow(Generic[I]):
+class Dataflow(Generic[Item]):
     """Which item of a segment makes each value, and which read it; an item is one op, or several that are
     fused."""
 
     def __init__(
-        self, items: Iterable[I], members: Callable[[I], Sequence[Op]], kept: Collection[Value] = ()
+        self, items: Iterable[Item], members: Callable[[Item], Sequence[Op]], kept: Collection[Value] = ()
     ) -> None:
         """`members` are the ops of an item. Values in `kept` are read by others too."""
         self._kept = kept
-        self._makers: dict[Value, I] = {}
-        self._readers: dict[Value, list[I]] = defaultdict(list)
+        self._makers: dict[Value, Item] = {}
+        self._readers: dict[Value, list[Item]] = defaultdict(list)
         for item in items:
             ops = members(item)
             self._makers.update((op.out, item) for op in ops)
             for value in {v for op in ops for v in op.inputs}:
                 self._readers[value].append(item)
 
-    def maker(self, value: Value) -> I | None:
+    def maker(self, value: Value) -> Item | None:
         """The item whose result a value is; None: it comes from outside."""
         return self._makers.get(value)
 
-    def readers(self, value: Value) -> Sequence[I]:
+    def readers(self, value: Value) -> Sequence[Item]:
         """The items that read a value, in their order."""
         return self._readers.get(value, ())
 
-    def only_reader(self, value: Value) -> I | None:
+    def only_reader(self, value: Value) -> Item | None:
         """The item for which alone a value is made."""
         readers = self.readers(value)
         return readers[0] if len(readers) == 1 and value not in self._kept else None

@@ -118,7 +118,7 @@ class PlannedModel:
             self._executor = Executor(
                 self.graph, prepared.plans, self._backends, store, self._kv, self.stats, same, forecast
             )
-            self.pilot: Autotuner | None = None
+            self.autotuner: Autotuner | None = None
             self.pace: Pace | None = None
             self._gaps = Gaps()
             if setup:
@@ -197,23 +197,23 @@ class PlannedModel:
 
     def _measure(self, setup: Setup, forecast: WorkTimes, progress: Progress | None) -> None:
         """What is not known yet, and plan by it."""
-        self.pilot = Autotuner(
+        self.autotuner = Autotuner(
             self.graph, self._backends, self._store, self._kv, self._executor, forecast, setup
         )
-        self.pilot.begin(progress)
+        self.autotuner.begin(progress)
         self.pace = Pace(forecast, self.graph, self._pass_of_one)
         self.rest()  # what was measured in goes, with keys and values of long texts
 
     @property
     def _threads_of_one(self) -> int:
         """With which a pass of one token is planned."""
-        return (self.pilot.planned if self.pilot else self.plans).plan(1).threads
+        return (self.autotuner.planned if self.autotuner else self.plans).plan(1).threads
 
     def _pass_of_one(self, depth: float) -> float | None:
         """Seconds of a pass of one token, as the planner predicts it for the plan of now: trials of others
         are part of what an answer takes."""
-        pilot = self.pilot
-        return pilot.planner.pass_seconds(pilot.planned.plan(1), 1, depth) if pilot else None
+        autotuner = self.autotuner
+        return autotuner.planner.pass_seconds(autotuner.planned.plan(1), 1, depth) if autotuner else None
 
     def _in_memory(self, prepared: LoadPlan) -> InMemory:
         mapped, store = prepared.mapped, self._store
@@ -330,7 +330,7 @@ class PlannedModel:
 
     def _goes_on_without(self, name: str, error: Exception) -> bool:
         """A backend failed in the middle of a step: whether the others can take the same step."""
-        if self.pilot and self.pilot.goes_on_without(name, error):
+        if self.autotuner and self.autotuner.goes_on_without(name, error):
             return True
         device = self._backends.get(name)
         # A file that cannot be read is no fault of the device, nor is memory that others need.
@@ -380,9 +380,9 @@ class PlannedModel:
 
     def _give_weights_back(self) -> None:
         """All of them, with the backends that had them."""
-        if self.pilot:
-            self.pilot.close()
-            self.pilot = self.pace = None
+        if self.autotuner:
+            self.autotuner.close()
+            self.autotuner = self.pace = None
             self._executor.hear, self._executor.ask = Ran.learn, lambda work: None
         self._executor.forget_devices()
         self._close_reading()
@@ -401,15 +401,15 @@ class PlannedModel:
 
     def expect(self, tokens: int, between: Between | None = None) -> None:
         """This many tokens of prompts wait: what is worth preparing for them is prepared now."""
-        if self.pilot:
-            self.pilot.expect(tokens, between)
+        if self.autotuner:
+            self.autotuner.expect(tokens, between)
         if self.long_prompts:
             self._on_device(self.long_prompts, tokens)
 
     def tend(self, idle: bool = False, between: Between | None = None) -> None:
         """Between two steps: look after the plan."""
-        if self.pilot:
-            self.pilot.tend(idle, between)
+        if self.autotuner:
+            self.autotuner.tend(idle, between)
         self._budget.tend()
 
     def set_ram(self, nbytes: int) -> None:
@@ -444,15 +444,15 @@ class PlannedModel:
     @property
     def promised(self) -> PlanSet:
         """The plans in force, with the speeds that follow from what was measured so far."""
-        if self.pilot is None:
+        if self.autotuner is None:
             return self.plans
-        pace = pace_of(self.pilot.forecast, self.graph, self._threads_of_one)
-        return replace(self.plans, rates=_rates(self.pilot.planner, self.pilot.planned, pace))
+        pace = pace_of(self.autotuner.forecast, self.graph, self._threads_of_one)
+        return replace(self.plans, rates=_rates(self.autotuner.planner, self.autotuner.planned, pace))
 
     @property
     def reason(self) -> str:
         """Why passes run as they do: the last change, also one that was taken back; from any thread."""
-        changes = self.pilot.changes if self.pilot else ()
+        changes = self.autotuner.changes if self.autotuner else ()
         told = (change.reason for change in reversed(changes) if change.became != "proposed")
         return next(told, self.plans.reason)
 
@@ -493,7 +493,7 @@ class PlannedModel:
             if self.long_prompts and tokens >= FEWEST and self.plans is self.long_prompts.with_device:
                 return self.long_prompts.on_device(tokens)
             return disk.predict(tokens)
-        return self.pilot.predict(chunks) if self.pilot else None
+        return self.autotuner.predict(chunks) if self.autotuner else None
 
     @property
     def alike(self) -> int:
@@ -561,8 +561,8 @@ class PlannedModel:
 
     def close(self) -> None:
         """Give everything back, and keep what was learnt."""
-        if self.pilot:
-            self.pilot.close()
+        if self.autotuner:
+            self.autotuner.close()
         if self.predictor:
             self.predictor.close()
             self.predictor = None  # it knows this model, and both would wait for the garbage collector
@@ -588,7 +588,7 @@ def _within(prepared: LoadPlan) -> Callable[[MemoryGrant], PlanSet] | None:
 
 
 def _setup(prepared: LoadPlan, options: Options) -> Setup | None:
-    """What a pilot needs; None where nothing is to be decided while the model runs."""
+    """What an autotuner needs; None where nothing is to be decided while the model runs."""
     wishes = options.wishes
     if not options.measures or wishes.plan or wishes.deterministic:
         return None

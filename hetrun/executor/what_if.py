@@ -60,4 +60,4 @@ def promised(model: Model) -> PlanSet:
 
 
 def _known(model: Model) -> WorkTimes | None:
-    return model.pilot.forecast if isinstance(model, PlannedModel) and model.pilot else None
+    return model.autotuner.forecast if isinstance(model, PlannedModel) and model.autotuner else None

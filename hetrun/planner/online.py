@@ -186,7 +186,7 @@ class OnlinePlanner:
             times[bucket] = ExpectedTimes(tokens, depth, found)
         return replace(plans, expected=times)
 
-    # --- what the pilot asks; a planner for two devices knows more
+    # --- what the autotuner asks; a planner for two devices knows more
 
     def cut_by(self, plan: Plan, tokens: int) -> tuple[int, float]:
         """The passes that `tokens` tokens become, which might be one: tokens of each, and how many passes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -243,6 +243,12 @@ class AnswerFrame:
         """The chunk of a choice as JSON, with this text."""
         before, after = self._around[index]
         return f"{before}{json_text(text)}{after}"
+
+
+def usage_chunk(order: Order, frame: AnswerFrame, counts: UsageSum) -> Iterator[str]:
+    """What a stream of OpenAI's ends with: the usage of all choices, if it was asked for."""
+    if order.include_usage:
+        yield json_text(frame.body([], usage=counts.usage(), timings=counts.timings()))
 
 
 def pieces_of(reader: ChoiceReader, event: Event) -> list[Piece]:

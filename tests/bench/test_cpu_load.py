@@ -93,7 +93,7 @@ def test_they_end_with_us_however_we_end(number: signal.Signals) -> None:
 # --- what is asked for
 
 
-def asked(**given: Any) -> TypedBenchOptions:  # noqa: ANN401 - those of Asked
+def asked(**given: Any) -> TypedBenchOptions:  # noqa: ANN401 - its fields
     typed: dict[str, Any] = {"prompt": "512", "generate": "64", "rounds": 5, "output": "table"}
     typed |= dict.fromkeys(("depth", "batch", "vs", "clients", "requests", "shared_prefix", "arrival"))
     return TypedBenchOptions(**(typed | {"explain": False} | given))

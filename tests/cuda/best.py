@@ -15,8 +15,8 @@ Way = tuple[float, float, int]  # seconds in the chain, seconds on the link, byt
 def best_seconds(model: PlannedModel, depth: int) -> float | None:
     """Seconds of a pass of one token: the chain, or the link where that takes longer; None where something
     was not measured."""
-    assert model.pilot
-    planner = model.pilot.planner
+    assert model.autotuner
+    planner = model.autotuner.planner
     if not isinstance(planner, ConcurrentPlanner):
         return None
     at = At(1, float(max(1, depth)), model.plans.plan(1).threads)

@@ -71,7 +71,7 @@ def _looked(loaded: LoadedModel, case: BenchCase, tok_s: tuple[float, ...]) -> M
     return Measured(
         tok_s,
         model.predict([(1, float(case.depth + case.tokens // 2))]) if case.kind == "decode" else None,
-        best_seconds(model, case.depth) if model.pilot and case.kind == "decode" else None,
+        best_seconds(model, case.depth) if model.autotuner and case.kind == "decode" else None,
         _places(plans, min(tokens, plans.ubatch)),
         gpu.memory.driver.held_memory() if gpu else 0,
         granted.limit if granted else 0,
@@ -90,9 +90,9 @@ def _places(plans: PlanSet, tokens: int) -> dict[str, int]:
 
 def _rates(model: PlannedModel, case: BenchCase) -> dict[str, float]:
     """How fast the device reads the weights of each form of unit, as the planner knows it."""
-    if not model.pilot:
+    if not model.autotuner:
         return {}
-    planner, found = model.pilot.planner, dict[str, float]()
+    planner, found = model.autotuner.planner, dict[str, float]()
     for i, unit in enumerate(planner.units):
         seconds = planner.costs.seconds(i, CUDA, model.plans.plan(1).threads, 1, max(1.0, case.depth))
         nbytes = sum(w.nbytes for op in unit.ops if op.kind != "embed" for w in op.weights)

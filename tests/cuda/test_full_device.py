@@ -39,12 +39,12 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedModel]:
         open_model(model_file(MODEL)),
         Options(Wishes(threads=1), ("reference", "cuda"), ctx=CONTEXT, vram=24 << 20, eager=False),
     )
-    assert made.pilot
+    assert made.autotuner
     made._executor.hear = lambda ran: None  # which says how slow the emulator is
-    for form in {unit.form for unit in made.pilot.planner.units}:
+    for form in {unit.form for unit in made.autotuner.planner.units}:
         for n in (1, 4, 16, 64, 256):
-            made.pilot.forecast.learn(OpWork(form, "cuda", 1), n, 32.0, FAST)
-            made.pilot.forecast.learn(OpWork(form, "reference", 1), n, 32.0, SLOW)
+            made.autotuner.forecast.learn(OpWork(form, "cuda", 1), n, 32.0, FAST)
+            made.autotuner.forecast.learn(OpWork(form, "reference", 1), n, 32.0, SLOW)
     yield made
     made.close()
     undo()
@@ -75,8 +75,8 @@ def test_a_long_text_keeps_the_gpu(model: PlannedModel) -> None:
         close(steps(model, a, tokens(25, i)), right.logits(b, tokens(25, i)))
     assert model.length(a) == 250
     assert "cuda" in model.plans.backends
-    assert model.pilot
-    assert any("left cuda for keys and values" in change.reason for change in model.pilot.changes)
+    assert model.autotuner
+    assert any("left cuda for keys and values" in change.reason for change in model.autotuner.changes)
     right.close()
 
 

@@ -117,13 +117,13 @@ def piloted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PlannedModel, Emu
 
 def place(model: PlannedModel, scope: str) -> None:
     """Have a part of it computed by the GPU from the next step on."""
-    pilot = model.pilot
-    assert pilot
-    units = [i for i, unit in enumerate(pilot.planner.units) if unit.scope.startswith(scope)]
-    pilot._weights.bring(frozenset((i, "cuda") for i in units))
+    autotuner = model.autotuner
+    assert autotuner
+    units = [i for i, unit in enumerate(autotuner.planner.units) if unit.scope.startswith(scope)]
+    autotuner._weights.bring(frozenset((i, "cuda") for i in units))
     there = (Placement("", "reference", "a test"), Placement(scope, "cuda", "a test"))
     plans = make_plans(model.graph, dict.fromkeys(BUCKETS, (1, there)), ["cuda"])
-    pilot._in_force.adopt(replace(model.plans, plans=plans))
+    autotuner._in_force.adopt(replace(model.plans, plans=plans))
 
 
 def steps(model: PlannedModel, seq: int, text: list[int]) -> np.ndarray:

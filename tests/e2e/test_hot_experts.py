@@ -141,10 +141,10 @@ def near(timeline: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Near]
         each()
 
 
-def pilot_of(loaded: LoadedModel) -> Autotuner:
+def autotuner_of(loaded: LoadedModel) -> Autotuner:
     assert isinstance(loaded.model, PlannedModel)
-    assert loaded.model.pilot is not None
-    return loaded.model.pilot
+    assert loaded.model.autotuner is not None
+    return loaded.model.autotuner
 
 
 def missed(loaded: LoadedModel) -> float:
@@ -153,7 +153,7 @@ def missed(loaded: LoadedModel) -> float:
     sets = sets_of(loaded.model.plans.plans.values(), "near")
     now = best = 0.0
     for op in MIXTURES:
-        heat = pilot_of(loaded).choices.likely(op.weights[0].name)
+        heat = autotuner_of(loaded).choices.likely(op.weights[0].name)
         if heat is None:
             return 1.0
         mine = sets.get(op.scope, ())
@@ -178,7 +178,7 @@ def talk_of(llm: LocalModel, timeline: Simulated, token: int) -> dict[str, tuple
                 model.tend()
             model.tend(idle=True)
         model.free(seq)
-        assert missed(loaded) <= 0.1, [c.reason for c in pilot_of(loaded).changes]
+        assert missed(loaded) <= 0.1, [c.reason for c in autotuner_of(loaded).changes]
         return sets_of(model.plans.plans.values(), "near")
 
     return llm.call(steps)

@@ -125,7 +125,7 @@ def test_what_fills_ram_and_a_device_opens_with_measuring(path: Path) -> None:
         wanted = options(need - weights // 4, room_for(path, weights // 2))
         model = PlannedModel(open_model(path), replace(wanted, planner="measured", ctx=256, streaming="off"))
         assert not model.streaming()
-        assert model.pilot
+        assert model.autotuner
         assert {"cuda", "llamacpp"} <= set(model.plans.backends)
         close(text(model), by_reference(path))
         model.close()

@@ -219,14 +219,14 @@ def asked_together(llm: LocalModel) -> list[list[int]]:
 
 def looked_at(loaded: LoadedModel) -> PlanSet:
     """The plans in force with what passes took since."""
-    pilot = pilot_of(loaded)
-    return pilot.planner.annotate(loaded.model.plans, pilot._replanner.now())
+    autotuner = autotuner_of(loaded)
+    return autotuner.planner.annotate(loaded.model.plans, autotuner._replanner.now())
 
 
-def pilot_of(loaded: LoadedModel) -> Autotuner:
+def autotuner_of(loaded: LoadedModel) -> Autotuner:
     assert isinstance(loaded.model, PlannedModel)
-    assert loaded.model.pilot is not None
-    return loaded.model.pilot
+    assert loaded.model.autotuner is not None
+    return loaded.model.autotuner
 
 
 def test_whatever_the_planner_thinks_of_it_answers_stay_the_same(
@@ -237,7 +237,7 @@ def test_whatever_the_planner_thinks_of_it_answers_stay_the_same(
     monkeypatch.setattr(comparison_scheduler, "LEAST_REST_S", 0.0)
     with opened() as llm:
         answers = [a.tokens for a in llm.generate(prompts(), GREEDY)]
-        changes = llm.call(lambda loaded: pilot_of(loaded).changes)
+        changes = llm.call(lambda loaded: autotuner_of(loaded).changes)
     assert any("host and metered at the same time" in change.reason for change in changes)
     assert_those_of_the_reference(answers)
 

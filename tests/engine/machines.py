@@ -1,9 +1,9 @@
 """Made-up machines with a clock of their own: what a planner decides there is measured in seconds.
 
 A machine has two backends, cores that other programs want too, noise, bursts, parts that become warm, and
-first measurements that may be wrong. The real pilot runs the real executor on it, over devices that compute
-nothing and let the clock run on. The same requests are then timed by plans that never change, and the best of
-these, in hindsight, is what the pilot is measured by: its regret.
+first measurements that may be wrong. The real autotuner runs the real executor on it, over devices that
+compute nothing and let the clock run on. The same requests are then timed by plans that never change, and the best of
+these, in hindsight, is what the autotuner is measured by: its regret.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def machine(made: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 @dataclass(frozen=True)
 class Flight:
-    """What a run of the pilot took, and what it did."""
+    """What a run of the autotuner took, and what it did."""
 
     seconds: float
     changes: Sequence[tuple[float, str]]
@@ -323,12 +323,12 @@ def luck(seed: int) -> Iterator[float]:
 def fly(
     model: Path, world: World, look: Callable[[PlannedModel], object] | None = None
 ) -> tuple[Flight, Graph]:
-    """All requests, by the plans that the pilot makes."""
+    """All requests, by the plans that the autotuner makes."""
 
     def steps(loaded: LoadedModel) -> tuple[Flight, Graph]:
         model = loaded.model
         assert isinstance(model, PlannedModel)
-        assert model.pilot is not None
+        assert model.autotuner is not None
         world.began, lucks = world.now, luck(world.machine.seed)
 
         def step(seq: int, n: int, last: bool) -> None:
@@ -359,7 +359,7 @@ def fly(
         seconds = world.at
         if look:
             look(model)
-        changes = [(c.at - world.began, c.reason) for c in model.pilot.changes]
+        changes = [(c.at - world.began, c.reason) for c in model.autotuner.changes]
         return Flight(seconds, changes), model.graph
 
     with LocalModel(model, backends=world.machine.names, ctx=CONTEXT, planner="measured", eager=True) as llm:

@@ -1,6 +1,6 @@
-"""The pilot on a real model: a backend is avoided where it is slow, and used where it is fast or becomes it.
+"""The autotuner on a real model: a backend is avoided where it is slow, and used where it is or becomes fast.
 
-"Slow" is real work done again and again, so it shows in whatever the pilot measures.
+"Slow" is real work done again and again, so it shows in whatever the autotuner measures.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ def plugin() -> Iterator[None]:
     remove()
 
 
-def pilot_of(loaded: LoadedModel) -> Autotuner:
+def autotuner_of(loaded: LoadedModel) -> Autotuner:
     model = loaded.model
     assert isinstance(model, PlannedModel)
-    assert model.pilot is not None
-    return model.pilot
+    assert model.autotuner is not None
+    return model.autotuner
 
 
 def users(plans: PlanSet, tokens: int, scope: str) -> set[str]:
@@ -148,13 +148,13 @@ def test_a_backend_that_becomes_fast_is_used_within_seconds(
         small_model, backends=["plugin", "reference"], ctx=512, threads=1, planner="measured", eager=True
     ) as llm:
         assert users(llm.plan, 1, "blk.0.ffn") == {"reference"}, "it should be avoided where it is slow"
-        price = llm.call(lambda loaded: pilot_of(loaded).forecast.fact(turn(1), "reference"))
+        price = llm.call(lambda loaded: autotuner_of(loaded).forecast.fact(turn(1), "reference"))
         assert price is not None
         assert 0 <= price < 0.1, "what changing between the two costs was measured"
         Plugin.slow = ""
         # 1 to 3 s where nothing else runs; test_autotuner_clock.py is exact, also about the reason.
         run_for(llm, 60, ["plugin"], "blk.0.ffn")
-        changes = llm.call(lambda loaded: [c.reason for c in pilot_of(loaded).changes])
+        changes = llm.call(lambda loaded: [c.reason for c in autotuner_of(loaded).changes])
         assert users(llm.plan, 1, "blk.0.ffn") == {"plugin"}
         assert any("to plugin" in why and "less time expected" in why for why in changes)
         assert all(why in caplog.text for why in changes)
@@ -206,10 +206,10 @@ def test_an_eager_model_brings_in_what_pays_after_a_change_when_it_is_idle(
             at = f"hetrun.executor.autotune.{module}.perf_counter"
             monkeypatch.setattr(at, lambda: perf_counter() + 1000)
         monkeypatch.setattr("hetrun.executor.autotune.autotuner.LOOK_S", 1000.0)
-        llm.call(lambda loaded: pilot_of(loaded).tend())
+        llm.call(lambda loaded: autotuner_of(loaded).tend())
         assert asked == [("it became slow", False)]
         for _ in range(2):
-            llm.call(lambda loaded: pilot_of(loaded).tend(idle=True))
+            llm.call(lambda loaded: autotuner_of(loaded).tend(idle=True))
         assert asked[1:] == [("it became slow", True)]
 
 
@@ -237,11 +237,11 @@ def test_a_backend_that_is_told_to_stop_has_not_failed(
     ) as llm:
 
         def look(loaded: LoadedModel) -> set[str]:
-            pilot = pilot_of(loaded)
-            pilot._next_look = pilot._comparisons.next_at = 0.0
+            autotuner = autotuner_of(loaded)
+            autotuner._next_look = autotuner._comparisons.next_at = 0.0
             with pytest.raises(Cancelled):
-                pilot.tend()
-            return pilot._pool.refused
+                autotuner.tend()
+            return autotuner._pool.refused
 
         assert llm.call(look) == set()
 
@@ -268,15 +268,17 @@ def test_a_backend_that_fails_in_an_answer_is_left_out_and_the_answer_goes_on(
 
         def place(loaded: LoadedModel) -> set[str]:
             """The second layer on the plugin, whatever is faster."""
-            pilot, assured = pilot_of(loaded), loaded.model
+            autotuner, assured = autotuner_of(loaded), loaded.model
             assert isinstance(assured, PlannedModel)
-            units = enumerate(pilot.planner.units)
-            pilot._explorer.close()
-            pilot._weights.bring(frozenset((i, "plugin") for i, u in units if u.scope.startswith("blk.1")))
+            units = enumerate(autotuner.planner.units)
+            autotuner._explorer.close()
+            autotuner._weights.bring(
+                frozenset((i, "plugin") for i, u in units if u.scope.startswith("blk.1"))
+            )
             placed = Placement("", "llamacpp", "a test"), Placement("blk.1", "plugin", "a test")
             plans = make_plans(assured.graph, {b: (1, placed) for b in BUCKETS})
-            pilot._in_force.adopt(replace(pilot._in_force.planned, plans=plans))
-            pilot._next_look = float("inf")  # however long the answer takes, nothing else is planned
+            autotuner._in_force.adopt(replace(autotuner._in_force.planned, plans=plans))
+            autotuner._next_look = float("inf")  # however long the answer takes, nothing else is planned
             return {s.backend for s in assured.plans.plan(1).segments}
 
         assert llm.call(place) == set(names)
@@ -285,7 +287,7 @@ def test_a_backend_that_fails_in_an_answer_is_left_out_and_the_answer_goes_on(
             found += [event.token] if event.token is not None else []
             Plugin.fails = bool(found)  # before passes could show that it is the slower one
         assert found == right
-        reasons = llm.call(lambda loaded: [change.reason for change in pilot_of(loaded).changes])
+        reasons = llm.call(lambda loaded: [change.reason for change in autotuner_of(loaded).changes])
         assert any("plugin failed" in why for why in reasons)
         assert llm.plan.backends == ["llamacpp"]
 
@@ -297,13 +299,13 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
     with LocalModel(small_model, backends=["llamacpp", "reference"], ctx=256, planner="measured") as llm:
 
         def load(loaded: LoadedModel) -> None:
-            pilot, calls = pilot_of(loaded), 0
+            autotuner, calls = autotuner_of(loaded), 0
             copies = frozenset((i, "reference") for i in range(3))
-            backends, units = pilot._weights._backends, pilot.planner.units
+            backends, units = autotuner._weights._backends, autotuner.planner.units
             weights = {u for i, b in copies for u in backends[b].wants(units[i].ops)}
-            pilot._weights._store.drop("reference", weights)
+            autotuner._weights._store.drop("reference", weights)
             sizes = Sizes(dict.fromkeys(copies, 1 << 30), dict.fromkeys(copies, 0))
-            monkeypatch.setattr(pilot.planner, "sizes", sizes)
+            monkeypatch.setattr(autotuner.planner, "sizes", sizes)
             clock, upload = Clock(), backends["reference"].upload
 
             def slowly(wanted: WeightUse, read: ReadInto) -> Buffer:
@@ -322,9 +324,9 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
             monkeypatch.setattr(backends["reference"], "upload", slowly)
             for module in ("yielding", "weight_migration"):
                 monkeypatch.setattr(f"hetrun.executor.autotune.{module}.perf_counter", clock)
-            with pilot.aside.for_the_sake_of(between):
-                pilot._weights.bring(copies)
+            with autotuner.aside.for_the_sake_of(between):
+                autotuner._weights.bring(copies)
             assert calls == len(weights) > 3
-            assert pilot.forecast.fact(RATE, "reference") == 3 * (1 << 30) / (0.25 * len(weights))
+            assert autotuner.forecast.fact(RATE, "reference") == 3 * (1 << 30) / (0.25 * len(weights))
 
         llm.call(load)

@@ -1,4 +1,4 @@
-"""The pilot on a clock of the test's own: what it decides over minutes, whatever else this machine does.
+"""The autotuner on a clock of the test's own: what it decides over minutes, whatever else this machine does.
 
 Two backends compute nothing and let the clock run on by what a test says that they take. Nothing waits, so
 minutes pass in a second; tests/engine/test_autotuner.py has backends that really are slow.
@@ -63,7 +63,7 @@ def fly(model: Path, clock: Clock, seconds: float, speed: Speed) -> Flight:
     def steps(loaded: LoadedModel) -> Flight:
         model = loaded.model
         assert isinstance(model, PlannedModel)
-        assert model.pilot is not None
+        assert model.autotuner is not None
         seq = model.alloc()
         clock.began = clock.now
         while clock.now < clock.began + seconds:
@@ -71,10 +71,10 @@ def fly(model: Path, clock: Clock, seconds: float, speed: Speed) -> Flight:
                 model.truncate(seq, 0)
             model.step(Step((Chunk(seq, np.array([5]), np.array([0])),)))
             model.tend(idle=True)
-        changes = [c for c in model.pilot.changes if c.at > clock.began]
+        changes = [c for c in model.autotuner.changes if c.at > clock.began]
         told = [(c.at - clock.began, c.reason) for c in changes]
         kept = [(c.at - clock.began, c.reason) for c in changes if c.became == "in force"]
-        return Flight(told, kept, model.plans, model.pilot.forecast.fact(turn(1), "two"))
+        return Flight(told, kept, model.plans, model.autotuner.forecast.fact(turn(1), "two"))
 
     clock.speed = speed
     clock.began = 1e9
@@ -121,14 +121,14 @@ def test_what_fails_when_it_is_tried_is_left_at_once(
     def work(loaded: LoadedModel) -> None:
         model = loaded.model
         assert isinstance(model, PlannedModel)
-        assert model.pilot is not None
+        assert model.autotuner is not None
         assert model.plans.backends == ["two"]
-        monkeypatch.setattr(type(model.pilot._explorer), "trying", "two")
-        monkeypatch.setattr(model.pilot._explorer, "step", fail)
+        monkeypatch.setattr(type(model.autotuner._explorer), "trying", "two")
+        monkeypatch.setattr(model.autotuner._explorer, "step", fail)
         clock.now += 1
         model.tend()
         assert model.plans.backends == ["one"]
-        assert all("inf" not in change.reason for change in model.pilot.changes)
+        assert all("inf" not in change.reason for change in model.autotuner.changes)
 
     clock.speed = lambda at, name, segment: 1.0 if name == "two" else 2.0
     with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
@@ -259,8 +259,8 @@ def test_what_only_measuring_needed_is_given_back_beside_others_too(
 
     def brought(loaded: LoadedModel) -> list[str]:
         assert isinstance(loaded.model, PlannedModel)
-        assert loaded.model.pilot is not None
-        return [name for name, uses in loaded.model.pilot.prober._brought.items() if uses]
+        assert loaded.model.autotuner is not None
+        return [name for name, uses in loaded.model.autotuner.prober._brought.items() if uses]
 
     clock.speed = lambda at, name, segment: 0.01
     with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True) as llm:
@@ -270,8 +270,8 @@ def test_what_only_measuring_needed_is_given_back_beside_others_too(
 def reasons_of(loaded: LoadedModel) -> list[str]:
     model = loaded.model
     assert isinstance(model, PlannedModel)
-    assert model.pilot is not None
-    return [change.reason for change in model.pilot.changes]
+    assert model.autotuner is not None
+    return [change.reason for change in model.autotuner.changes]
 
 
 def noisy(slower: float, noise: float, wild: float = 0.0) -> Speed:
@@ -333,7 +333,7 @@ def read_prompts(loaded: LoadedModel, tokens: int, n: int, clock: Clock) -> set[
     """Prompts of some length, with a rest after each; the backends that hold weights then."""
     model = loaded.model
     assert isinstance(model, PlannedModel)
-    assert model.pilot is not None
+    assert model.autotuner is not None
     for _ in range(n):
         seq = model.alloc()
         model.expect(tokens)
@@ -341,7 +341,7 @@ def read_prompts(loaded: LoadedModel, tokens: int, n: int, clock: Clock) -> set[
         model.free(seq)
         clock.now += 1.0
         model.tend(idle=True)
-    return {name for _, name in model.pilot._state.held}
+    return {name for _, name in model.autotuner._state.held}
 
 
 def test_what_pays_only_for_prompts_comes_once_they_have_lost_as_much_without_it(
@@ -362,8 +362,8 @@ def test_copies_that_were_given_back_have_to_be_missed_for_longer(model: Path, l
     def hesitation(loaded: LoadedModel) -> float:
         model = loaded.model
         assert isinstance(model, PlannedModel)
-        assert model.pilot is not None
-        return model.pilot._residency.hesitation
+        assert model.autotuner is not None
+        return model.autotuner._residency.hesitation
 
     with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured") as llm:
         assert llm.call(lambda loaded: read_prompts(loaded, 256, 210, late)) == {"one", "two"}
@@ -383,9 +383,11 @@ def test_what_was_measured_wrongly_and_is_not_held_is_found_all_the_same(model: 
     def weights(loaded: LoadedModel) -> bool:
         model = loaded.model
         assert isinstance(model, PlannedModel)
-        assert model.pilot is not None
+        assert model.autotuner is not None
         two = model.backends["two"]
-        return any(model._store.holds("two", two.wants(unit.ops)) for unit in model.pilot.planner.units[1:-1])
+        return any(
+            model._store.holds("two", two.wants(unit.ops)) for unit in model.autotuner.planner.units[1:-1]
+        )
 
     def work(loaded: LoadedModel) -> None:
         model, held = loaded.model, []

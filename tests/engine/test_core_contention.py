@@ -83,19 +83,19 @@ def test_threads_follow_what_others_take(
     monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
 
     def watch(loaded: LoadedModel) -> None:
-        model, pilot = planned(loaded)
-        force = pilot._in_force
+        model, autotuner = planned(loaded)
+        force = autotuner._in_force
         assert run_until(loaded, lambda: force.quiet and threads(model) == {CORES})
-        works = set(pilot.forecast.works())
+        works = set(autotuner.forecast.works())
         with burners():
             assert run_until(loaded, lambda: force.crowded and threads(model) != {CORES})
-            assert set(pilot.forecast.works()) == works, "nothing is learnt from a crowd"
+            assert set(autotuner.forecast.works()) == works, "nothing is learnt from a crowd"
         with timed(force._executor) as passes:
             back = run_until(loaded, lambda: force.quiet and threads(model) == {CORES})
         if not back:
             assert others_compute() or not all_threads_pay(passes), "cores are free, and no one uses them"
             pytest.skip("other programs keep this machine busy")
-        reasons = [c.reason for c in pilot.changes if c.became == "in force"]
+        reasons = [c.reason for c in autotuner.changes if c.became == "in force"]
         assert any(f"instead of {CORES}" in why for why in reasons)
         assert all(why in caplog.text for why in reasons)
 

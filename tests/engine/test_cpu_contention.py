@@ -69,8 +69,8 @@ def crowd(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Crowd:
 
 def planned(loaded: LoadedModel) -> tuple[PlannedModel, Autotuner]:
     assert isinstance(loaded.model, PlannedModel)
-    assert loaded.model.pilot is not None
-    return loaded.model, loaded.model.pilot
+    assert loaded.model.autotuner is not None
+    return loaded.model, loaded.model.autotuner
 
 
 def step(loaded: LoadedModel) -> None:
@@ -87,9 +87,9 @@ def threads(model: PlannedModel) -> set[int]:
     return {model.plans.plan(TOKENS).threads}
 
 
-def kept(pilot: Autotuner) -> list[str]:
+def kept(autotuner: Autotuner) -> list[str]:
     """Why plans are in force."""
-    return [c.reason for c in pilot.changes if c.became == "in force"]
+    return [c.reason for c in autotuner.changes if c.became == "in force"]
 
 
 def passes_of(loaded: LoadedModel, clock: Clock, seconds: float) -> list[int]:
@@ -115,22 +115,22 @@ def test_threads_follow_what_others_take(
     caplog.set_level("INFO", "hetrun.executor.autotune")
 
     def watch(loaded: LoadedModel) -> None:
-        model, pilot = planned(loaded)
+        model, autotuner = planned(loaded)
         fly(loaded, clock, 5)
         assert threads(model) == {CORES}
-        works = set(pilot.forecast.works())
+        works = set(autotuner.forecast.works())
         crowd.taken = 1.0
         assert fly(loaded, clock, 3, lambda: threads(model) == {1}), "within a few passes"
         fly(loaded, clock, 2)
         slow = passes_of(loaded, clock, 10)
         assert slow.count(CORES) <= 0.1 * len(slow), "the others are tried seldom"
-        assert set(pilot.forecast.works()) == works, "nothing is learnt from a crowd"
+        assert set(autotuner.forecast.works()) == works, "nothing is learnt from a crowd"
         crowd.taken = 0.0
-        assert fly(loaded, clock, 5, lambda: "cores are free again" in kept(pilot)[-1])
+        assert fly(loaded, clock, 5, lambda: "cores are free again" in kept(autotuner)[-1])
         assert threads(model) == {CORES}
-        why = kept(pilot)
+        why = kept(autotuner)
         assert any("another program takes a core" in w and f"instead of {CORES}" in w for w in why)
-        assert all(c.reason in caplog.text for c in pilot.changes)
+        assert all(c.reason in caplog.text for c in autotuner.changes)
 
     path = tiny.write_gguf(simulated.MODEL, tmp_path / "crowded.gguf")
     with LocalModel(path, backends=["one"], ctx=256, planner="measured", eager=True) as llm:
@@ -141,15 +141,15 @@ def test_what_others_did_while_nothing_ran_says_nothing_about_now(
     tmp_path: Path, crowd: Crowd, clock: Clock
 ) -> None:
     def watch(loaded: LoadedModel) -> None:
-        model, pilot = planned(loaded)
+        model, autotuner = planned(loaded)
         fly(loaded, clock, 5)
-        changes = len(pilot.changes)
+        changes = len(autotuner.changes)
         clock.now += 60
         crowd.before = 1.0
         model.expect(TOKENS)
-        assert pilot._in_force.quiet
+        assert autotuner._in_force.quiet
         assert set(passes_of(loaded, clock, 2)) == {CORES}
-        assert len(pilot.changes) == changes
+        assert len(autotuner.changes) == changes
         # Those that are still there are seen soon.
         clock.now += 60
         crowd.taken = 1.0

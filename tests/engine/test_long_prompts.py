@@ -60,7 +60,7 @@ def test_a_long_prompt_crosses_in_passes_of_the_device(link: float, monkeypatch:
     def read(loaded: LoadedModel) -> tuple[int, int]:
         model = loaded.model
         assert isinstance(model, PlannedModel)
-        assert model.pilot
+        assert model.autotuner
         seq, left, hear = model.alloc(), PROMPT, model._executor.hear
 
         def note(ran: Ran) -> None:

@@ -11,7 +11,7 @@ from hetrun.executor.planned_model import PlannedModel
 
 def reason(*changes: Change) -> str:
     model = SimpleNamespace(
-        pilot=SimpleNamespace(changes=changes), plans=SimpleNamespace(reason="the fixed order")
+        autotuner=SimpleNamespace(changes=changes), plans=SimpleNamespace(reason="the fixed order")
     )
     told = vars(PlannedModel)["reason"].fget
     return cast(str, told(model))

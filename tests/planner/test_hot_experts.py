@@ -166,7 +166,7 @@ def now(room: int, **more: object) -> Now:
 
 
 def follow(before: Now, proposal: Proposal) -> Now:
-    """What the pilot makes of a proposal."""
+    """What the autotuner makes of a proposal."""
     held = (before.held | proposal.bring) - proposal.drop
     return replace(before, held=held, parts=proposal.parts)
 

@@ -69,7 +69,7 @@ def test_one_size_is_no_sweep() -> None:
     assert is_sweep("50%")
 
 
-def asked(**given: Any) -> TypedBenchOptions:  # noqa: ANN401 - those of Asked
+def asked(**given: Any) -> TypedBenchOptions:  # noqa: ANN401 - its fields
     typed: dict[str, Any] = {"generate": "64", "rounds": 5, "output": "table", "explain": False}
     typed |= dict.fromkeys(("prompt", "depth", "batch", "vs", "clients", "requests", "shared_prefix"))
     return TypedBenchOptions(**(typed | {"arrival": None} | given))

@@ -1,1 +1,1 @@
-"""The pilot keeps the plan of a model good while it runs."""
+"""The autotuner keeps the plan of a model good while it runs."""

@@ -1,4 +1,4 @@
-"""The pilot: keeps the plan good while the model runs.
+"""The autotuner: keeps the plan good while the model runs.
 
 Before the first step it measures what is not known of this machine yet. Between steps it looks whether times
 have drifted, tries now and then what is not in use, and puts a better plan into force when there is one.
@@ -26,6 +26,7 @@ from hetrun.executor.autotune.residency_tuner import LEAST_WAITING, ResidencyTun
 from hetrun.executor.autotune.setup import Setup, home_of, planner_for
 from hetrun.executor.autotune.state import Change, TuningState
 from hetrun.executor.autotune.tuned_model import TunedModel
+from hetrun.executor.autotune.tuning_parts import TuningParts
 from hetrun.executor.autotune.weight_migration import Weights
 from hetrun.executor.autotune.yielding import YieldPoint
 from hetrun.executor.executor import Executor
@@ -90,44 +91,18 @@ class Autotuner:
         self._measuring = ModelMeasurement(model, self.prober, self._weights, self._pool)
         self._watcher = Watcher(planner, forecast)
         self._explorer = Explorer(model, self.prober)
-        self._connect(model)
-
-    def _connect(self, model: TunedModel) -> None:
-        """Make the parts that decide, over those that measure and hold."""
-        state, pool, weights, in_force = self._state, self._pool, self._weights, self._in_force
-        explorer = self._explorer
-        self._replanner = replanner = Replanner(
-            model,
-            state=state,
-            pool=pool,
-            weights=weights,
-            in_force=in_force,
-            watcher=self._watcher,
-            explorer=explorer,
+        parts = TuningParts(
+            model=model,
+            state=self._state,
+            pool=self._pool,
+            weights=self._weights,
+            in_force=self._in_force,
+            explorer=self._explorer,
         )
-        self._comparisons = ComparisonScheduler(
-            model.executor, pool=pool, in_force=in_force, explorer=explorer, replanner=replanner
-        )
-        self._recovery = FailureRecovery(
-            model,
-            state=state,
-            pool=pool,
-            weights=weights,
-            in_force=in_force,
-            explorer=explorer,
-            replanner=replanner,
-        )
-        self._residency = ResidencyTuner(
-            model,
-            state=state,
-            pool=pool,
-            weights=weights,
-            in_force=in_force,
-            measuring=self._measuring,
-            explorer=explorer,
-            replanner=replanner,
-            aside=self.aside,
-        )
+        self._replanner = Replanner(parts, self._watcher)
+        self._comparisons = ComparisonScheduler(parts, self._replanner)
+        self._recovery = FailureRecovery(parts, self._replanner)
+        self._residency = ResidencyTuner(parts, self._replanner, self._measuring, self.aside)
 
     @property
     def changes(self) -> Sequence[Change]:

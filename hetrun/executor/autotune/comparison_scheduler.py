@@ -6,11 +6,9 @@ from math import isinf
 from time import perf_counter
 
 from hetrun.errors import BudgetError, Cancelled
-from hetrun.executor.autotune.active_plan import InForce
-from hetrun.executor.autotune.backend_pool import BackendPool
-from hetrun.executor.autotune.explorer import CHANGED, Explorer
+from hetrun.executor.autotune.explorer import CHANGED
 from hetrun.executor.autotune.replanner import Replanner
-from hetrun.executor.executor import Executor
+from hetrun.executor.autotune.tuning_parts import TuningParts
 
 SHARE = 0.01  # of the time goes into trying what is not in use
 LEAST_REST_S = 0.5  # between two comparisons
@@ -22,18 +20,10 @@ SOON_S = 15.0  # since the engine was idle: comparisons wait for the next such m
 class ComparisonScheduler:
     """Begins comparisons and goes on with them, a slice of time after the other."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        *,
-        pool: BackendPool,
-        in_force: InForce,
-        explorer: Explorer,
-        replanner: Replanner,
-    ) -> None:
+    def __init__(self, parts: TuningParts, replanner: Replanner) -> None:
         self.next_at = 0.0  # nothing is tried before
-        self._executor, self._pool, self._in_force = executor, pool, in_force
-        self._explorer, self._replanner = explorer, replanner
+        self._executor, self._pool, self._in_force = parts.model.executor, parts.pool, parts.in_force
+        self._explorer, self._replanner = parts.explorer, replanner
         self._news = ""  # that makes another plan likely
         self._spent_s = 0.0  # for the comparison that goes on
         self._rest_s = 0.5  # between two comparisons: longer and longer while nothing is new

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from hetrun.errors import BudgetError, Cancelled
-from hetrun.executor.autotune.active_plan import InForce
-from hetrun.executor.autotune.backend_pool import BackendPool
-from hetrun.executor.autotune.explorer import Explorer
 from hetrun.executor.autotune.replanner import Replanner
-from hetrun.executor.autotune.state import TuningState
-from hetrun.executor.autotune.tuned_model import TunedModel
-from hetrun.executor.autotune.weight_migration import Weights
+from hetrun.executor.autotune.tuning_parts import TuningParts
 from hetrun.executor.loading.device_memory import less_room, whose_memory
 from hetrun.planner.residency import Copy
 from hetrun.system.units import format_bytes
@@ -20,20 +15,10 @@ FREED = 1 / 8  # of a device's weights go where keys and values need their room,
 class FailureRecovery:
     """Makes the plan one that can run, so that the same step can be taken again."""
 
-    def __init__(
-        self,
-        model: TunedModel,
-        *,
-        state: TuningState,
-        pool: BackendPool,
-        weights: Weights,
-        in_force: InForce,
-        explorer: Explorer,
-        replanner: Replanner,
-    ) -> None:
-        self._planner, self._executor, self._state, self._pool = model.planner, model.executor, state, pool
-        self._weights, self._in_force = weights, in_force
-        self._explorer, self._replanner = explorer, replanner
+    def __init__(self, parts: TuningParts, replanner: Replanner) -> None:
+        self._planner, self._executor = parts.model.planner, parts.model.executor
+        self._state, self._pool, self._weights = parts.state, parts.pool, parts.weights
+        self._in_force, self._explorer, self._replanner = parts.in_force, parts.explorer, replanner
 
     def recover(self, name: str, error: Exception) -> bool:
         """Whether the step that this backend failed in can be taken again now."""

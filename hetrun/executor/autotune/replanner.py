@@ -6,13 +6,8 @@ import logging
 from collections.abc import Mapping
 
 from hetrun.errors import BudgetError, Cancelled
-from hetrun.executor.autotune.active_plan import InForce
-from hetrun.executor.autotune.backend_pool import BackendPool
 from hetrun.executor.autotune.drift import Watcher
-from hetrun.executor.autotune.explorer import Explorer
-from hetrun.executor.autotune.state import TuningState
-from hetrun.executor.autotune.tuned_model import TunedModel
-from hetrun.executor.autotune.weight_migration import Weights
+from hetrun.executor.autotune.tuning_parts import TuningParts
 from hetrun.executor.loading.device_memory import within
 from hetrun.planner.online import Now, Proposal
 from hetrun.planner.residency import Copy
@@ -23,21 +18,12 @@ log = logging.getLogger(__name__)
 class Replanner:
     """Plans anew for what is known now."""
 
-    def __init__(
-        self,
-        model: TunedModel,
-        *,
-        state: TuningState,
-        pool: BackendPool,
-        weights: Weights,
-        in_force: InForce,
-        watcher: Watcher,
-        explorer: Explorer,
-    ) -> None:
+    def __init__(self, parts: TuningParts, watcher: Watcher) -> None:
+        model = parts.model
         self._planner, self._executor = model.planner, model.executor
         self._kv, self._setup = model.kv, model.setup
-        self._state, self._pool, self._weights = state, pool, weights
-        self._in_force, self._watcher, self._explorer = in_force, watcher, explorer
+        self._state, self._pool, self._weights = parts.state, parts.pool, parts.weights
+        self._in_force, self._explorer, self._watcher = parts.in_force, parts.explorer, watcher
 
     def now(self, waiting: int = 0, eager: bool = False, ran: Mapping[str, float] | None = None) -> Now:
         """What a plan must suit at this moment."""

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import perf_counter
 
-from hetrun.executor.autotune.active_plan import FEW, InForce
-from hetrun.executor.autotune.backend_pool import BackendPool
-from hetrun.executor.autotune.explorer import Explorer
+from hetrun.executor.autotune.active_plan import FEW
 from hetrun.executor.autotune.measuring import PROBE_S, ModelMeasurement
 from hetrun.executor.autotune.replanner import Replanner
-from hetrun.executor.autotune.state import TuningState
-from hetrun.executor.autotune.tuned_model import TunedModel
-from hetrun.executor.autotune.weight_migration import Weights
+from hetrun.executor.autotune.tuning_parts import TuningParts
 from hetrun.executor.autotune.yielding import YieldPoint
 from hetrun.planner.online import WORTH
 from hetrun.planner.residency import Copy
@@ -30,28 +26,19 @@ class ResidencyTuner:
     """Decides which backends have copies of weights besides those that they hold from the beginning."""
 
     def __init__(
-        self,
-        model: TunedModel,
-        *,
-        state: TuningState,
-        pool: BackendPool,
-        weights: Weights,
-        in_force: InForce,
-        measuring: ModelMeasurement,
-        explorer: Explorer,
-        replanner: Replanner,
-        aside: YieldPoint,
+        self, parts: TuningParts, replanner: Replanner, measuring: ModelMeasurement, aside: YieldPoint
     ) -> None:
         self.hesitation = 1.0  # how much more must have been lost for copies: more each time that some went
-        self._planner, self._executor, self._state, self._pool = model.planner, model.executor, state, pool
-        self._weights, self._in_force, self._measuring = weights, in_force, measuring
-        self._explorer, self._replanner, self._aside = explorer, replanner, aside
+        self._planner, self._executor = parts.model.planner, parts.model.executor
+        self._state, self._pool, self._weights = parts.state, parts.pool, parts.weights
+        self._in_force, self._explorer, self._replanner = parts.in_force, parts.explorer, replanner
+        self._measuring, self._aside = measuring, aside
         self._asked = LEAST_WAITING  # tokens for which nothing was worth bringing in
         self._next_at_s = 0.0  # seconds of passes after which it is seen what would have paid
         self._unused = dict[Copy, float]()  # copies that do not pay, and since when
 
     def expect(self, waiting: int) -> None:
-        """So many tokens of prompts wait: another backend may be worth bringing in for them."""
+        """`waiting` tokens of prompts wait: another backend may be worth bringing in for them."""
         if waiting <= self._asked:
             return  # it was not worth it for as many
         crowded = self._in_force.crowded

@@ -1,4 +1,4 @@
-"""What a pilot is given besides the parts of the model."""
+"""What the autotuner gets besides the parts of the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hetrun.system.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a pilot is given besides the parts of the model."""
+    """What the autotuner gets besides the parts of the model."""
 
     home: Mapping[str, str]  # unit -> the backend that holds it from the beginning
     candidates: tuple[str, ...]  # backends that may be chosen

@@ -1,4 +1,4 @@
-"""What the parts of the pilot share: where weights are, which backends have begun, and what was decided."""
+"""What the parts of the autotuner share: where weights are, which backends have begun, what was decided."""
 
 from __future__ import annotations
 

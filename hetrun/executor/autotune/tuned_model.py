@@ -1,4 +1,4 @@
-"""The model whose plan is kept good, as the parts of the pilot need it."""
+"""The model whose plan is kept good, as the parts of the autotuner need it."""
 
 from __future__ import annotations
 

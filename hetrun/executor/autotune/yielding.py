@@ -1,4 +1,4 @@
-"""What the pilot does for seconds stands aside, so that others can run in the middle of it."""
+"""What the autotuner does for seconds stands aside, so that others can run in the middle of it."""
 
 from __future__ import annotations
 

@@ -43,10 +43,7 @@ from hetrun.executor.loading.memory_estimates import (
 )
 from hetrun.executor.loading.pieced_plan import BYTES_S, PiecedPlan, Wanted, billed
 from hetrun.executor.loading.plan_notes import about_states, about_vision, about_whole
-from hetrun.executor.loading.prompt_device import (
-    PromptDevice,
-)
-from hetrun.executor.loading.prompt_devices import WORK_SHARE, PromptDevices
+from hetrun.executor.loading.prompt_device import WORK_SHARE, PromptDevice, PromptDevices
 from hetrun.executor.mtp import PlannedBlock, plan_block
 from hetrun.graph import Extent, Graph, Op, kept_by, states_of
 from hetrun.graph.quant import QuantType

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 from hetrun.backend import WeightUse
 from hetrun.backend.weight_streaming import Cut
-from hetrun.executor.loading.prompt_device import (
-    PromptDevice,
-)
+from hetrun.executor.loading.prompt_device import PromptDevice
 from hetrun.memory import breakdown
 from hetrun.memory.ledger import MemoryGrant
 from hetrun.planner.plan import PlanSet

@@ -379,7 +379,7 @@ class ConcurrentPlanner(OnlinePlanner):
             found |= self._uses[unit, b]
         return found
 
-    # --- what the pilot asks
+    # --- what the autotuner asks
 
     def annotate(self, plans: PlanSet, now: Now) -> PlanSet:
         found = super().annotate(plans, now)

@@ -28,6 +28,7 @@ from hetrun.server.response_driver import (
     prompt_progress,
     respond,
     totals,
+    usage_chunk,
 )
 from hetrun.server.routes.models import meant
 from hetrun.server.service import Service
@@ -140,9 +141,7 @@ class ChatStream:
             yield json_text(self._last(index, event))
 
     def end(self) -> Iterator[str]:
-        if self._order.include_usage:
-            usage, timings = self._counts.usage(), self._counts.timings()
-            yield json_text(self._frame.body([], usage=usage, timings=timings))
+        return usage_chunk(self._order, self._frame, self._counts)
 
     def response(self, texts: AsyncGenerator[str, None]) -> EventStream:
         return EventStream(texts)
