@@ -2,8 +2,8 @@
 
 A machine has two backends, cores that other programs want too, noise, bursts, parts that become warm, and
 first measurements that may be wrong. The real autotuner runs the real executor on it, over devices that
-compute nothing and let the clock run on. The same requests are then timed by plans that never change, and the best of
-these, in hindsight, is what the autotuner is measured by: its regret.
+compute nothing and let the clock run on. The same requests are then timed by plans that never change, and the
+best of these, in hindsight, is what the autotuner is measured by: its regret.
 """
 
 from __future__ import annotations
