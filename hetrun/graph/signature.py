@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hetrun.graph.identity_cache import IdentityCache
 from hetrun.graph.ir import Graph, Op, Value
 from hetrun.graph.ops import Attention, Attrs, Moe, Stateful
 
@@ -81,11 +82,8 @@ class Forms:
     """Forms of ops that live on, each computed once; by identity, because equality costs as much."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Sequence[Op], str]] = {}
+        self._known = IdentityCache[Sequence[Op], str]()
 
     def of(self, ops: Sequence[Op]) -> str:
         """The form of some ops."""
-        found = self._known.get(id(ops))
-        if found is None:
-            found = self._known[id(ops)] = ops, form_of(ops)
-        return found[1]
+        return self._known.get(ops, form_of)

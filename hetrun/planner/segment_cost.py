@@ -8,6 +8,7 @@ from math import exp, inf, log, log2, pow
 
 from hetrun.backend import Backend, Segment
 from hetrun.graph import Op
+from hetrun.graph.identity_cache import IdentityCache
 from hetrun.graph.signature import Forms, Unit, coarse, of_wanted_rows
 from hetrun.planner.costmodel import OpWork, TimingBin, WorkTimes
 from hetrun.planner.shortest_path import Chain
@@ -49,9 +50,9 @@ class SegmentCosts:
         self._forms = Forms()
         self._of_wanted = tuple(of_wanted_rows(unit.ops) for unit in units)
         self._asked: dict[tuple[str, str, int, int, float], float | None] = {}
-        # By the identity of their ops, which are kept with what was found: equality costs as much as finding.
-        self._members: dict[int, tuple[Segment, tuple[int, ...]]] = {}
-        self._counted: dict[int, tuple[Segment, list[tuple[int, int]]]] = {}
+        # By the identity of a segment's ops: equality costs as much as finding.
+        self._members = IdentityCache[Sequence[Op], tuple[int, ...]]()
+        self._kinds = IdentityCache[Sequence[Op], list[tuple[int, int]]]()
 
     def seconds(self, unit: int, backend: str, threads: int, tokens: int, depth: float) -> float | None:
         """One unit as a segment of its own; None if it was never measured."""
@@ -120,11 +121,10 @@ class SegmentCosts:
 
     def members(self, segment: Segment) -> tuple[int, ...]:
         """The units of a segment."""
-        key = id(segment.ops)
-        if key not in self._members:
-            found = dict.fromkeys(self._numbers[coarse(op.scope)] for op in segment.ops)
-            self._members[key] = segment, tuple(found)
-        return self._members[key][1]
+        return self._members.get(segment.ops, self._members_of)
+
+    def _members_of(self, ops: Sequence[Op]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self._numbers[coarse(op.scope)] for op in ops))
 
     def form(self, segment: Segment) -> str:
         """A segment's form."""
@@ -191,13 +191,13 @@ class SegmentCosts:
 
     def kinds(self, segment: Segment) -> list[tuple[int, int]]:
         """A unit of each form in a segment, and how many of the form there are."""
-        key = id(segment.ops)
-        if key not in self._counted:
-            counts: dict[str, list[int]] = {}
-            for i in self.members(segment):
-                counts.setdefault(self.units[i].form, []).append(i)
-            self._counted[key] = segment, [(found[0], len(found)) for found in counts.values()]
-        return self._counted[key][1]
+        return self._kinds.get(segment.ops, self._kinds_of)
+
+    def _kinds_of(self, ops: Sequence[Op]) -> list[tuple[int, int]]:
+        found: dict[str, list[int]] = {}
+        for i in self._members.get(ops, self._members_of):
+            found.setdefault(self.units[i].form, []).append(i)
+        return [(same[0], len(same)) for same in found.values()]
 
 
 def longest(segments: Iterable[Segment]) -> dict[str, Segment]:

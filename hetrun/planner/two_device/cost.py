@@ -8,12 +8,13 @@ computing, with the small values that cross the link for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.backend import FLOAT_BYTES, Backend, Floats, Segment
 from hetrun.errors import OptionError
 from hetrun.graph import Graph, Op
+from hetrun.graph.identity_cache import IdentityCache
 from hetrun.graph.ops import MIXTURE, Attention, Moe
 from hetrun.graph.signature import coarse
 from hetrun.planner.costmodel import OpWork, WorkTimes
@@ -34,6 +35,7 @@ from hetrun.planner.two_device.expert_cost import (
 )
 
 PRODUCTS = ("linear", "head")
+MOST_ASKED = 4096  # costs that are kept until the forecast is asked again
 ENOUGH = 3  # runs of a segment, for its time to be believed
 SHALLOW = 512  # tokens in the past of each of several sequences
 
@@ -83,8 +85,8 @@ class Sides:
         self._operations = layers | {o.name: o for o in self.outside}
         self._sizes = {key: sum(map(_size, o.ops)) for key, o in self._operations.items()}
         self._asked: dict[tuple[str, str, At], OperationCost | None] = {}
-        self._parts: dict[int, tuple[Segment, Mapping[str, float]]] = {}
-        self._mixtures: dict[int, tuple[Segment, Mapping[str, Op]]] = {}
+        self._parts = IdentityCache[Sequence[Op], Mapping[str, float]]()
+        self._mixtures = IdentityCache[Sequence[Op], Mapping[str, Op]]()
         self.likely: Likely = unknown
 
     def fresh(self) -> None:
@@ -116,6 +118,8 @@ class Sides:
         """What it takes there; None if it was never measured."""
         key = o.form, backend, at
         if key not in self._asked:
+            if len(self._asked) >= MOST_ASKED:  # each length of a text is asked for anew
+                self._asked.clear()
             self._asked[key] = self._cost(o, backend, at) if self.able(o, backend) else None
         return self._asked[key]
 
@@ -246,23 +250,22 @@ class Sides:
 
     def _parts_of(self, s: Segment) -> Mapping[str, float]:
         """How much of which operation a segment has."""
-        key = id(s.ops)
-        if key not in self._parts:
-            sizes: dict[str, float] = {}
-            for op in s.ops:
-                if size := _size(op):
-                    name = self._key(op)
-                    sizes[name] = sizes.get(name, 0.0) + size / self._sizes[name]
-            self._parts[key] = s, sizes
-        return self._parts[key][1]
+        return self._parts.get(s.ops, self._divide)
+
+    def _divide(self, ops: Sequence[Op]) -> Mapping[str, float]:
+        sizes: dict[str, float] = {}
+        for op in ops:
+            if size := _size(op):
+                name = self._key(op)
+                sizes[name] = sizes.get(name, 0.0) + size / self._sizes[name]
+        return sizes
 
     def _mixtures_of(self, s: Segment) -> Mapping[str, Op]:
         """The shares of mixtures in a segment, by operation."""
-        key = id(s.ops)
-        if key not in self._mixtures:
-            found = {self._key(op): op for op in s.ops if isinstance(op.attrs, Moe) and is_share(op.attrs)}
-            self._mixtures[key] = s, found
-        return self._mixtures[key][1]
+        return self._mixtures.get(s.ops, self._shares_of_mixtures)
+
+    def _shares_of_mixtures(self, ops: Sequence[Op]) -> Mapping[str, Op]:
+        return {self._key(op): op for op in ops if isinstance(op.attrs, Moe) and is_share(op.attrs)}
 
     def _part_of_mixture(self, op: Op, o: OpGroup, backend: str, at: At) -> float:
         """How much of a mixture's work its share has: its experts are chosen by more or fewer tokens."""
