@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from hetrun.backend import FLOAT_BYTES, Backend, Floats, Precision, Segment, WeightUse
 from hetrun.errors import BudgetError
@@ -195,14 +196,18 @@ class OnlinePlanner:
 
     def pass_seconds(self, plan: Plan, tokens: int, depth: float, several: bool = False) -> float | None:
         """What the segments of a pass take, or of the passes that the host makes of it."""
-        n, times = self.cut_by(plan, tokens)
-        found = [self.costs.predicted(s, plan.threads, n, depth, several) for s in plan.segments]
-        return None if None in found else times * sum(seconds for seconds in found if seconds)
+        return self._summed(plan, tokens, depth, several=several, believed=inf)
 
     def believed_seconds(self, plan: Plan, tokens: int, depth: float, several: bool) -> float | None:
         """The same of a plan that does not run: what runs of its segments took may be long ago."""
+        return self._summed(plan, tokens, depth, several=several, believed=REMEMBERED)
+
+    def _summed(
+        self, plan: Plan, tokens: int, depth: float, *, several: bool, believed: float
+    ) -> float | None:
+        """The segments of a pass; what runs of them took corrects them by a factor of at most `believed`."""
         n, times = self.cut_by(plan, tokens)
-        found = [self.costs.predicted(s, plan.threads, n, depth, several, REMEMBERED) for s in plan.segments]
+        found = [self.costs.predicted(s, plan.threads, n, depth, several, believed) for s in plan.segments]
         return None if None in found else times * sum(seconds for seconds in found if seconds)
 
     def more_trials(self, backend: str, context: int, ubatch: int) -> list[Trial]:
@@ -397,11 +402,16 @@ class OnlinePlanner:
 
     def price(self, missing: frozenset[Copy], now: Now) -> float:
         """Seconds until these copies are there."""
+        backends = sorted({b for _, b in missing})
+        return self._price_of({b: self.sizes.moved(c for c in missing if c[1] == b) for b in backends}, now)
+
+    def _price_of(self, nbytes: Mapping[str, int], now: Now) -> float:
+        """Seconds until so many bytes have come to each backend, which may have to begin before."""
         total = 0.0
-        for b in sorted({b for _, b in missing}):
+        for b, size in nbytes.items():
             total += 0.0 if b in now.started else self._forecast.fact(START, b) or 0.0
             rate = self._forecast.fact(RATE, b)
-            total += self.sizes.moved(c for c in missing if c[1] == b) / rate if rate else 0.0
+            total += size / rate if rate else 0.0
         return total
 
     def _must(self, before: Sequence[BucketPlacement], now: Now) -> bool:

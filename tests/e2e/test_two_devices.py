@@ -30,7 +30,7 @@ from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.two_device.balance import HostLink
 from hetrun.planner.two_device.candidates import PlacementCandidate, Ways
-from hetrun.planner.two_device.planner import is_concurrent
+from hetrun.planner.two_device.plan_choice import is_concurrent
 from tests.engine.asking import Answer
 from tests.engine.simulated import MEASURING
 from tests.models import tiny

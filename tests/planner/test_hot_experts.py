@@ -27,7 +27,8 @@ from hetrun.planner.trials import LINK, TOKENS, alone
 from hetrun.planner.two_device.balance import operations
 from hetrun.planner.two_device.expert_cost import OperationCost, hits, rates_of
 from hetrun.planner.two_device.hot_experts import SPARE, sets_of
-from hetrun.planner.two_device.planner import ConcurrentPlanner, is_concurrent
+from hetrun.planner.two_device.plan_choice import is_concurrent
+from hetrun.planner.two_device.planner import ConcurrentPlanner
 from tests.models import cases_hf
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import graph_of

@@ -28,7 +28,8 @@ from hetrun.planner.two_device.balance import PARTS, operations
 from hetrun.planner.two_device.candidates import PlacementCandidate, Ways, share
 from hetrun.planner.two_device.cost import At
 from hetrun.planner.two_device.expert_cost import OperationCost
-from hetrun.planner.two_device.planner import ConcurrentPlanner, is_concurrent
+from hetrun.planner.two_device.plan_choice import is_concurrent
+from hetrun.planner.two_device.planner import ConcurrentPlanner
 from tests.models.tiny import TinyLlama
 from tests.support.nulldevice import NullDevice
 from tests.support.rig import graph_of

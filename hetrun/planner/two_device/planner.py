@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
@@ -23,11 +23,8 @@ from hetrun.backend import Backend, Precision, Segment
 from hetrun.errors import OptionError
 from hetrun.graph import Graph
 from hetrun.graph.ops import Moe
-from hetrun.graph.signature import coarse
 from hetrun.planner.costmodel import OpWork, WorkTimes
 from hetrun.planner.online import (
-    RATE,
-    START,
     USUAL,
     WORTH,
     Likely,
@@ -35,8 +32,6 @@ from hetrun.planner.online import (
     OnlinePlanner,
     Parts,
     Proposal,
-    gain,
-    passes_of,
     weight_of,
 )
 from hetrun.planner.plan import (
@@ -52,36 +47,22 @@ from hetrun.planner.plan import (
 )
 from hetrun.planner.precision import PRICE
 from hetrun.planner.residency import Copies, Copy
-from hetrun.planner.trials import LINK, Trial
-from hetrun.planner.two_device.balance import HostLink, Migration
+from hetrun.planner.trials import Trial
 from hetrun.planner.two_device.candidates import Pair, PlacementCandidate, Ways, scoring_of
 from hetrun.planner.two_device.cost import At, Sides
 from hetrun.planner.two_device.extra_weights import NO_PARTS, PartsHeld, PartsRoom
 from hetrun.planner.two_device.hot_experts import ExpertDevice, HotExperts, PassSize
+from hetrun.planner.two_device.kv_migration import KvMigration, steps_to_pay
+from hetrun.planner.two_device.plan_choice import PlanChoice, is_concurrent, reason_of
 
 log = logging.getLogger(__name__)
 
-MOVED_S = 2.0  # within this time keys and values that change sides must have paid for it
 MOST_WRONG = 16.0  # times as long as predicted: no plan is that bad
 CUTS_KEPT = 32
 
 
-@dataclass(frozen=True, slots=True)
-class PlanChoice:
-    """The plan of a bucket with two devices, what a pass takes, and what it took or would take otherwise."""
-
-    plan: Plan
-    seconds: float
-    otherwise: float
-
-
 def _times(n: float, seconds: float | None) -> float | None:
     return None if seconds is None else n * seconds
-
-
-def is_concurrent(plan: Plan) -> bool:
-    """Whether a plan places less than whole units, as only plans with two devices do."""
-    return any(p.share or coarse(p.scope) != p.scope for p in plan.placements)
 
 
 class ConcurrentPlanner(OnlinePlanner):
@@ -104,6 +85,7 @@ class ConcurrentPlanner(OnlinePlanner):
         self._wrong: dict[str, float] = {}  # bucket -> how many times as long as predicted passes took
         self._uses: dict[Copy, Parts] = {}
         self._held = PartsHeld(backends, self._alone, forecast)
+        self._migration = KvMigration(forecast, len(self.sides.layers), self._alone)
         self.hot = HotExperts(self.sides, backends)
 
         # Most candidates were judged before, and cutting costs more than judging.
@@ -133,7 +115,7 @@ class ConcurrentPlanner(OnlinePlanner):
         bring, drop = used - now.held, (proposal.drop if proposal else frozenset[Copy]()) - used
         whole = self._uses_of((now.held | bring) - drop)
         parts = frozenset(x for c in chosen.values() for x in self._held.needed(c.plan)) - whole
-        reason = self._reason_of_all(current, chosen, changed, proposal)
+        reason = self._reason_of(current, chosen, changed, proposal.reason if proposal else "")
         billed = self._held.billed(after, parts)
         plan_set = self.annotate(replace(billed, plans=plans, reason=reason), now)
         must = bool(proposal and proposal.must)
@@ -155,23 +137,12 @@ class ConcurrentPlanner(OnlinePlanner):
         mine = {id(op) for op in s.ops}
         return all(id(op) in mine for op in self.units[unit].ops)
 
-    def _reason_of_all(
-        self,
-        current: PlanSet,
-        chosen: Mapping[str, PlanChoice],
-        changed: Sequence[str],
-        proposal: Proposal | None,
+    def _reason_of(
+        self, current: PlanSet, chosen: Mapping[str, PlanChoice], changed: Sequence[str], in_turn: str
     ) -> str:
         new = {b: chosen[b] for b in changed if b in chosen}
         left = [b for b in changed if b not in chosen and is_concurrent(current.plans[b])]
-        reasons = [proposal.reason] if proposal and set(changed) - {*new, *left} else []
-        reasons += [self._reason_of(new)] if new else []
-        reasons += (
-            [f"passes of {', '.join(left)} tokens: both devices at the same time are not faster"]
-            if left
-            else []
-        )
-        return "; ".join(reasons) or "memory"
+        return reason_of(new, left, in_turn if set(changed) - {*new, *left} else "")
 
     def _without(self, bucket: str, plan: Plan) -> Plan:
         """The plan that a bucket would have if devices took turns."""
@@ -197,7 +168,7 @@ class ConcurrentPlanner(OnlinePlanner):
             mine = after.plans[bucket]
         limit = (1 - WORTH) * min(stay, in_turn)
         best: PlanChoice | None = None
-        steps = max(1.0, MOVED_S / max(in_turn, 1e-9))
+        steps = steps_to_pay(in_turn)
         # The host has its part in each of them.
         n = min(tokens, self.host_ubatch or tokens)
         at = At(n, depth, self.threads[-1])
@@ -209,7 +180,7 @@ class ConcurrentPlanner(OnlinePlanner):
                 continue
             if (seconds := self._clocked(bucket, plan, tokens, depth)) is None:
                 continue
-            seconds += self._moved(mine, plan, now, steps)
+            seconds += self._migration.seconds(mine, plan, now, steps)
             if self._rounds_more(plan, after.plans[bucket]):
                 limit = min(limit, min(stay, in_turn) / (1 + PRICE))
             if seconds < min(limit, best.seconds if best else limit):
@@ -261,7 +232,7 @@ class ConcurrentPlanner(OnlinePlanner):
         others = [b for b in self.candidates if b in self._alone]
         scoring, there = scoring_of(mine), self._units_of(in_turn, self._alone)
         for host, other in product(hosts, others):
-            pair = Pair(host, other, self._moving(other, now, steps))
+            pair = Pair(host, other, self._migration.layer_seconds(other, now, steps))
             staying = {unit: b for unit, b in there.items() if b != other}
             experts = self.hot.split(host, other, at)
             yield from Ways(self.sides, pair, at, staying, experts).candidates(scoring)
@@ -271,24 +242,6 @@ class ConcurrentPlanner(OnlinePlanner):
         """The units of a plan, in which backends take turns, that run on some of them."""
         mine = (s for s in plan.segments if s.backend in backends)
         return {self.units[i].scope: s.backend for s in mine for i in self.costs.members(s)}
-
-    # --- keys and values
-
-    def _moving(self, other: str, now: Now, steps: float) -> float:
-        """Seconds of each step until a layer's keys and values, moved now, have paid for it."""
-        rate, layers = self._forecast.fact(LINK, other), len(self.sides.layers)
-        return Migration(now.kv_bytes / layers, HostLink(rate), steps).seconds if rate and layers else 0.0
-
-    def _moved(self, before: Plan, after: Plan, now: Now, steps: float) -> float:
-        """The same for all heads that change sides."""
-        was, total = scoring_of(before), 0.0
-        for layer, sides in scoring_of(after).items():
-            old = was.get(layer, {})
-            for b in sides:
-                # Over the link of the one of the two that has one.
-                other = next((x for x in (b, *old) if x in self._alone), "")
-                total += max(0.0, sides[b] - old.get(b, 0.0)) * self._moving(other, now, steps)
-        return total
 
     # --- memory
 
@@ -361,11 +314,7 @@ class ConcurrentPlanner(OnlinePlanner):
         """The rule of the planner: in the long run, or for the prompt that waits."""
         if not missing or now.eager:
             return True
-        price = 0.0
-        for b in {b for b, _ in missing}:
-            price += 0.0 if b in now.started else self._forecast.fact(START, b) or 0.0
-            rate = self._forecast.fact(RATE, b)
-            price += self._held.moved(missing, b) / rate if rate else 0.0
+        price = self._price_of({b: self._held.moved(missing, b) for b in {b for b, _ in missing}}, now)
         of_prompts = choice.plan.bucket == bucket_of(after.ubatch)
         gain = choice.otherwise - choice.seconds if of_prompts else 0.0
         return now.waiting / after.ubatch * gain > price
@@ -426,15 +375,3 @@ class ConcurrentPlanner(OnlinePlanner):
 
     def surprised(self) -> str:
         return self.hot.surprised()
-
-    def _reason_of(self, new: Mapping[str, PlanChoice]) -> str:
-        bucket = max(new, key=lambda b: USUAL[b] * (new[b].otherwise - new[b].seconds))
-        c = new[bucket]
-        names = " and ".join(dict.fromkeys(s.backend for s in c.plan.segments))
-        how = (
-            "operations divided between them"
-            if any(p.share for p in c.plan.placements)
-            else "layers balanced"
-        )
-        passes = passes_of(bucket, len(new) - 1)
-        return f"{passes}: {names} at the same time, {how} ({gain(c.otherwise, c.seconds)})"
