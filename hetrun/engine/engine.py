@@ -175,10 +175,8 @@ class Engine:
     # --- on the engine thread
 
     def _main(self, load: Callable[[], LoadedModel]) -> None:
-        start = perf_counter()
         try:
             loaded = self._loaded = load()
-            loaded.load_s = perf_counter() - start
             self._gate.open(loaded.model, loaded.pictures)
         except BaseException as e:
             self._failed = e

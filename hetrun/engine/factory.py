@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from hetrun.backend import registry
@@ -60,6 +61,7 @@ def load(
 ) -> LoadedModel:
     """Everything that runs; called on the engine thread. What is wrong with the `first` request is told
     before weights are read. `vision` reads pictures, of which `decode` gives the pixels."""
+    start = perf_counter()
     if isinstance(vision, Vision):
         options = replace(options, spatial=vision.spatial, whole=vision.whole)
     if settings.prompt_cache:
@@ -88,6 +90,7 @@ def load(
         tokenizer,
         render,
         temperature,
+        load_s=perf_counter() - start,
         pictures=pictures if isinstance(pictures, PictureStore) else None,
         no_pictures="" if isinstance(pictures, PictureStore) else pictures,
         diagnose=lambda: bad_weights(source),

@@ -26,6 +26,7 @@ from hetrun.backend import (
 from hetrun.errors import BackendError, BudgetError, OptionError
 from hetrun.executor.compiled_plan import CompiledPass, Ran, Stage, TimedRunner
 from hetrun.executor.device_experts import DeviceExperts
+from hetrun.executor.pass_observer import PassObserver
 from hetrun.executor.stats import Recent, Stats, TimeKey
 from hetrun.executor.steps import Between, Step, Trip, cut, join, prepare
 from hetrun.executor.weight_store import WeightStore
@@ -67,16 +68,11 @@ class Executor:
     ) -> None:
         """Times of segments go into the stats, and into the forecast where there is one. `follows`: it looks
         after what lies in the slots of devices, which only one may do."""
-        self.kept = KEPT
+        self._most_kept = KEPT
         self.plans = plans
         self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like recently
-        # Who is told of each pass, and decides whether anything is learnt from it.
-        self.hear: Callable[[Ran], None] = Ran.learn
-        # What tokens are looked up as in passes that devices run, where the host's backend cannot do it by
-        # itself: its weights come from disk, in the order of passes of its own.
-        self.look_up: Callable[[Ints], Floats] | None = None
-        # Who may ask a pass for more than its results, before it runs.
-        self.ask: Callable[[Pass], object] = lambda work: None
+        self._observer = PassObserver()
+        self._embed: Callable[[Ints], Floats] | None = None
         self._inside = 0.0  # seconds of all segments
         self.between_s = 0.0  # that a pass takes besides its segments; smoothed
         self._forecast = forecast
@@ -111,6 +107,15 @@ class Executor:
         self.failed = ""  # the backend whose segment failed in the last step
         self._away = 0.0  # seconds spent in other steps while a pass stood still
         self._busy: list[Shape] = []  # what passes have begun to run by: all but the last stand still
+
+    def observe(self, observer: PassObserver) -> None:
+        """Have all passes from the next one on seen by this observer."""
+        self._observer = observer
+
+    def stream(self, embed: Callable[[Ints], Floats] | None) -> None:
+        """Weights come from disk now: few compiled shapes are kept. Passes that devices run get their tokens'
+        rows from `embed`, where the host's backend has them only in passes of its own."""
+        self._most_kept, self._embed = KEPT_FEW, embed
 
     def adopt(self, plans: PlanSet, beside: Collection[Plan] = ()) -> None:
         """Run by other plans from the next step on; what was compiled for those that stay is kept, and for
@@ -220,10 +225,10 @@ class Executor:
         ran = Ran(plan.bucket, plan.threads, n, work.depth, len(work.parts) > 1, 0.0, True, [])
         if between:
             work.between = partial(self._step_aside, between, plan)
-        if self.look_up and plan.on_devices and not trip.embedded:
-            work.values[self._graph.embedded.name] = self.look_up(work.tokens)
+        if self._embed and plan.on_devices and not trip.embedded:
+            work.values[self._graph.embedded.name] = self._embed(work.tokens)
             trip.embedded = True
-        self.ask(work)
+        self._observer.prepare(work)
         with ExitStack() as ends:
             for each in self.experts:
                 each.begin(work)
@@ -249,7 +254,7 @@ class Executor:
         self.recent[plan.bucket].seconds += ran.seconds
         # What it takes without the output matrix is no measure of the plan, nor what pictures take.
         if not hidden and not trip.deeper and not work.whole:
-            self.hear(ran)
+            self._observer.observe(ran)
         result = self._result(hidden)
         if last.greatest is not None:
             return last.greatest
@@ -367,7 +372,8 @@ class Executor:
                 del failed, begun
 
     def _compiled(self, plan: Plan, shape: PassShape) -> tuple[Shape, CompiledPass]:
-        cache, most = (self._small, self.kept[0]) if shape.tokens <= SMALL else (self._large, self.kept[1])
+        is_small = shape.tokens <= SMALL
+        cache, most = (self._small, self._most_kept[0]) if is_small else (self._large, self._most_kept[1])
         self._set_threads(plan)  # before compiling: a backend may lay work out by it
         # A runner keeps its values in memory of its own, so none runs while it stands still.
         mine = (id(plan.stages), plan.threads, shape)
@@ -487,6 +493,7 @@ class Executor:
 
     def forget_devices(self) -> None:
         """Give back what lies in devices, compiled graphs and slots: their backends are closed next."""
+        self._embed = None
         while self.experts:
             self.experts.pop().close()
         for cache in (self._small, self._large):

@@ -18,8 +18,7 @@ from hetrun.executor.autotune.answer_pace import Gaps, Pace, pace_of
 from hetrun.executor.autotune.autotuner import Autotuner
 from hetrun.executor.autotune.core_choice import recall_seats
 from hetrun.executor.autotune.setup import Setup, planned, planner_for
-from hetrun.executor.compiled_plan import Ran
-from hetrun.executor.executor import KEPT_FEW, Executor
+from hetrun.executor.executor import Executor
 from hetrun.executor.interface import Model, ModelLimits
 from hetrun.executor.library.model import WholeModel
 from hetrun.executor.library.plan import backend_for, prepare as prepare_whole
@@ -31,6 +30,7 @@ from hetrun.executor.loading.prompt_device import PromptDevice
 from hetrun.executor.loading.resident_budget import InMemory
 from hetrun.executor.long_prompts import FEWEST, LongPrompts
 from hetrun.executor.mtp import Predictor
+from hetrun.executor.pass_observer import PassObserver
 from hetrun.executor.stats import Stats
 from hetrun.executor.steps import Between, Step
 from hetrun.executor.weight_store import WeightStore
@@ -165,10 +165,9 @@ class PlannedModel:
     def _open_disk(self, progress: Progress | None) -> None:
         """Have the weights that stay in memory read, where others come from disk for every pass."""
         if self._disk or self._experts:
-            self._executor.kept = KEPT_FEW
+            self._executor.stream(self.long_prompts.look_up if self.long_prompts else None)
         if self._disk:
             self._disk.open(stretch(progress, 0.1, 1))
-        self._executor.look_up = self.long_prompts.look_up if self.long_prompts else None
         if self._experts:
             self._experts.open()
 
@@ -383,7 +382,7 @@ class PlannedModel:
         if self.autotuner:
             self.autotuner.close()
             self.autotuner = self.pace = None
-            self._executor.hear, self._executor.ask = Ran.learn, lambda work: None
+            self._executor.observe(PassObserver())
         self._executor.forget_devices()
         self._close_reading()
         self._close_backends()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from hetrun.backend import FLOAT_BYTES, Backend, Floats, Precision, Segment, WeightUse
+from hetrun.backend import FLOAT_BYTES, Backend, Floats, OwnMemory, Precision, Segment, WeightUse
 from hetrun.errors import BudgetError
 from hetrun.graph import Graph
 from hetrun.graph.signature import units
@@ -43,7 +43,7 @@ from hetrun.planner.segment_cost import SegmentCosts, longest
 from hetrun.planner.shortest_path import Chain
 from hetrun.planner.switch_cost import turn
 from hetrun.planner.trials import LINK, SMALL, TOKENS, Trial
-from hetrun.planner.weight_sizes import sizes_of
+from hetrun.planner.weight_sizes import RowBytes, rows_of, sizes_of
 from hetrun.system.units import counted
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,19 @@ class Proposal:
     also: Mapping[str, Plan] = field(default_factory=dict)  # by bucket: what is worth a trial as well
 
 
+@dataclass(frozen=True, slots=True)
+class PlannerInputs:
+    """What a planner may choose from, and what it must leave room for."""
+
+    threads: tuple[int, ...]  # ascending
+    candidates: tuple[str, ...]  # backends that may be chosen
+    precision: Precision = "exact"
+    wide: tuple[int, ...] = ()  # of them those that may be best where memory is not the limit; else the most
+    host_ubatch: int = 0  # the most tokens of passes in which the host computes, if devices take more
+    own: Mapping[str, OwnMemory] = field(default_factory=dict)  # what devices may take of their own memory
+    rows: RowBytes = lambda ops: 0  # of the keys and values of a text of the usual length
+
+
 class OnlinePlanner:
     """Plans one graph on one machine, again and again."""
 
@@ -115,27 +128,25 @@ class OnlinePlanner:
         graph: Graph,
         backends: Mapping[str, Backend],
         forecast: WorkTimes,
-        threads: Sequence[int],
-        candidates: Sequence[str],
-        precision: Precision = "exact",
+        inputs: PlannerInputs,
     ) -> None:
-        """`threads` are the numbers to choose from, `candidates` the backends that may be chosen."""
         self.units = units(graph)
-        self.costs = SegmentCosts(self.units, backends, forecast, threads)
+        self.costs = SegmentCosts(self.units, backends, forecast, inputs.threads)
         self._graph = graph
         self._forecast = forecast
-        self.threads = tuple(threads)
-        self.wide = self.threads[-1:]  # those that may be best where memory is not the limit
+        self.threads = inputs.threads
+        self.wide = inputs.wide or self.threads[-1:]
         self._ran: dict[str, dict[str, tuple[Segment, int]]] = {}  # bucket -> backend -> its longest, threads
-        self.candidates = tuple(candidates)
-        self.sizes = sizes_of(self.units, {b: backends[b] for b in self.candidates}, self.costs.able)
+        self.candidates = inputs.candidates
+        sizes = sizes_of(self.units, {b: backends[b] for b in self.candidates}, self.costs.able)
+        self.sizes = replace(sizes, rows=rows_of(self.units, sizes.own, inputs.own, inputs.rows))
         self._rounding = tuple(
             {name: max(map(backend.rounding, unit.ops)) for name, backend in backends.items()}
             for unit in self.units
         )
-        self._precision = precision
+        self._precision = inputs.precision
         self._alone = [name for name, backend in backends.items() if backend.asynchronous]
-        self.host_ubatch = 0  # the most tokens of passes in which the host computes, if devices take more
+        self.host_ubatch = inputs.host_ubatch
         # Units that do no more on a host in passes of many tokens than a plan `on_devices` may.
         self._looks_up = tuple(
             all(op.out.rows != "tokens" or op.kind == "embed" for op in unit.ops) for unit in self.units

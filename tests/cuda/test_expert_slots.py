@@ -34,6 +34,7 @@ from hetrun.graph.ops import Moe, MoreWeight
 from hetrun.graph.quant import by_name
 from hetrun.graph.sharding import Share
 from hetrun.loader.open_model import open_model
+from hetrun.planner.online import PlannerInputs
 from hetrun.planner.options import Options, Wishes
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.two_device.planner import ConcurrentPlanner
@@ -418,7 +419,9 @@ def test_what_the_planner_decides_runs_within_the_room_that_it_was_given() -> No
     """By times that a test makes up; the weights are zeros, so what is compared is who computes what."""
     far, room = emulated(EmulatedDriver(), GRANT, planned.FAR), 14 * planned.EACH
     backends: dict[str, Backend] = {planned.HOST: reference.create(planned.HOST), planned.FAR: far}
-    decide = ConcurrentPlanner(planned.GRAPH, backends, planned.measured(), (1,), (planned.HOST, planned.FAR))
+    decide = ConcurrentPlanner(
+        planned.GRAPH, backends, planned.measured(), PlannerInputs((1,), (planned.HOST, planned.FAR))
+    )
     decide.listen(planned.Taste(dict(planned.BOTH)).likely)
     proposal = decide.propose(planned.on_the_host(), planned.now(room))
     assert proposal

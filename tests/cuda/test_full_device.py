@@ -21,6 +21,7 @@ from tests.cuda.emulated.driver import EmulatedDriver
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.cuda.test_backend import both, close, cuda, tokens
 from tests.cuda.test_lost_device import MODEL, place, registered, steps
+from tests.support.pass_listener import PassListener
 from tests.support.rig import graph_of, model_file, rig
 
 CONTEXT = 300
@@ -40,7 +41,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedModel]:
         Options(Wishes(threads=1), ("reference", "cuda"), ctx=CONTEXT, vram=24 << 20, eager=False),
     )
     assert made.autotuner
-    made._executor.hear = lambda ran: None  # which says how slow the emulator is
+    made._executor.observe(PassListener())  # what passes took says how slow the emulator is
     for form in {unit.form for unit in made.autotuner.planner.units}:
         for n in (1, 4, 16, 64, 256):
             made.autotuner.forecast.learn(OpWork(form, "cuda", 1), n, 32.0, FAST)

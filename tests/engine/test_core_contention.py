@@ -24,6 +24,7 @@ from tests.engine.test_cpu_contention import planned, step, threads
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 from tests.support.burners import CORES, burners
+from tests.support.pass_listener import PassListener
 
 MODEL = TinyLlama("crowded", layers=8, embd=512, ffn=2048, heads=8, kv_heads=4, context=512, quant="Q8_0")
 FASTER = 0.97  # of the time of a pass with fewer threads: what all of them have to reach
@@ -48,17 +49,16 @@ def run_until(loaded: LoadedModel, what: Callable[[], bool]) -> bool:
 @contextmanager
 def timed(executor: Executor) -> Iterator[dict[int, list[float]]]:
     """The seconds of passes meanwhile, by their threads."""
-    hear, found = executor.hear, defaultdict[int, list[float]](list)
+    observer, found = executor._observer, defaultdict[int, list[float]](list)
 
     def listen(ran: Ran) -> None:
         found[ran.threads].append(ran.seconds)
-        hear(ran)
 
-    executor.hear = listen
+    executor.observe(PassListener(listen, before=observer))
     try:
         yield found
     finally:
-        executor.hear = hear
+        executor.observe(observer)
 
 
 def all_threads_pay(passes: dict[int, list[float]]) -> bool:

@@ -20,6 +20,7 @@ from hetrun.graph import Op
 from tests.engine import machines
 from tests.engine.machines import DEVICE, made_up
 from tests.models.tiny import TinyLlama
+from tests.support.pass_listener import PassListener
 from tests.support.rig import model_file
 
 pytestmark = pytest.mark.usefixtures("all_threads")
@@ -61,13 +62,13 @@ def test_a_long_prompt_crosses_in_passes_of_the_device(link: float, monkeypatch:
         model = loaded.model
         assert isinstance(model, PlannedModel)
         assert model.autotuner
-        seq, left, hear = model.alloc(), PROMPT, model._executor.hear
+        seq, left = model.alloc(), PROMPT
 
         def note(ran: Ran) -> None:
             heard.append((ran.tokens, model.plans.plans[ran.bucket].on_devices))
-            hear(ran)
 
-        model._executor.hear = note
+        executor = model._executor
+        executor.observe(PassListener(note, before=executor._observer))
         model.expect(PROMPT)
         while left:
             n = min(left, model.plans.ubatch)

@@ -13,6 +13,7 @@ from hetrun.graph.ops import Moe
 from hetrun.planner.expert_stats import DOUBT, ENOUGH, EVERY, MEMORY, Choices, known_choices, path_of
 from tests.models import cases, cases_hf, tiny
 from tests.models.test_placement import devices
+from tests.support.pass_listener import PassListener
 from tests.support.rig import graph_of, rig
 
 MIXTURE = cases_hf.MIXTRAL[0]
@@ -58,7 +59,7 @@ def test_one_pass_in_some_is_counted_and_only_small_ones(name: str) -> None:
         if len(work.tokens) <= 16:
             work.chosen = lambda router, chosen: asked.append((router, chosen.copy()))
 
-    made.executor.ask = ask
+    made.executor.observe(PassListener(prepare=ask))
     seq = made.kv.alloc()
     made.logits(seq, tokens[:30])
     assert not asked
@@ -84,7 +85,7 @@ def assert_same_choices(found: list[tuple[str, np.ndarray]], tokens: list[int]) 
 
     seq = made.kv.alloc()
     made.logits(seq, tokens[:30])
-    made.executor.ask = ask
+    made.executor.observe(PassListener(prepare=ask))
     for at in range(30, 40, 2):
         made.logits(seq, tokens[at : at + 2])
     mine, theirs = (np.sort(np.concatenate(rows)) for rows in ([c for _, c in found], asked))
@@ -99,7 +100,7 @@ def test_a_pass_is_asked_now_and_then() -> None:
         choices.ask(work)
         asked.append(work.chosen is not None)
 
-    made.executor.ask = ask
+    made.executor.observe(PassListener(prepare=ask))
     seq = made.kv.alloc()
     made.logits(seq, tiny.random_tokens(20, seed=1))
     for _ in range(2 * EVERY):

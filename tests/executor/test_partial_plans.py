@@ -16,6 +16,7 @@ from tests.models import tiny
 from tests.models.cases import GQA
 from tests.planner.test_plan import random_placements
 from tests.support.nulldevice import NullDevice
+from tests.support.pass_listener import PassListener
 from tests.support.rig import Rig, graph_of, placements, plan_set, rig, step
 
 GRAPH = graph_of(GQA)
@@ -67,7 +68,7 @@ def test_passes_of_both_kinds_in_turn() -> None:
     device = NullDevice()
     r = rig(GQA, {"null": device}, ubatch=16)
     heard: list[Ran] = []
-    r.executor.hear = heard.append
+    r.executor.observe(PassListener(heard.append))
     a, b = r.kv.alloc(), r.kv.alloc()
     for _ in range(3):
         # All rows of a pass may be wanted, though a step with this many logits would be cut into more passes.

@@ -19,7 +19,7 @@ from hetrun.graph.ops import Moe
 from hetrun.graph.quant import by_name
 from hetrun.graph.signature import units
 from hetrun.planner.costmodel import OpWork, WorkTimes
-from hetrun.planner.online import Now, Proposal
+from hetrun.planner.online import Now, PlannerInputs, Proposal
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.plan_file import load_plan
 from hetrun.planner.segment_cost import CALL
@@ -150,7 +150,7 @@ def planner(taste: Mapping[str, Floats], far: Far | None = None) -> ConcurrentPl
     host = NullDevice(HOST)
     host.leaves_to_slots = True
     backends: dict[str, Backend] = {HOST: host, FAR: far or Far()}
-    made = ConcurrentPlanner(GRAPH, backends, measured(), (1,), (HOST, FAR))
+    made = ConcurrentPlanner(GRAPH, backends, measured(), PlannerInputs((1,), (HOST, FAR)))
     made.listen(Taste(dict(taste)).likely)
     return made
 
@@ -392,4 +392,4 @@ def test_without_a_mixture_there_is_nothing_to_decide() -> None:
 
     graph = graph_of(cases.GQA)
     backends: dict[str, Backend] = {HOST: NullDevice(HOST), FAR: Far()}
-    assert not ConcurrentPlanner(graph, backends, WorkTimes(), (1,), (HOST, FAR)).hot
+    assert not ConcurrentPlanner(graph, backends, WorkTimes(), PlannerInputs((1,), (HOST, FAR))).hot

@@ -21,7 +21,7 @@ from hetrun.graph import Op
 from hetrun.graph.signature import units
 from hetrun.loader.open_model import open_model
 from hetrun.planner.costmodel import OpWork, WorkTimes
-from hetrun.planner.online import Now
+from hetrun.planner.online import Now, PlannerInputs
 from hetrun.planner.options import Options, PlannerMachine, Wishes
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.plan_file import load_plan as load_saved
@@ -43,6 +43,7 @@ from tests.planner.test_three_ways import (
     where,
 )
 from tests.support.nulldevice import NullDevice
+from tests.support.pass_listener import PassListener
 from tests.support.rig import ThreadedDevice, graph_of, model_file, rig
 
 AT_ONCE, LONG = 128, 2048  # tokens of passes of the host, and of the device
@@ -76,8 +77,9 @@ def forecast() -> WorkTimes:
 
 @cache
 def planned(ubatch: int, host_ubatch: int) -> tuple[PlanSet, ConcurrentPlanner]:
-    planner = ConcurrentPlanner(GRAPH, BACKENDS, forecast(), (1,), (HOST, GPU, CROSSING))
-    planner.host_ubatch = host_ubatch
+    planner = ConcurrentPlanner(
+        GRAPH, BACKENDS, forecast(), PlannerInputs((1,), (HOST, GPU, CROSSING), host_ubatch=host_ubatch)
+    )
     buckets = dict.fromkeys(BUCKETS, (1, (Placement("", HOST, "a test"),)))
     plans = PlanSet(make_plans(GRAPH, buckets, (GPU, CROSSING)), ubatch, "", host_ubatch=host_ubatch)
     home = frozenset((i, HOST) for i in range(len(UNITS)))
@@ -170,7 +172,7 @@ def test_passes_are_cut_by_the_plan_that_runs_them() -> None:
     def hear(ran: Ran) -> None:
         heard.append((ran.bucket, ran.tokens))
 
-    made.executor.hear = hear
+    made.executor.observe(PassListener(hear))
     seq, text = made.kv.alloc(), [5] * 600
 
     def run(n: int) -> list[tuple[str, int]]:

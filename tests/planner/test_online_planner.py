@@ -12,7 +12,7 @@ from hetrun.graph import Op
 from hetrun.graph.signature import coarse, form_of, of_wanted_rows, units
 from hetrun.planner import residency
 from hetrun.planner.costmodel import OpWork, WorkTimes
-from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner
+from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner, PlannerInputs
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.switch_cost import turn
@@ -57,7 +57,7 @@ def large(kind: str, tokens: int, depth: float, threads: int) -> float:
 
 def planner(times: WorkTimes, *names: str, alone: bool = False) -> OnlinePlanner:
     backends: dict[str, Backend] = {name: NullDevice(name) for name in names}
-    return OnlinePlanner(GRAPH, backends, times, (1, 2), names)
+    return OnlinePlanner(GRAPH, backends, times, PlannerInputs((1, 2), names))
 
 
 def static(name: str = "cpu", ubatch: int = 512) -> PlanSet:
@@ -98,7 +98,7 @@ class Own(NullDevice):
 
 def with_own(times: WorkTimes) -> OnlinePlanner:
     backends: dict[str, Backend] = {"cpu": NullDevice("cpu"), "gpu": Own("gpu")}
-    return OnlinePlanner(GRAPH, backends, times, (1, 2), ("cpu", "gpu"))
+    return OnlinePlanner(GRAPH, backends, times, PlannerInputs((1, 2), ("cpu", "gpu")))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
@@ -302,7 +302,7 @@ def with_a_coarse_home(precision: Precision, slower: float) -> OnlinePlanner:
 
     backends: dict[str, Backend] = {"cpu": Rounding("cpu", 6e-3), "close": Rounding("close", 3e-3)}
     return OnlinePlanner(
-        GRAPH, backends, forecast(cpu=home, close=close), (1, 2), ("cpu", "close"), precision
+        GRAPH, backends, forecast(cpu=home, close=close), PlannerInputs((1, 2), ("cpu", "close"), precision)
     )
 
 

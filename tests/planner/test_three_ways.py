@@ -11,7 +11,7 @@ import pytest
 from hetrun.backend import Backend, WeightUse
 from hetrun.graph.signature import Unit, units
 from hetrun.planner.costmodel import WorkTimes
-from hetrun.planner.online import Now
+from hetrun.planner.online import Now, PlannerInputs
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.trials import LINK, alone
@@ -111,7 +111,9 @@ class Machine:
 
 def planned(machine: Machine, room: int, many: float = 100.0) -> tuple[PlanSet, ConcurrentPlanner]:
     """What comes out from everything on the host, once and again."""
-    planner = ConcurrentPlanner(GRAPH, BACKENDS, machine.forecast(many), (1,), (HOST, GPU, CROSSING))
+    planner = ConcurrentPlanner(
+        GRAPH, BACKENDS, machine.forecast(many), PlannerInputs((1,), (HOST, GPU, CROSSING))
+    )
     plans = PlanSet(make_plans(GRAPH, dict.fromkeys(BUCKETS, (1, (Placement("", HOST, "a test"),)))), 512, "")
     home = frozenset((i, HOST) for i in range(len(UNITS)))
     state = Now(1 << 40, home, home, frozenset(BACKENDS), {}, {}, eager=True, own_room={GPU: room})

@@ -19,7 +19,7 @@ from hetrun.executor.autotune.setup import Setup, planner_for
 from hetrun.graph import Graph, Op
 from hetrun.graph.signature import units
 from hetrun.planner.costmodel import OpWork, WorkTimes
-from hetrun.planner.online import WORTH, Now, OnlinePlanner, Proposal
+from hetrun.planner.online import WORTH, Now, OnlinePlanner, PlannerInputs, Proposal
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, Stages, cut, make_plans
 from hetrun.planner.plan_file import load_plan
 from hetrun.planner.segment_cost import CALL
@@ -94,7 +94,7 @@ def measured(host: Times, far: Times, load: Times | None = None, call: float = 0
 
 def planner(times: WorkTimes, streamed: bool = True) -> ConcurrentPlanner:
     backends: dict[str, Backend] = {HOST: NullDevice(HOST), FAR: Far(streamed)}
-    return ConcurrentPlanner(GRAPH, backends, times, (1,), (HOST, FAR))
+    return ConcurrentPlanner(GRAPH, backends, times, PlannerInputs((1,), (HOST, FAR)))
 
 
 def on_the_host() -> PlanSet:
@@ -162,7 +162,10 @@ def test_layers_are_balanced_as_by_trying_every_assignment(machine: tuple[list[f
     plan = proposal.plans.plans[BUCKET] if proposal else None
     if plan is None or not is_concurrent(plan):
         by_turns = OnlinePlanner(
-            GRAPH, {HOST: NullDevice(HOST), FAR: Far(True)}, measured(host, far, load), (1,), (HOST, FAR)
+            GRAPH,
+            {HOST: NullDevice(HOST), FAR: Far(True)},
+            measured(host, far, load),
+            PlannerInputs((1,), (HOST, FAR)),
         )
         other = by_turns.propose(on_the_host(), now())
         plans = other.plans if other else by_turns.annotate(on_the_host(), now())
@@ -330,7 +333,7 @@ def test_what_rounds_more_must_gain_more(error: float, precision: Precision, bot
     """A sixteenth or an eighth of each product goes to a device that is much slower: 5 % less."""
     backends: dict[str, Backend] = {HOST: NullDevice(HOST), FAR: Far(False, error)}
     times = measured(same(1.0), same(7.5))
-    decide = ConcurrentPlanner(GRAPH, backends, times, (1,), (HOST, FAR), precision)
+    decide = ConcurrentPlanner(GRAPH, backends, times, PlannerInputs((1,), (HOST, FAR), precision))
     assert bool(decide.propose(on_the_host(), now())) == both
 
 
@@ -362,7 +365,9 @@ class FarWithMemory(Far):
 @pytest.mark.parametrize("room", [0, 10_000, 1 << 40])
 def test_parts_stay_within_a_device_s_own_room(room: int) -> None:
     backends: dict[str, Backend] = {HOST: NullDevice(HOST), FAR: FarWithMemory(True)}
-    decide = ConcurrentPlanner(GRAPH, backends, measured(CPU, same(1e-6), GPU), (1,), (HOST, FAR))
+    decide = ConcurrentPlanner(
+        GRAPH, backends, measured(CPU, same(1e-6), GPU), PlannerInputs((1,), (HOST, FAR))
+    )
     before = replace(on_the_host(), devices={FAR: {"limit": room}})
     here = now(own_room={FAR: room})
     proposal = decide.propose(before, here)

@@ -32,6 +32,7 @@ from hetrun.loader.architectures import build_graph
 from hetrun.loader.open_model import open_model
 from hetrun.loader.source import ModelSource
 from hetrun.memory.kv.cache import KvCache
+from tests.support.pass_listener import PassListener
 from tests.support.paths import ROOT
 from tests.support.rig import rig_of
 
@@ -131,7 +132,7 @@ def read(graph: Graph, ids: Sequence[int], backend: str) -> Watch:
     def ask(work: Pass) -> None:
         work.chosen = watch.add
 
-    made.executor.ask = ask
+    made.executor.observe(PassListener(prepare=ask))
     try:
         seq = made.kv.alloc()
         for at in range(0, len(ids), PASS):

@@ -62,7 +62,6 @@ class InForce:
         for bucket, plan in self._fixed.items():
             self._races[bucket].offer(key_of(plan), plan, 0.0, CERTAIN)
             self._races[bucket].put_in_force(key_of(plan))
-        executor.hear = self._hear
 
     # --- plans
 
@@ -280,7 +279,8 @@ class InForce:
 
     # --- passes
 
-    def _hear(self, ran: Ran) -> None:
+    def observe(self, ran: Ran) -> None:
+        """A pass ran: what it took counts for its plan, and for the forecast where nothing disturbed it."""
         race = self._races[ran.bucket]
         yard = self._yard.of_pass(ran.bucket, ran.tokens, ran.depth, ran.several)
         arm, at = race.now, perf_counter()

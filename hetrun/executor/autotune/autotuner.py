@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
-from hetrun.backend import Backend
+from hetrun.backend import Backend, Pass
 from hetrun.executor.autotune.active_plan import InForce
 from hetrun.executor.autotune.backend_pool import BackendPool
 from hetrun.executor.autotune.comparison_scheduler import ComparisonScheduler
@@ -29,7 +29,9 @@ from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.tuning_parts import TuningParts
 from hetrun.executor.autotune.weight_migration import Weights
 from hetrun.executor.autotune.yielding import YieldPoint
+from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.executor import Executor
+from hetrun.executor.pass_observer import PassObserver
 from hetrun.executor.steps import Between
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph
@@ -45,6 +47,19 @@ LOOK_S = 0.5  # between two looks at what has drifted
 PLANNING = 0.02  # of the time goes into planning anew
 AGAIN_S = 5.0  # until it is seen whether others still compute...
 REFINED_S = 300.0  # ...and once everything was measured again
+
+
+class TunedPasses(PassObserver):
+    """Passes of a model that is tuned: counted by plan, and asked now and then which experts they choose."""
+
+    def __init__(self, choices: Choices, in_force: InForce) -> None:
+        self._choices, self._in_force = choices, in_force
+
+    def prepare(self, work: Pass) -> None:
+        self._choices.ask(work)
+
+    def observe(self, ran: Ran) -> None:
+        self._in_force.observe(ran)
 
 
 class Autotuner:
@@ -69,7 +84,6 @@ class Autotuner:
         if self._choices_at:
             self.choices.load(self._choices_at)
         planner.listen(self.choices.likely)
-        executor.ask = self.choices.ask
         started = {name for name, backend in backends.items() if backend.started}
         self._state = TuningState(home_of(planner, setup), started)
         self.aside = YieldPoint(executor)
@@ -86,6 +100,7 @@ class Autotuner:
         )
         others = Others()
         self._in_force = InForce(model, others.look, others.count)
+        executor.observe(TunedPasses(self.choices, self._in_force))
         self._pool = BackendPool(setup, self._state, self._in_force)
         self._weights = Weights(model, self._state, self.aside)
         self._measuring = ModelMeasurement(model, self.prober, self._weights, self._pool)

@@ -10,10 +10,10 @@ from hetrun.backend import Backend, Precision
 from hetrun.executor.loading.device_memory import Own
 from hetrun.graph import Graph
 from hetrun.planner.costmodel import WorkTimes
-from hetrun.planner.online import Now, OnlinePlanner, Proposal
+from hetrun.planner.online import Now, OnlinePlanner, PlannerInputs, Proposal
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.residency import Copy
-from hetrun.planner.weight_sizes import RowBytes, rows_of
+from hetrun.planner.weight_sizes import RowBytes
 from hetrun.system.units import format_bytes
 
 
@@ -42,12 +42,16 @@ def planner_for(
     kind = OnlinePlanner
     if any(backends[name].asynchronous for name in setup.candidates):
         from hetrun.planner.two_device.planner import ConcurrentPlanner as kind  # needed only here
-    planner = kind(graph, backends, forecast, setup.threads, setup.candidates, setup.precision)
-    planner.wide = setup.wide or planner.wide
-    planner.host_ubatch = setup.host_ubatch
-    rows = rows_of(planner.units, planner.sizes.own, setup.own, setup.rows)
-    planner.sizes = replace(planner.sizes, rows=rows)
-    return planner
+    inputs = PlannerInputs(
+        threads=setup.threads,
+        candidates=setup.candidates,
+        precision=setup.precision,
+        wide=setup.wide,
+        host_ubatch=setup.host_ubatch,
+        own=setup.own,
+        rows=setup.rows,
+    )
+    return kind(graph, backends, forecast, inputs)
 
 
 def home_of(planner: OnlinePlanner, setup: Setup) -> frozenset[Copy]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
-from hetrun.backend import Backend, Precision, Segment
+from hetrun.backend import Backend, Segment
 from hetrun.errors import OptionError
 from hetrun.graph import Graph
 from hetrun.graph.ops import Moe
@@ -31,6 +31,7 @@ from hetrun.planner.online import (
     Now,
     OnlinePlanner,
     Parts,
+    PlannerInputs,
     Proposal,
     weight_of,
 )
@@ -73,11 +74,9 @@ class ConcurrentPlanner(OnlinePlanner):
         graph: Graph,
         backends: Mapping[str, Backend],
         forecast: WorkTimes,
-        threads: Sequence[int],
-        candidates: Sequence[str],
-        precision: Precision = "exact",
+        inputs: PlannerInputs,
     ) -> None:
-        super().__init__(graph, backends, forecast, threads, candidates, precision)
+        super().__init__(graph, backends, forecast, inputs)
         self.sides = Sides(graph, backends, forecast, self.costs)
         self._backends = backends
         self._mixtures = {i for i, u in enumerate(self.units) if any(isinstance(o.attrs, Moe) for o in u.ops)}
