@@ -36,8 +36,8 @@ from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import LoadedModel, prompts_of, tokenizer_of
 from hetrun.engine.query_handlers import answered
 from hetrun.errors import EngineStopped, OptionError
-from hetrun.executor import planned_model as models
 from hetrun.executor.interface import look, set_ram
+from hetrun.executor.plan_prediction import predict_plans
 from hetrun.executor.stats import Stats
 from hetrun.executor.steps import Chunk, Step
 from hetrun.executor.what_if import changed, foresee, promised
@@ -503,7 +503,7 @@ def seeing(options: Options, vision: Vision | NoVision) -> Options:
 def make_plan(settings: Settings, source: ModelSource | None = None) -> PlanSet:
     """The plan for the settings' model, without reading its weights; `source`: its header, if it was read."""
     source = source or open_model(model_path(settings))
-    return models.foreseen(source, options_for(source, settings, eager=None))
+    return predict_plans(source, options_for(source, settings, eager=None))
 
 
 def all_logits(loaded: LoadedModel, tokens: Sequence[int]) -> Floats:

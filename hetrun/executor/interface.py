@@ -96,8 +96,12 @@ class Model(BudgetedModel, Protocol):
     width: int  # of hidden states; 0: it does not give them
     context: int
     max_sequences: int  # that may run together
-    stands_aside: bool  # whether steps of others can run in the middle of a long one
     stats: Stats
+
+    @property
+    def stands_aside(self) -> bool:
+        """Whether steps of others can run in the middle of a long one."""
+        ...
 
     @property
     def segment(self) -> str:

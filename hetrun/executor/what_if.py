@@ -9,7 +9,8 @@ from hetrun.client.queries import KNOBS, Foreseen
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.executor.interface import Model
-from hetrun.executor.planned_model import PlannedModel, foreseen
+from hetrun.executor.plan_prediction import predict_plans
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown as bill
 from hetrun.planner.costmodel import WorkTimes
@@ -33,7 +34,7 @@ def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -
     which everything native is for."""
     # What this process has now is the model that runs, too.
     held = {name: n for name in BESIDES if (n := model.plans.memory.get(name))}
-    plans = foreseen(source, replace(options, besides=held or None), _known(model))
+    plans = predict_plans(source, replace(options, besides=held or None), _known(model))
     rates, notes = plans.rates or TokenRates(), plans.notes
     if rates.answers is None:
         notes = ("speeds are unknown: nothing was measured for this", *notes)

@@ -71,8 +71,8 @@ def opened(path: Path, share: float, disk: Disk | None = None, **options: Any) -
 def experts_of(llm: LocalModel) -> FromExperts:
     def found(loaded: LoadedModel) -> FromExperts:
         assert isinstance(loaded.model, PlannedModel)
-        assert loaded.model._experts is not None
-        return loaded.model._experts
+        assert loaded.model._weights.experts is not None
+        return loaded.model._weights.experts
 
     return llm.call(found)
 

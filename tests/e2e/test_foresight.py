@@ -119,7 +119,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     measured = [part for part in MEASURING if part not in ("active_plan", "measuring")]
     for name in ("executor", *(f"autotune.{part}" for part in measured)):
         monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
-    monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
+    monkeypatch.setattr("hetrun.executor.tuning_setup.LEAST_MEASURED", 0)
     table = {kind: timed(timeline, function) for kind, function in TABLE.items()}
     undo = registry.register(Descriptor("host", lambda: Available("a test"), lambda: Host(timeline, table)))
     yield "host"

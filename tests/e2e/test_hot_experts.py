@@ -130,7 +130,7 @@ def near(timeline: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Near]
         registry.register(Descriptor("host", lambda: here, host, preference=90)),
         registry.register(Descriptor("near", lambda: here, lambda: made, preference=10, own_memory=True)),
     ]
-    monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
+    monkeypatch.setattr("hetrun.executor.tuning_setup.LEAST_MEASURED", 0)
     monkeypatch.setattr("hetrun.planner.expert_stats.EVERY", 1)
     monkeypatch.setattr("hetrun.planner.expert_stats.MEMORY", 200.0)
     monkeypatch.setattr(autotuner, "LOOK_S", 0.0)

@@ -11,7 +11,7 @@ import pytest
 from hetrun.api.local_model import as_options, model_path
 from hetrun.config import Settings
 from hetrun.executor.loading.memory_estimates import HELPER
-from hetrun.executor.planned_model import foreseen
+from hetrun.executor.plan_prediction import predict_plans
 from hetrun.loader.open_model import open_model
 from hetrun.memory import breakdown
 from hetrun.planner.plan import PlanSet
@@ -49,7 +49,7 @@ def plan(ram: int, backends: Sequence[str] = ("llamacpp",), **options: object) -
         environ=None, ram=f"{ram}MiB", planner="static", backends=list(backends), **options
     )
     held = {breakdown.INTERPRETER: 84 * MIB, breakdown.HELPERS: HELPER, breakdown.RESERVE: 24 * MIB}
-    return foreseen(open_model(model_path(settings)), replace(as_options(settings), besides=held))
+    return predict_plans(open_model(model_path(settings)), replace(as_options(settings), besides=held))
 
 
 def test_a_plan_stays_within_its_budget_and_grows_with_it() -> None:

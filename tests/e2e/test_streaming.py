@@ -127,7 +127,7 @@ def of_pass(llm: LocalModel) -> int:
     """Bytes that the last pass took from disk."""
 
     def stats(loaded: LoadedModel) -> StreamStats:
-        disk = cast("PlannedModel", loaded.model)._disk
+        disk = cast("PlannedModel", loaded.model)._weights.disk
         assert disk is not None
         return disk._streamer.stats
 

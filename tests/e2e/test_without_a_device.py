@@ -242,7 +242,7 @@ def test_as_much_lies_on_a_device_as_passes_have_shown_to_pay(path: Path) -> Non
 def test_mapped_weights_are_mapped_again(path: Path) -> None:
     expected, wanted = right(path), replace(options(path, 0.5), streaming="mmap")
     with opened(path, wanted) as model:
-        before = model._maps
+        before = model._weights.maps
         assert before is not None
         seq = model.alloc()
         close(run(model, seq, *TEXT[0]), expected[0])
@@ -251,7 +251,7 @@ def test_mapped_weights_are_mapped_again(path: Path) -> None:
         for ids, logits in zip(TEXT[1:], expected[1:], strict=True):
             close(run(model, seq, *ids), logits)
         assert model.plans.backends == ["llamacpp"]
-        assert model._maps not in (None, before)
+        assert model._weights.maps not in (None, before)
         assert model.bill()["left"] >= 0
 
 

@@ -293,7 +293,7 @@ def machine(made: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(made)
     monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", world.others)
     monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: Others(world))
-    monkeypatch.setattr("hetrun.executor.planned_model.this_machine", lambda: Counts(CORES, (1, 2), (2,)))
+    monkeypatch.setattr("hetrun.executor.tuning_setup.this_machine", lambda: Counts(CORES, (1, 2), (2,)))
     kinds = {name: Device if name == DEVICE else Simulated for name in world.machine.names}
     with simulated.on(world, {name: partial(kind, name, world) for name, kind in kinds.items()}, monkeypatch):
         yield world

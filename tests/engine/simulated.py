@@ -118,7 +118,7 @@ def on(
     """Backends on a clock, which everything reads that measures; the first is where weights lie."""
     for module in ("executor", *(f"autotune.{name}" for name in MEASURING)):
         monkeypatch.setattr(f"hetrun.executor.{module}.perf_counter", clock)
-    monkeypatch.setattr("hetrun.executor.planned_model.LEAST_MEASURED", 0)
+    monkeypatch.setattr("hetrun.executor.tuning_setup.LEAST_MEASURED", 0)
     with ExitStack() as registered:
         for i, (name, make) in enumerate(made.items()):
             one = Descriptor(name, lambda: Available("a test"), make, "a test", preference=200 - i)

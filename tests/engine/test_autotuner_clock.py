@@ -154,7 +154,7 @@ def test_only_what_failed_in_this_step_is_left(
         clock.speed = cancelled
         with pytest.raises(Cancelled):
             model.step(only_one)
-        monkeypatch.setattr(model._kv, "extend", no_room)
+        monkeypatch.setattr(model.kv, "extend", no_room)
         with pytest.raises(BudgetError):
             model.step(only_one)
         assert model.plans.backends == ["two"]
@@ -385,9 +385,8 @@ def test_what_was_measured_wrongly_and_is_not_held_is_found_all_the_same(model: 
         assert isinstance(model, PlannedModel)
         assert model.autotuner is not None
         two = model.backends["two"]
-        return any(
-            model._store.holds("two", two.wants(unit.ops)) for unit in model.autotuner.planner.units[1:-1]
-        )
+        store, units = model._weights.store, model.autotuner.planner.units[1:-1]
+        return any(store.holds("two", two.wants(unit.ops)) for unit in units)
 
     def work(loaded: LoadedModel) -> None:
         model, held = loaded.model, []

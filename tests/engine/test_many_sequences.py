@@ -118,7 +118,7 @@ def test_each_answer_is_the_one_it_has_alone(
         return alone.generate([list(wish.prompt)], wish.params)[0].tokens
 
     def limit(loaded: LoadedModel) -> None:
-        kv = cast(PlannedModel, loaded.model)._kv
+        kv = cast(PlannedModel, loaded.model).kv
         assert loaded.prefixes
         loaded.prefixes.clear()
         kv.trim()

@@ -16,7 +16,8 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.engine.engine import Engine
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BudgetError, ContextFull, OptionError, PictureError
-from hetrun.executor.planned_model import PlannedModel, foreseen
+from hetrun.executor.plan_prediction import predict_plans
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Step
 from hetrun.graph import Op
 from hetrun.graph.ops import Attention
@@ -373,7 +374,7 @@ def test_backends_that_do_not_see_whole_pictures(monkeypatch: Patch, texts: Text
     undo = registry.register(Descriptor("blind", lambda: Available("a test"), Blind, preference=200))
     try:
         for names, attends in ((("blind", "llamacpp"), "llamacpp"), (("blind",), "blind")):
-            plans = foreseen(open_model(path), Options(Wishes(), names, planner="static", whole=True))
+            plans = predict_plans(open_model(path), Options(Wishes(), names, planner="static", whole=True))
             ops = [(s.backend, op) for s in plans.plan(64).segments for op in s.ops]
             assert {backend for backend, op in ops if isinstance(op.attrs, Attention)} == {attends}
             assert any("blind cannot compute" in note for note in plans.notes) == (attends != "blind")

@@ -16,7 +16,8 @@ from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavail
 from hetrun.backend.library_model import LibraryBackend, WholeSetup
 from hetrun.errors import BackendUnavailable, BudgetError, Cancelled, ModelFileError, OptionError
 from hetrun.executor.library.model import WholeModel, cut
-from hetrun.executor.planned_model import foreseen, open_planned
+from hetrun.executor.plan_prediction import predict_plans
+from hetrun.executor.planned_model import open_planned
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
 from hetrun.system import entry_points
@@ -254,8 +255,10 @@ def test_cancel_and_rearm_reach_the_library(library: Library, gpt2: Path) -> Non
 def test_a_known_architecture_is_planned_unless_the_library_is_asked_for(library: Library) -> None:
     source = open_model(model_file(cases.GQA))
     with pytest.raises(OptionError):  # here no backend is left that could be planned with
-        foreseen(source, options(backends=("reference",)))
-    assert foreseen(source, options(backends=("summing",))).plan(1).segments[0].why == "asked for by name"
+        predict_plans(source, options(backends=("reference",)))
+    assert (
+        predict_plans(source, options(backends=("summing",))).plan(1).segments[0].why == "asked for by name"
+    )
     assert not library.opened
 
 
@@ -267,9 +270,9 @@ def test_with_others_it_is_refused(library: Library, gpt2: Path) -> None:
         with pytest.raises(
             OptionError, match=r"^summing runs whole models and cannot be combined with other backends"
         ):
-            foreseen(open_model(gpt2), options(backends=("other", "summing")))
+            predict_plans(open_model(gpt2), options(backends=("other", "summing")))
         with pytest.raises(ModelFileError, match=r"so other cannot run it; only --backend summing can$"):
-            foreseen(open_model(gpt2), options(backends=("other",)))
+            predict_plans(open_model(gpt2), options(backends=("other",)))
     finally:
         remove()
 
@@ -279,9 +282,9 @@ def test_without_a_library_that_works_the_reason_is_said(monkeypatch: pytest.Mon
     remove = registry.register(Library(False).descriptor("missing", works=False))
     try:
         with pytest.raises(ModelFileError, match=r"missing, which might .* cannot work here: it is not inst"):
-            foreseen(open_model(gpt2), options())
+            predict_plans(open_model(gpt2), options())
         with pytest.raises(BackendUnavailable, match="missing cannot work here: it is not installed"):
-            foreseen(open_model(gpt2), options(backends=("missing",)))
+            predict_plans(open_model(gpt2), options(backends=("missing",)))
     finally:
         remove()
 
@@ -298,11 +301,11 @@ def test_a_vision_tower_is_no_model(library: Library, tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ModelFileError, match="it is a model's vision tower"):
-        foreseen(open_model(path), options())
+        predict_plans(open_model(path), options())
 
 
 def test_the_plan_says_what_is_off(library: Library, gpt2: Path) -> None:
-    plans = foreseen(open_model(gpt2), options(ubatch=None, threads=3))
+    plans = predict_plans(open_model(gpt2), options(ubatch=None, threads=3))
     assert {(s.name, s.backend, s.why) for p in plans.plans.values() for s in p.segments} == {
         ("everything", "summing", "hetrun has no architecture 'gpt2'")
     }
@@ -327,7 +330,7 @@ def test_the_plan_says_what_is_off(library: Library, gpt2: Path) -> None:
 )
 def test_what_cannot_be_had_is_refused(library: Library, gpt2: Path, wish: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=says):
-        foreseen(open_model(gpt2), options(**wish))
+        predict_plans(open_model(gpt2), options(**wish))
 
 
 def test_its_budget_stays(library: Library, gpt2: Path) -> None:
@@ -339,12 +342,12 @@ def test_its_budget_stays(library: Library, gpt2: Path) -> None:
 
 
 def test_memory_decides_how_many_sequences_there_are(library: Library, gpt2: Path) -> None:
-    fixed = sum(foreseen(open_model(gpt2), options()).memory.values())
-    kv = foreseen(open_model(gpt2), options()).memory["KV, estimated"]
+    fixed = sum(predict_plans(open_model(gpt2), options()).memory.values())
+    kv = predict_plans(open_model(gpt2), options()).memory["KV, estimated"]
     at_rest, one = fixed - kv, kv // 4
 
     def first_promise(ram: int, ctx: int | None = None) -> str:
-        return foreseen(open_model(gpt2), options(ram=ram, ctx=ctx)).promises_off[0]
+        return predict_plans(open_model(gpt2), options(ram=ram, ctx=ctx)).promises_off[0]
 
     assert "4 sequences of 256" in first_promise(at_rest + 4 * one)
     assert "2 sequences of 256" in first_promise(at_rest + 3 * one)
@@ -356,13 +359,13 @@ def test_memory_decides_how_many_sequences_there_are(library: Library, gpt2: Pat
     with pytest.raises(
         BudgetError, match=r"^half of what is free beside the weights, .* one sequence of 2000000000 tokens"
     ):
-        foreseen(open_model(gpt2), options(ctx=2_000_000_000))
+        predict_plans(open_model(gpt2), options(ctx=2_000_000_000))
 
 
 def test_states_are_counted(library: Library, tmp_path: Path) -> None:
     source = open_model(foreign.write(foreign.MAMBA, tmp_path / "mamba.gguf"))
     per_layer = 4 * foreign.INNER * (foreign.STATE + foreign.CONV - 1)
-    assert foreseen(source, options()).memory["KV, estimated"] == 5 * foreign.LAYERS * per_layer
+    assert predict_plans(source, options()).memory["KV, estimated"] == 5 * foreign.LAYERS * per_layer
 
 
 @pytest.mark.parametrize(
@@ -374,9 +377,9 @@ def test_absurd_settings_are_refused_with_the_keys_name(
 ) -> None:
     bad = foreign.write(foreign.GPT2, tmp_path / "bad.gguf", {key: value})
     with pytest.raises(ModelFileError, match=key):
-        foreseen(open_model(bad), options())
+        predict_plans(open_model(bad), options())
 
 
 def test_kv_types_count(library: Library, gpt2: Path) -> None:
-    half = foreseen(open_model(gpt2), options(kv_type="f16")).memory["KV, estimated"]
-    assert foreseen(open_model(gpt2), options(kv_type="f32")).memory["KV, estimated"] == 2 * half
+    half = predict_plans(open_model(gpt2), options(kv_type="f16")).memory["KV, estimated"]
+    assert predict_plans(open_model(gpt2), options(kv_type="f32")).memory["KV, estimated"] == 2 * half

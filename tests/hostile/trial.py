@@ -24,6 +24,7 @@ from hetrun import LLM, SamplingParams
 from hetrun.cli.reports import inspect
 from hetrun.errors import BackendError, HetrunError, ModelFileError, OptionError, UserError
 from hetrun.executor import planned_model as models
+from hetrun.executor.plan_prediction import predict_plans
 from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.gguf_source import GGUFModel
@@ -212,7 +213,7 @@ def planned(source: ModelSource, path: Path) -> None:
     """What `hetrun plan` shows, with each backend alone and with what hetrun chooses."""
     alone = [(name,) for name in BACKENDS] if is_known(source) else []
     for names in (*alone, None):
-        models.foreseen(source, Options(Wishes(threads=1), names))
+        predict_plans(source, Options(Wishes(threads=1), names))
 
 
 def vocabulary(source: ModelSource, path: Path) -> None:

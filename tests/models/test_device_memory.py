@@ -14,7 +14,8 @@ from hetrun.backend.interpreter import ArrayBuffer
 from hetrun.errors import BudgetError, OptionError
 from hetrun.executor.loading.device_memory import within
 from hetrun.executor.loading.load_plan import LoadPlan, prepare
-from hetrun.executor.planned_model import PlannedModel, foreseen
+from hetrun.executor.plan_prediction import predict_plans
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
@@ -162,7 +163,7 @@ def test_each_gets_its_grant_before_anything_is_brought_in(gpus: list[Gpu]) -> N
 
 
 def test_without_a_word_it_takes_what_is_free(gpus: list[Gpu]) -> None:
-    plans = foreseen(SOURCE, Options(Wishes(), ("gpu", "reference"), ctx=64))
+    plans = predict_plans(SOURCE, Options(Wishes(), ("gpu", "reference"), ctx=64))
     assert gpus[0].calls == ["grant None"]
     assert plans.devices["gpu"]["limit"] == 1 << 30
     assert gpus[0].closed

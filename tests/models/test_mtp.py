@@ -19,7 +19,8 @@ from hetrun import LLM, SamplingParams
 from hetrun.engine.speculation.mtp import REACH, MtpSequence
 from hetrun.errors import HetrunError, ModelFileError, OptionError
 from hetrun.executor.mtp import Guess, Predictor
-from hetrun.executor.planned_model import PlannedModel, foreseen
+from hetrun.executor.plan_prediction import predict_plans
+from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Graph
 from hetrun.loader.architectures import prediction_block
@@ -373,7 +374,7 @@ def test_asked_for_by_name_and_not_there() -> None:
 def test_the_bill_has_it_and_auto_goes_without_where_memory_is_short(folder: Path) -> None:
     def bill(mtp: Literal["off", "auto", "on"], ram: int | None = None) -> dict[str, int]:
         options = Options(Wishes(), backends=("llamacpp",), ctx=128, ram=ram, mtp=mtp, besides={"x": 0})
-        return dict(foreseen(open_model(folder), options).memory)
+        return dict(predict_plans(open_model(folder), options).memory)
 
     without, with_it = bill("off"), bill("auto")
     assert "MTP block" not in without

@@ -14,7 +14,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from hetrun import LLM
 from hetrun.errors import ModelFileError
-from hetrun.executor.planned_model import foreseen
+from hetrun.executor.plan_prediction import predict_plans
 from hetrun.graph.ops import Attention, DeltaNet
 from hetrun.loader.architectures import build_graph
 from hetrun.loader.hf_source import open_folder
@@ -53,8 +53,8 @@ def test_the_language_model_of_one_that_sees(seeing: Path) -> None:
     assert np.abs(found - expected).max() < 1e-3
     assert (found.argmax(-1) == expected.argmax(-1)).all()
     options = Options(Wishes(), backends=("reference",))
-    assert "vision tower is left out" in " ".join(foreseen(open_model(seeing), options).notes)
-    assert "vision" not in foreseen(open_model(hf.folder(PLAIN)), options).to_text()
+    assert "vision tower is left out" in " ".join(predict_plans(open_model(seeing), options).notes)
+    assert "vision" not in predict_plans(open_model(hf.folder(PLAIN)), options).to_text()
 
 
 def test_which_layers_have_attention() -> None:

@@ -184,7 +184,7 @@ def opened(
         memory = Memory(least(path, **options) + MIB, room)
         stack.callback(memory.forget)
         stack.enter_context(mock.patch("hetrun.executor.planned_model.Books", memory.books))
-        stack.enter_context(mock.patch("hetrun.executor.planned_model.FromDisk", memory.from_disk))
+        stack.enter_context(mock.patch("hetrun.executor.model_weights.FromDisk", memory.from_disk))
         stack.enter_context(
             mock.patch.object(streamed_weights, "Streamer", partial(Streamer, read=disk.function))
         )
