@@ -76,6 +76,7 @@ class DeviceLoss:
     def _read_again(self, prepared: LoadPlan) -> None:
         self._give_weights_back()
         self._backends.update(prepared.backends)
+        self._weights.store.forget()
         with self._weights.begin(prepared) as undo:
             self._weights.load(prepared, None)
             undo.pop_all()
@@ -91,7 +92,6 @@ class DeviceLoss:
         close_all(self._backends)
         self._backends.clear()
         self._weights.close_files()
-        self._weights.store.forget()
         self._parts.books.forget_weights()
 
 

@@ -100,7 +100,7 @@ def registered(driver: EmulatedDriver) -> Callable[[], None]:
 def piloted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PlannedModel, EmulatedDriver]]:
     """A model whose plans may change while it runs, with its second layer on the GPU."""
     monkeypatch.setattr("hetrun.executor.tuning_setup.LEAST_MEASURED", 0)
-    monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_S", 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.model_measurement.PROBE_S", 0.0)
     driver = EmulatedDriver()
     undo = registered(driver)
     model = PlannedModel(
@@ -123,7 +123,7 @@ def place(model: PlannedModel, scope: str) -> None:
     autotuner._weights.bring(frozenset((i, "cuda") for i in units))
     there = (Placement("", "reference", "a test"), Placement(scope, "cuda", "a test"))
     plans = make_plans(model.graph, dict.fromkeys(BUCKETS, (1, there)), ["cuda"])
-    autotuner._in_force.adopt(replace(model.plans, plans=plans))
+    autotuner._active_plan.adopt(replace(model.plans, plans=plans))
 
 
 def steps(model: PlannedModel, seq: int, text: list[int]) -> np.ndarray:

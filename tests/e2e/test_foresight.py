@@ -115,7 +115,7 @@ def timed(timeline: Simulated, function: OpFunction) -> OpFunction:
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A backend on a clock that nothing else on the machine moves, where no other program runs."""
     timeline = Simulated()
-    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 0.0)
     measured = [part for part in MEASURING if part not in ("active_plan", "measuring")]
     for name in ("executor", *(f"autotune.{part}" for part in measured)):
         monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)

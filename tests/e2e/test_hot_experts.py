@@ -25,7 +25,7 @@ from hetrun.backends.reference.moe import route
 from hetrun.backends.reference.ops import TABLE
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BudgetError
-from hetrun.executor.autotune import autotuner, comparison_scheduler, measuring
+from hetrun.executor.autotune import autotuner, backend_probe, comparison_scheduler
 from hetrun.executor.autotune.autotuner import Autotuner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
@@ -135,7 +135,7 @@ def near(timeline: Simulated, monkeypatch: pytest.MonkeyPatch) -> Iterator[Near]
     monkeypatch.setattr("hetrun.planner.expert_stats.MEMORY", 200.0)
     monkeypatch.setattr(autotuner, "LOOK_S", 0.0)
     monkeypatch.setattr(comparison_scheduler, "LEAST_REST_S", 0.0)
-    monkeypatch.setattr(measuring, "others_running", lambda: 0.0)
+    monkeypatch.setattr(backend_probe, "others_running", lambda: 0.0)
     yield made
     for each in undo:
         each()

@@ -22,7 +22,7 @@ from hetrun.backends.reference.ops import TABLE
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.batching import BatchComposer
 from hetrun.engine.loaded_model import LoadedModel
-from hetrun.executor.autotune import autotuner, comparison_scheduler, measuring, prober
+from hetrun.executor.autotune import autotuner, backend_probe, comparison_scheduler, model_measurement, prober
 from hetrun.executor.autotune.autotuner import Autotuner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
@@ -104,14 +104,14 @@ def timeline(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simu
     timeline = Simulated()
     for name in ("executor", *(f"autotune.{part}" for part in MEASURING)):
         monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
-    monkeypatch.setattr(measuring, "others_running", lambda: 0.0)
+    monkeypatch.setattr(backend_probe, "others_running", lambda: 0.0)
     made = machine.devices(timeline)
     here = Available("a test")
     undo = [
         registry.register(Descriptor("host", lambda: here, lambda: made["host"], preference=90)),
         registry.register(Descriptor("metered", lambda: here, lambda: made["metered"], preference=10)),
     ]
-    monkeypatch.setattr(measuring, "PROBE_S", 300.0)  # everything is measured
+    monkeypatch.setattr(model_measurement, "PROBE_S", 300.0)  # everything is measured
     monkeypatch.setattr(prober, "LEAST_S", 0.0)  # and every run of the same takes the same
     yield timeline
     for each in undo:

@@ -101,13 +101,16 @@ class Run:
 MEASURING = (
     "active_plan",
     "autotuner",
+    "backend_probe",
     "comparison_scheduler",
-    "measuring",
+    "crowd_watch",
+    "crowded_measurement",
     "prober",
     "residency_tuner",
     "state",
+    "thread_trials",
     "weight_migration",
-    "yielding",
+    "yield_point",
 )
 
 
@@ -130,8 +133,8 @@ def on(
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """Two backends on one clock."""
     clock = Clock()
-    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 0.0)
     # Passes are long here, so that a few are many seconds.
-    monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_S", 1e4)
+    monkeypatch.setattr("hetrun.executor.autotune.model_measurement.PROBE_S", 1e4)
     with on(clock, {name: partial(Simulated, name, clock) for name in NAMES}, monkeypatch):
         yield clock

@@ -60,8 +60,8 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs here, and however slow that makes this machine: all is measured, and kept."""
-    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
-    monkeypatch.setattr("hetrun.executor.autotune.measuring.PROBE_S", 1e4)
+    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.model_measurement.PROBE_S", 1e4)
 
 
 class Plugin(LlamacppBackend):
@@ -277,7 +277,7 @@ def test_a_backend_that_fails_in_an_answer_is_left_out_and_the_answer_goes_on(
             )
             placed = Placement("", "llamacpp", "a test"), Placement("blk.1", "plugin", "a test")
             plans = make_plans(assured.graph, {b: (1, placed) for b in BUCKETS})
-            autotuner._in_force.adopt(replace(autotuner._in_force.planned, plans=plans))
+            autotuner._active_plan.adopt(replace(autotuner._active_plan.planned, plans=plans))
             autotuner._next_look = float("inf")  # however long the answer takes, nothing else is planned
             return {s.backend for s in assured.plans.plan(1).segments}
 

@@ -80,17 +80,17 @@ def test_threads_follow_what_others_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "hetrun.executor.autotune")
-    monkeypatch.setattr("hetrun.executor.autotune.measuring.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 0.0)
 
     def watch(loaded: LoadedModel) -> None:
         model, autotuner = planned(loaded)
-        force = autotuner._in_force
+        force = autotuner._crowd
         assert run_until(loaded, lambda: force.quiet and threads(model) == {CORES})
         works = set(autotuner.forecast.works())
         with burners():
             assert run_until(loaded, lambda: force.crowded and threads(model) != {CORES})
             assert set(autotuner.forecast.works()) == works, "nothing is learnt from a crowd"
-        with timed(force._executor) as passes:
+        with timed(model._executor) as passes:
             back = run_until(loaded, lambda: force.quiet and threads(model) == {CORES})
         if not back:
             assert others_compute() or not all_threads_pay(passes), "cores are free, and no one uses them"

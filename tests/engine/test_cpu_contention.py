@@ -147,7 +147,7 @@ def test_what_others_did_while_nothing_ran_says_nothing_about_now(
         clock.now += 60
         crowd.before = 1.0
         model.expect(TOKENS)
-        assert autotuner._in_force.quiet
+        assert autotuner._crowd.quiet
         assert set(passes_of(loaded, clock, 2)) == {CORES}
         assert len(autotuner.changes) == changes
         # Those that are still there are seen soon.

@@ -13,7 +13,7 @@ from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, Runner,
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.backends.reference.ops import TABLE
 from hetrun.errors import PluginError
-from hetrun.executor.autotune import measuring
+from hetrun.executor.autotune import backend_probe, model_measurement
 from hetrun.executor.autotune.prober import Prober
 from hetrun.executor.loading import backend_selection
 from hetrun.graph import Op
@@ -83,7 +83,7 @@ class Confused(Quick):
 def made(register: Register, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PluginPoint]:
     """Registers a kind of backend, and keeps what was created of it."""
     monkeypatch.setattr(backend_selection, "_passed", set())
-    monkeypatch.setattr(measuring, "others_running", lambda: 0.0)  # measure as long as on an idle machine
+    monkeypatch.setattr(backend_probe, "others_running", lambda: 0.0)  # measure as long as on an idle machine
     choose = registry.choose  # without torch, whose results differ in the last bits
     monkeypatch.setattr(registry, "choose", lambda *a: [n for n in choose(*a) if not n.startswith("amx")])
 
@@ -120,7 +120,7 @@ def measured_as_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Prober, "_time", time)
     # A pause at the wrong moment makes a change of backend look dearer than all that it gains.
     monkeypatch.setattr(Prober, "in_turn", lambda self, units, ways, *rest: [1e-6] * len(ways))
-    monkeypatch.setattr(measuring, "PROBE_S", 600.0)
+    monkeypatch.setattr(model_measurement, "PROBE_S", 600.0)
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,16 @@ plans, of earlier ones and of the fixed order runs the next pass, by what passes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import ceil, exp, log
+from math import exp, log
 from statistics import median
 from time import perf_counter
 
-from hetrun.executor.autotune.decisions import SPARE, TAKEN, in_words, of_threads, same_places
+from hetrun.executor.autotune.crowd_watch import CrowdWatch
+from hetrun.executor.autotune.decisions import SPARE, in_words, of_threads, same_places
 from hetrun.executor.autotune.state import Change
+from hetrun.executor.autotune.thread_trials import ThreadTrials, key_of
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.usage import PassUsage
 from hetrun.executor.autotune.yardstick import Yardstick
@@ -23,31 +25,21 @@ from hetrun.planner.online import Now, weight_of
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.residency import Copy
 
-LOOK_S = 0.5  # between two looks at what other programs do
-SOON_S = 0.1  # the same where nothing is known of them but how it was a while ago
 RENEWED = 4  # looks for which the yardstick is good: it takes half a millisecond to make
 BELIEVED = 20  # passes that show how it is now, where it is unknown what other programs do
 SURPRISE = 0.1  # a logarithm: so far off is a prediction that plans should not rest on any more
-CLEARLY = 0.9  # of the time of the same work: another number of threads that takes less is surely faster
-CLEARLY_BLIND = 0.6  # the same where it is unknown whether anything has changed: passes tell more
-BLIND_S = 30.0  # how long the times of threads are believed, where it is unknown what other programs do
 FEW = BUCKETS[:4]  # whose passes mostly wait for memory; in the others cores compute
 
-Look = Callable[[float], float | None]  # how many cores others kept busy since it was called last
 
-
-class InForce:
+class ActivePlan:
     """Puts plans into force and on trial, and knows what their passes take."""
 
-    def __init__(self, model: TunedModel, look: Look, cores: int) -> None:
+    def __init__(self, model: TunedModel, crowd: CrowdWatch, cores: int) -> None:
         executor = model.executor
         self.planned = executor.plans  # in force, with the threads that were planned
         self.budget, self.usage = TrialBudget(), PassUsage()
-        self.others: float | None = None  # cores that other programs keep busy
-        self.unsettled = False  # that has changed, or may have, and nothing has shown what that means
-        self._planner, self._executor = model.planner, executor
-        self._counts = tuple(model.setup.threads)  # that may be tried; with one there is nothing to choose
-        self._look, self._cores = look, cores
+        self._planner, self._executor, self._crowd = model.planner, executor, crowd
+        self._most_threads = model.setup.threads[-1]
         self._graph, self._alone = model.graph, dict[str, Mapping[str, Plan]]()
         self._fixed = executor.plans.plans  # the fixed order: always among what may run
         self._yard = Yardstick(model.planner, model.forecast, self._fixed)
@@ -55,10 +47,8 @@ class InForce:
         self._races = {
             b: Race(b, self.budget, self._verdicts.append, key_of(self._fixed[b])) for b in BUCKETS
         }
-        self._by_threads: dict[int, float] = {}  # what the same work takes now, as logarithms
+        self._threads = ThreadTrials(model.setup.threads, cores, self._races, self._yard, crowd)
         self._due: set[str] = set()  # buckets in which a pass ran
-        self._next_look, self._looks, self._reference = 0.0, 0, 0.0
-        self._surveyed, self._begun = perf_counter(), False
         for bucket, plan in self._fixed.items():
             self._races[bucket].offer(key_of(plan), plan, 0.0, CERTAIN)
             self._races[bucket].put_in_force(key_of(plan))
@@ -98,8 +88,8 @@ class InForce:
         for name in names:
             if name not in self._alone:
                 placed = (Placement("", name, f"all of it on {name}"),)
-                full = self._counts[-1]
-                self._alone[name] = make_plans(self._graph, dict.fromkeys(BUCKETS, (full, placed)))
+                everywhere = dict.fromkeys(BUCKETS, (self._most_threads, placed))
+                self._alone[name] = make_plans(self._graph, everywhere)
             for bucket, plan in self._alone[name].items():
                 race = self._races[bucket]
                 self._offer(race, replace(plan, threads=race.standing.plan.threads), self.planned)
@@ -112,7 +102,7 @@ class InForce:
             priors = {key: self._yard.prior(plan, self.planned) for key, plan in plans.items()}
             doubts = {key: max(CERTAIN, self.rough(plan)) for key, plan in plans.items()}
             race.refresh(priors, doubts, perf_counter())
-            self._recall_threads(race)
+            self._threads.recall(race)
 
     def tell_planner(self) -> None:
         """How far off its predictions are for plans that share out single operations."""
@@ -194,88 +184,16 @@ class InForce:
 
     # --- threads
 
-    @property
-    def crowded(self) -> bool:
-        """Whether others take cores of ours, as far as we know."""
-        return self.others is not None and self.others > TAKEN
-
-    @property
-    def quiet(self) -> bool:
-        """Whether it is sure that no other program computes."""
-        return self.others is not None and self.others <= TAKEN
-
-    def tried(self, seconds: Mapping[int, float]) -> str:
-        """The same work took so long with each number of threads, in turn: so do passes, about. The reason,
-        if there are other threads now."""
+    def adopt_threads(self, seconds: Mapping[int, float]) -> str:
+        """The same work took so long with each number of threads, in turn. The reason, if there are other
+        threads now."""
         largest = self._races[BUCKETS[-1]]
         was = largest.standing.plan.threads
-        fastest = min(seconds, key=lambda n: seconds[n])
-        self._surveyed = perf_counter()
-        self._by_threads = {n: log(took) for n, took in seconds.items()}
-        clearly = CLEARLY if self.others is not None else CLEARLY_BLIND
-        for race in self._races.values():
-            places, before = places_of(race.standing.plan), race.standing.plan.threads
-            if before not in seconds:
-                continue
-            self._vary(race)
-            # Where it makes next to no difference, passes decide.
-            best = fastest if seconds[fastest] < clearly * seconds[before] else before
-            race.replace_standing((places, best), log(seconds[best] / seconds[before]))
-            for n in seconds.keys() - {best}:
-                ratio = log(seconds[n] / seconds[best])
-                race.learn((places, n), race.standing, ratio, perf_counter())
-        self.unsettled, self._begun = False, self._looks == 0
+        self._threads.adopt(seconds, self.planned)
+        self._crowd.settle()
         self._run()
         now = largest.standing.plan.threads
-        return of_threads(now, was, seconds[now] / seconds[was], self.others) if now != was else ""
-
-    def _vary(self, race: Race) -> None:
-        """The plan in force with other numbers of threads."""
-        plan, seen = race.standing.plan, self._by_threads
-        for threads in self._numbers():
-            key = places_of(plan), threads
-            if threads == plan.threads or key in race.arms:
-                continue
-            varied = replace(plan, threads=threads)
-            fewer = threads < self.planned.plans[race.bucket].threads
-            race.offer(key, varied, self._yard.prior(varied, self.planned), CERTAIN if fewer else ROUGH)
-            if threads in seen and plan.threads in seen:
-                race.learn(key, race.standing, seen[threads] - seen[plan.threads], perf_counter())
-
-    def _numbers(self) -> set[int]:
-        """Numbers of threads that may be worth a trial now."""
-        if len(self._counts) < 2:
-            return set()
-        found = set(self._counts)
-        if self.others is not None:
-            found.add(max(1, min(self._counts[-1], self._cores - ceil(self.others - SPARE))))
-        return found
-
-    def _recall_threads(self, race: Race) -> None:
-        """What the same work takes with more threads or fewer is known while others do what they did."""
-        seen, standing = self._by_threads, race.standing
-        for arm in race.arms.values():
-            like = race.arms.get((places_of(arm.plan), standing.plan.threads))
-            if arm.runs or like is None or arm is like:
-                continue
-            if arm.plan.threads in seen and standing.plan.threads in seen:
-                ratio = seen[arm.plan.threads] - seen[standing.plan.threads]
-                race.learn(arm.key, like, ratio, arm.at)
-
-    def _follow(self, v: Verdict) -> None:
-        """Other buckets take as many threads as have paid in one of them, until they know better."""
-        self._by_threads |= {v.before.threads: 0.0, v.plan.threads: log(v.ratio)}
-        for race in self._races.values():
-            standing = race.standing
-            if race.bucket == v.bucket or standing.plan.threads != v.before.threads:
-                continue
-            self._vary(race)
-            key = places_of(standing.plan), v.plan.threads
-            if key in race.arms:
-                race.learn(key, standing, log(v.ratio), perf_counter())
-                if not standing.runs:
-                    race.put_in_force(key)
-        self._run()
+        return of_threads(now, was, seconds[now] / seconds[was], self._crowd.others) if now != was else ""
 
     # --- passes
 
@@ -292,23 +210,19 @@ class InForce:
         if self._tells(arm):
             ran.learn()
         self._due.add(ran.bucket)
-        self.unsettled = self.unsettled and self.others is None  # passes show what others do, but for that
+        self._crowd.observe_pass()
 
     def _tells(self, arm: Arm) -> bool:
         """Whether what just ran says what work takes where no other program computes."""
-        if self.crowded or arm.off:
+        if self._crowd.crowded or arm.off:
             return False
-        return self.others is not None or arm.mean - arm.prior < JUMP or arm.runs > BELIEVED
+        return self._crowd.others is not None or arm.mean - arm.prior < JUMP or arm.runs > BELIEVED
 
     def look(self, at: float, rested: bool = False) -> Iterator[Change]:
         """Between two steps: decide what runs next, and say what has changed. `rested`: nothing may have run
         for long, and what others did meanwhile says nothing about now."""
-        if rested and self.others is not None and at > self._next_look + LOOK_S:
-            self._look(at)
-            self._next_look = at + SOON_S
-        if at >= self._next_look:
-            self._next_look = at + LOOK_S
-            self._look_at_others(at)
+        if self._crowd.look(at, rested):
+            self._follow_crowd()
         if not self._due:
             return
         switched = [self._races[b].choose(at) for b in sorted(self._due)]
@@ -319,31 +233,26 @@ class InForce:
             v = self._verdicts.pop(0)
             yield Change(at, self._conclude(v), "in force" if v.kept else "taken back")
 
-    def _look_at_others(self, at: float) -> None:
-        self.others = self._look(at) if len(self._counts) > 1 else 0.0
-        self._looks += 1
-        if self._looks % RENEWED == 0:
+    def _follow_crowd(self) -> None:
+        """Other programs were looked at."""
+        crowd = self._crowd
+        if crowd.looks % RENEWED == 0:
             self._renew()
         for race in self._races.values():
-            race.blind, race.crowded = self.others is None, self.crowded
-        if self.others is None:
-            self.unsettled = self.unsettled or at > self._surveyed + BLIND_S
+            race.blind, race.crowded = crowd.others is None, crowd.crowded
+        if not crowd.has_changed:
             return
-        if self._begun:  # threads were tried in the same crowd, a moment ago
-            self._begun, self._reference = False, self.others
-        if abs(self.others - self._reference) >= TAKEN:
-            self._others_changed(self.others)
-
-    def _others_changed(self, others: float) -> None:
-        self._reference, self.unsettled = others, True
-        self._by_threads.clear()
+        self._threads.forget()
         for race in self._races.values():
             self._vary(race)
-            if others < SPARE:
+            if crowd.others is not None and crowd.others < SPARE:
                 race.quiet(ROUGH)
             else:
                 race.crowd()
             self._due.add(race.bucket)
+
+    def _vary(self, race: Race) -> None:
+        self._threads.vary(race, self.planned)
 
     def _conclude(self, v: Verdict) -> str:
         """A plan's trial is over: other buckets learn from it; and why, in words."""
@@ -351,11 +260,12 @@ class InForce:
         if v.kept:
             self._vary(race)
             if same_places(v.plan, v.before):
-                self._follow(v)
+                self._threads.spread(v, self.planned)
+                self._run()
             else:
                 self.planned = replace(self.planned, plans={**self.planned.plans, v.bucket: v.plan})
                 self._recommend(v)
-        return in_words(v, self.others)
+        return in_words(v, self._crowd.others)
 
     def _recommend(self, v: Verdict) -> None:
         """What has proved itself in one bucket may be good in others like it."""
@@ -387,14 +297,3 @@ class InForce:
         race = self._races[self.planned.plan(tokens).bucket]
         yard, known = self._yard.seconds(race.bucket, tokens, depth, several)
         return yard * exp(race.now.mean) + self._executor.between_s if known or race.now.runs else None
-
-
-def places_of(plan: Plan) -> Hashable:
-    """What runs where."""
-    shares = tuple((p.scope, p.share) for p in plan.placements if p.share)
-    return tuple(plan.places), shares
-
-
-def key_of(plan: Plan) -> Hashable:
-    """Plans with the same key are the same."""
-    return places_of(plan), plan.threads

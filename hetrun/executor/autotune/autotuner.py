@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 from hetrun.backend import Backend, Pass
-from hetrun.executor.autotune.active_plan import InForce
+from hetrun.executor.autotune.active_plan import ActivePlan
 from hetrun.executor.autotune.backend_pool import BackendPool
 from hetrun.executor.autotune.comparison_scheduler import ComparisonScheduler
 from hetrun.executor.autotune.cpu_contention import Others
+from hetrun.executor.autotune.crowd_watch import CrowdWatch
 from hetrun.executor.autotune.drift import Watcher
 from hetrun.executor.autotune.explorer import Explorer
 from hetrun.executor.autotune.failure_recovery import FailureRecovery
-from hetrun.executor.autotune.measuring import ModelMeasurement
+from hetrun.executor.autotune.model_measurement import ModelMeasurement
 from hetrun.executor.autotune.prober import Prober
 from hetrun.executor.autotune.replanner import Replanner
 from hetrun.executor.autotune.residency_tuner import LEAST_WAITING, ResidencyTuner
@@ -28,7 +29,7 @@ from hetrun.executor.autotune.state import Change, TuningState
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.tuning_parts import TuningParts
 from hetrun.executor.autotune.weight_migration import Weights
-from hetrun.executor.autotune.yielding import YieldPoint
+from hetrun.executor.autotune.yield_point import YieldPoint
 from hetrun.executor.compiled_plan import Ran
 from hetrun.executor.executor import Executor
 from hetrun.executor.pass_observer import PassObserver
@@ -52,14 +53,14 @@ REFINED_S = 300.0  # ...and once everything was measured again
 class TunedPasses(PassObserver):
     """Passes of a model that is tuned: counted by plan, and asked now and then which experts they choose."""
 
-    def __init__(self, choices: Choices, in_force: InForce) -> None:
-        self._choices, self._in_force = choices, in_force
+    def __init__(self, choices: Choices, active_plan: ActivePlan) -> None:
+        self._choices, self._active_plan = choices, active_plan
 
     def prepare(self, work: Pass) -> None:
         self._choices.ask(work)
 
     def observe(self, ran: Ran) -> None:
-        self._in_force.observe(ran)
+        self._active_plan.observe(ran)
 
 
 class Autotuner:
@@ -99,9 +100,11 @@ class Autotuner:
             planner=planner,
         )
         others = Others()
-        self._in_force = InForce(model, others.look, others.count)
-        executor.observe(TunedPasses(self.choices, self._in_force))
-        self._pool = BackendPool(setup, self._state, self._in_force)
+        # With one number of threads there is nothing to choose, whatever others do.
+        self._crowd = CrowdWatch(others.look if len(setup.threads) > 1 else lambda at: 0.0)
+        self._active_plan = ActivePlan(model, self._crowd, others.count)
+        executor.observe(TunedPasses(self.choices, self._active_plan))
+        self._pool = BackendPool(setup, self._state, self._active_plan)
         self._weights = Weights(model, self._state, self.aside)
         self._measuring = ModelMeasurement(model, self.prober, self._weights, self._pool)
         self._watcher = Watcher(planner, forecast)
@@ -111,7 +114,8 @@ class Autotuner:
             state=self._state,
             pool=self._pool,
             weights=self._weights,
-            in_force=self._in_force,
+            active_plan=self._active_plan,
+            crowd=self._crowd,
             explorer=self._explorer,
         )
         self._replanner = Replanner(parts, self._watcher)
@@ -127,7 +131,7 @@ class Autotuner:
     @property
     def planned(self) -> PlanSet:
         """The plans in force, without those on trial."""
-        return self._in_force.planned
+        return self._active_plan.planned
 
     # --- before the first step
 
@@ -144,25 +148,25 @@ class Autotuner:
         self._replanner.replan("the first plan", eager=self._setup.eager, first=True)
 
     def _take_threads(self, tried: Mapping[int, float]) -> None:
-        if why := self._in_force.tried(tried):
+        if why := self._active_plan.adopt_threads(tried):
             self._state.note(why)
 
     def _settle_threads(self, idle: bool = False) -> None:
         """See with how many threads work is fastest now, before a request waits for a pass."""
         start = perf_counter()
-        if tried := self._measuring.threads(self._in_force.crowded):
+        if tried := self._measuring.threads(self._crowd.crowded):
             self._take_threads(tried)
         if not idle:
-            self._in_force.budget.book(perf_counter(), perf_counter() - start)
+            self._active_plan.budget.book(perf_counter(), perf_counter() - start)
 
     # --- between steps
 
     def expect(self, waiting: int, between: Between | None = None) -> None:
         """`waiting` tokens of prompts wait: another backend may be worth bringing in for them."""
         with self.aside.for_the_sake_of(between):
-            for change in self._in_force.look(perf_counter(), rested=True):
+            for change in self._active_plan.look(perf_counter(), rested=True):
                 self._state.record(change)
-            if self._in_force.unsettled and waiting >= LEAST_WAITING:
+            if self._crowd.is_unsettled and waiting >= LEAST_WAITING:
                 self._settle_threads()
             self._residency.expect(waiting)
 
@@ -175,9 +179,9 @@ class Autotuner:
             now = perf_counter()
             if idle:
                 self._use_rest(now)
-            for change in self._in_force.look(now, rested=idle):
+            for change in self._active_plan.look(now, rested=idle):
                 self._state.record(change)
-            if self._in_force.unsettled and (idle or self._comparisons.has_time(now)):
+            if self._crowd.is_unsettled and (idle or self._comparisons.has_time(now)):
                 self._settle_threads(idle)
             self._comparisons.advance(now, idle)
             if now >= self._next_look:
@@ -201,7 +205,7 @@ class Autotuner:
             return
         cause = self._comparisons.take_news() or self._watcher.drifted()
         cause = cause or self._watcher.moved(self._replanner.now())
-        if cause := cause or self.planner.surprised() or self._in_force.surprised():
+        if cause := cause or self.planner.surprised() or self._active_plan.surprised():
             self._cause = cause
             start = perf_counter()
             self._replanner.replan(cause)
@@ -229,7 +233,7 @@ class Autotuner:
 
     def predict(self, chunks: Sequence[tuple[int, float]]) -> float | None:
         """Seconds of a step: for each sequence its tokens, and how many come before them; None: unknown."""
-        return self._in_force.predict(chunks)
+        return self._active_plan.predict(chunks)
 
     def close(self) -> None:
         """Give back what a comparison holds, and keep what was measured."""

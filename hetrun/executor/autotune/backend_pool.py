@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 
 from hetrun.errors import HetrunError, PluginError
-from hetrun.executor.autotune.active_plan import InForce
+from hetrun.executor.autotune.active_plan import ActivePlan
 from hetrun.executor.autotune.setup import Setup
 from hetrun.executor.autotune.state import TuningState
 
@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 class BackendPool:
     """Says which backends are usable, and excludes one that fails."""
 
-    def __init__(self, setup: Setup, state: TuningState, in_force: InForce) -> None:
+    def __init__(self, setup: Setup, state: TuningState, active_plan: ActivePlan) -> None:
         self.refused = set[str]()  # backends that failed: not asked again
-        self._setup, self._state, self._in_force = setup, state, in_force
+        self._setup, self._state, self._active_plan = setup, state, active_plan
 
     def usable(self) -> list[str]:
         """All that plans may use, whether they have begun or not."""
@@ -48,5 +48,5 @@ class BackendPool:
                 "the backend %s is left out: %s", name, error, exc_info=not isinstance(error, HetrunError)
             )
         self.refused.add(name)
-        self._in_force.remove(lambda plan: any(backend == name for _, backend in plan.places))
+        self._active_plan.remove(lambda plan: any(backend == name for _, backend in plan.places))
         self._state.note(f"the backend {name} failed, so no plan uses it any more", "taken back")

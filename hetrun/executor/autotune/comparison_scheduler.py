@@ -22,7 +22,8 @@ class ComparisonScheduler:
 
     def __init__(self, parts: TuningParts, replanner: Replanner) -> None:
         self.next_at = 0.0  # nothing is tried before
-        self._executor, self._pool, self._in_force = parts.model.executor, parts.pool, parts.in_force
+        self._executor, self._pool = parts.model.executor, parts.pool
+        self._active_plan, self._crowd = parts.active_plan, parts.crowd
         self._explorer, self._replanner = parts.explorer, replanner
         self._news = ""  # that makes another plan likely
         self._spent_s = 0.0  # for the comparison that goes on
@@ -36,13 +37,13 @@ class ComparisonScheduler:
 
     def has_time(self, now: float) -> bool:
         """Whether trying has cost so little in the last minute that something else may begin."""
-        return self._in_force.budget.left(now) > LEAST_LEFT_S
+        return self._active_plan.budget.left(now) > LEAST_LEFT_S
 
     def advance(self, now: float, idle: bool) -> None:
         """Some of a comparison, if trying has not cost too much in the last minute."""
         if now < self.next_at:
             return
-        budget = self._in_force.budget
+        budget = self._active_plan.budget
         if idle:
             self._idle_at = now
         elif now - self._idle_at < SOON_S:
@@ -68,7 +69,7 @@ class ComparisonScheduler:
         if isinf(off):
             self._replanner.replan("something was measured for the first time")
         elif abs(off) > CHANGED:
-            self._in_force.refresh()
+            self._active_plan.refresh()
             self._news = "a comparison with backends that are not in use"
 
     def _compare(self, idle: bool) -> float | None:
@@ -78,7 +79,7 @@ class ComparisonScheduler:
         if len(allowed) < 2:
             return 0.0
         try:
-            return self._explorer.step(self._replanner.now(), allowed, not self._in_force.quiet, idle)
+            return self._explorer.step(self._replanner.now(), allowed, not self._crowd.quiet, idle)
         except Cancelled:
             self._explorer.close()
             raise

@@ -18,7 +18,7 @@ class FailureRecovery:
     def __init__(self, parts: TuningParts, replanner: Replanner) -> None:
         self._planner, self._executor = parts.model.planner, parts.model.executor
         self._state, self._pool, self._weights = parts.state, parts.pool, parts.weights
-        self._in_force, self._explorer, self._replanner = parts.in_force, parts.explorer, replanner
+        self._active_plan, self._explorer, self._replanner = parts.active_plan, parts.explorer, replanner
 
     def recover(self, name: str, error: Exception) -> bool:
         """Whether the step that this backend failed in can be taken again now."""
@@ -33,7 +33,7 @@ class FailureRecovery:
         self._pool.exclude(name, error)
         self._replanner.replan(f"{name} failed")
         self._executor.forget_threads()
-        return name not in self._in_force.planned.backends
+        return name not in self._active_plan.planned.backends
 
     def _last_copies(self, name: str) -> frozenset[Copy]:
         """The last layers of what a device was brought besides its home: a part of that, in whose place more
@@ -53,13 +53,13 @@ class FailureRecovery:
         self._state.held -= copies
         self._state.parts -= mine
         self._replanner.replan(f"{name} needs room for keys and values")  # the plan in force cannot stay
-        self._in_force.remove(lambda plan: bool(self._planner.copies_of(plan) & copies))
+        self._active_plan.remove(lambda plan: bool(self._planner.copies_of(plan) & copies))
         if gone := mine - self._state.parts:  # a new plan may need some of them again
-            self._in_force.remove(self._planner.needs_parts)
+            self._active_plan.remove(self._planner.needs_parts)
         weights.drop(copies)
         weights.drop_parts(frozenset(gone))
         self._executor.forget_threads()
         size = format_bytes(freed)
         self._state.note(f"{size} of weights left {name} for keys and values", "given back")
-        plans = self._in_force.planned.plans.values()
+        plans = self._active_plan.planned.plans.values()
         return not any(self._planner.copies_of(plan) & copies for plan in plans)

@@ -23,7 +23,7 @@ class Replanner:
         self._planner, self._executor = model.planner, model.executor
         self._kv, self._setup = model.kv, model.setup
         self._state, self._pool, self._weights = parts.state, parts.pool, parts.weights
-        self._in_force, self._explorer, self._watcher = parts.in_force, parts.explorer, watcher
+        self._active_plan, self._explorer, self._watcher = parts.active_plan, parts.explorer, watcher
 
     def now(self, waiting: int = 0, eager: bool = False, ran: Mapping[str, float] | None = None) -> Now:
         """What a plan must suit at this moment."""
@@ -56,15 +56,15 @@ class Replanner:
         """Ask the planner; whether another plan is in force or on trial now. The `first` is in force at once,
         unless it rests on rough times. `ran`: tokens for which copies may be brought in that would have
         paid."""
-        self._in_force.tell_planner()
+        self._active_plan.tell_planner()
         now = self.now(waiting, eager, ran)
         self._planner.candidates = tuple(self._pool.usable())
-        plans = within(self._in_force.planned, self._weights.own)
+        plans = within(self._active_plan.planned, self._weights.own)
         proposal = self._planner.propose(plans, now)
         if proposal is None:
-            self._in_force.adopt(self._planner.annotate(plans, now))
-            self._in_force.offer_alone(self._pool.complete())
-            self._watcher.watch(self._in_force.planned, now, self._pool.usable())
+            self._active_plan.adopt(self._planner.annotate(plans, now))
+            self._active_plan.offer_alone(self._pool.complete())
+            self._watcher.watch(self._active_plan.planned, now, self._pool.usable())
             return False
         return self._bring(proposal, now) and self._adopt(proposal, now, cause, first)
 
@@ -89,16 +89,16 @@ class Replanner:
 
     def _adopt(self, proposal: Proposal, now: Now, cause: str, first: bool) -> bool:
         """Put a plan into force, or on trial; whether it is new."""
-        rough = any(map(self._in_force.rough, proposal.plans.plans.values()))
+        rough = any(map(self._active_plan.rough, proposal.plans.plans.values()))
         direct = proposal.must or (first and not rough)
         # Parts of weights come and go with the plans that share them out: no two such are there at once.
         if proposal.parts or proposal.spare:
-            self._in_force.remove(self._planner.needs_parts)
-        new = self._in_force.adopt(proposal.plans, direct, proposal.also)
+            self._active_plan.remove(self._planner.needs_parts)
+        new = self._active_plan.adopt(proposal.plans, direct, proposal.also)
         self.drop(proposal.drop)
         self._weights.drop_parts(proposal.spare)
         self._state.parts = proposal.parts
-        self._in_force.offer_alone(self._pool.complete())
+        self._active_plan.offer_alone(self._pool.complete())
         if new:
             change = self._state.note(f"{cause}: {proposal.reason}", "in force" if direct else "proposed")
             self._watcher.changed(proposal.plans, change.at)
@@ -110,4 +110,4 @@ class Replanner:
         if copies:
             self._explorer.close()  # it may have been lent some of them
             self._weights.drop(copies)
-            self._in_force.remove(lambda plan: bool(self._planner.copies_of(plan) & copies))
+            self._active_plan.remove(lambda plan: bool(self._planner.copies_of(plan) & copies))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetrun.executor.autotune.active_plan import InForce
+from hetrun.executor.autotune.active_plan import ActivePlan
 from hetrun.executor.autotune.backend_pool import BackendPool
+from hetrun.executor.autotune.crowd_watch import CrowdWatch
 from hetrun.executor.autotune.explorer import Explorer
 from hetrun.executor.autotune.state import TuningState
 from hetrun.executor.autotune.tuned_model import TunedModel
@@ -20,5 +21,6 @@ class TuningParts:
     state: TuningState
     pool: BackendPool
     weights: Weights
-    in_force: InForce
+    active_plan: ActivePlan
+    crowd: CrowdWatch
     explorer: Explorer

@@ -7,7 +7,7 @@ from time import perf_counter
 from hetrun.errors import BudgetError
 from hetrun.executor.autotune.state import TuningState
 from hetrun.executor.autotune.tuned_model import TunedModel
-from hetrun.executor.autotune.yielding import YieldPoint
+from hetrun.executor.autotune.yield_point import YieldPoint
 from hetrun.executor.loading.backend_selection import vet
 from hetrun.planner.online import HOLDS, RATE, START, Parts
 from hetrun.planner.residency import Copy
