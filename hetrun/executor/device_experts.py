@@ -293,7 +293,7 @@ class DeviceExperts:
         )
         return DeviceSlots(slots, experts, self._chosen, self._found, self._came)
 
-    def kept(self) -> HitShares | None:
+    def hit_shares(self) -> HitShares | None:
         """The same lately, beside other rules; None where too little was chosen."""
         return judge_layers([len(key[1]) for key in self._known], np.concatenate([NONE, *self._trace]))
 

@@ -54,7 +54,7 @@ class ModelTuning:
     def interrupt(self) -> None:
         """Something else ran between two tokens of an answer."""
         if self._pace:
-            self._pace.broken()
+            self._pace.interrupt()
 
     def recover(self, name: str, error: Exception) -> bool:
         """A backend failed in the middle of a step: whether others have its part now."""

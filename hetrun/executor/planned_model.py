@@ -193,8 +193,8 @@ class PlannedModel:
         """How well experts were kept that do not all fit, beside other rules; None: they do, or too little
         was chosen yet."""
         if experts := self._weights.experts:
-            return experts.kept()
-        return next((kept for each in self._executor.experts if (kept := each.kept())), None)
+            return experts.hit_shares()
+        return next((kept for each in self._executor.experts if (kept := each.hit_shares())), None)
 
     def device_slots(self) -> DeviceSlots | None:
         """How well experts do that have slots on a device; None: there are none."""

@@ -46,9 +46,9 @@ class StepRunner:
         end, certain = perf_counter(), step.tokens - step.drafted
         accepted, self._accepted = self._stats.accepted - self._accepted, self._stats.accepted
         # What became of the guesses shows only after a pass: here those of the last one count.
-        answering, gap = certain == len(step.chunks), self._gaps.began(start) or 0.0
-        reading.ran(end - start, step.tokens, certain + accepted, answering, gap)
-        self._gaps.ended(end, answering)
+        answering, gap = certain == len(step.chunks), self._gaps.begin(start) or 0.0
+        reading.observe(end - start, step.tokens, certain + accepted, answering, gap)
+        self._gaps.end(end, answering)
         return rows
 
     def choose(self, step: Step, k: int, between: Between | None = None) -> Rows:
@@ -83,7 +83,7 @@ class StepRunner:
             took = perf_counter() - start - (self._stats.compiling_seconds - compiling)
             prompts.observe(step.tokens, took)
             prompts.check()
-        self._gaps.ended(perf_counter(), False)
+        self._gaps.end(perf_counter(), False)
         return rows
 
     def _run_watched(self, run: Callable[[], T], step: Step) -> T:
@@ -92,12 +92,12 @@ class StepRunner:
         found = self._run(run, step)
         end, alone = perf_counter(), step.tokens == 1
         if self._tuning.keeps_pace:
-            gap = self._gaps.began(start) if alone else None
+            gap = self._gaps.begin(start) if alone else None
             if gap is None:
                 self._tuning.interrupt()
             else:
                 self._tuning.observe_token(gap + end - start, self._kv.length(step.chunks[0].seq))
-            self._gaps.ended(end, alone)
+            self._gaps.end(end, alone)
         return found
 
     def _run(self, run: Callable[[], T], step: Step) -> T:

@@ -89,7 +89,7 @@ class TrialBudget:
             self._total += seconds + passes
             self._passes += passes
 
-    def left(self, at: float) -> float:
+    def remaining_s(self, at: float) -> float:
         """What may still be spent now."""
         while self._spent and self._spent[0][0] < at - WINDOW_S:
             _, total, passes = self._spent.popleft()
@@ -99,7 +99,7 @@ class TrialBudget:
 
     def left_for_passes(self, at: float) -> float:
         """What of that may be spent on passes."""
-        return min(self.left(at), PASSES * SHARE * WINDOW_S - self._passes)
+        return min(self.remaining_s(at), PASSES * SHARE * WINDOW_S - self._passes)
 
 
 @dataclass(slots=True)

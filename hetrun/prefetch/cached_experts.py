@@ -261,7 +261,7 @@ class FromExperts:
         """What slots may take."""
         return self.cache.promised_bytes + self._slack()
 
-    def ran(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
+    def observe(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
         """A pass has ended and gave `given` tokens; `answering`: all but one of each sequence were guesses.
         It began `gap` seconds after the last one of the same answer."""
         last, now = self._last, self.cache.counts
@@ -323,7 +323,7 @@ class FromExperts:
         if times := self._compute.times(self._late, self._rate, self._found.get(False, 0.0)):
             learn(self._part.key, self.cache.held_bytes / self._part.records.packed_bytes, times)
 
-    def kept(self) -> HitShares | None:
+    def hit_shares(self) -> HitShares | None:
         """How well experts were kept lately; None: too little was chosen yet."""
         return judge(self._part.records, self.cache.counts_of_kinds, self.cache.trace)
 

@@ -29,7 +29,7 @@ class FromMaps:
         self._late = Late()
         self._read = 0
 
-    def ran(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
+    def observe(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
         """A pass has ended and gave `given` tokens; `answering`: all but one of each sequence were guesses.
         It began `gap` seconds after the last one of the same answer."""
         now = self._mapping.bytes_read

@@ -281,7 +281,7 @@ class FromDisk:
         self._streamer.follow(self._kept.streamed)
         self._partial.follow(self._kept.streamed)
 
-    def ran(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
+    def observe(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:
         """A pass has ended and gave `given` tokens; `answering`: all but one of each sequence were guesses.
         It began `gap` seconds after the last one of the same answer."""
         stats = self._streamer.stats

@@ -212,7 +212,7 @@ def totals(order: Order, choices: Iterable[ChoiceStream]) -> Json:
     """The usage of complete choices."""
     counts = UsageSum(order.tried)
     for index, choice in enumerate(choices):
-        counts.ended(index, choice.end)
+        counts.record(index, choice.end)
     return {"usage": counts.usage(), "timings": counts.timings()}
 
 

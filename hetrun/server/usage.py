@@ -17,7 +17,7 @@ class UsageSum:
         self._each = each
         self._ends: dict[int, tuple[Usage, Timings]] = {}
 
-    def ended(self, index: int, event: Event) -> int:
+    def record(self, index: int, event: Event) -> int:
         """Record a complete choice; returns how many are complete."""
         self._ends[index] = (event.usage, event.timings)
         return len(self._ends)
@@ -54,7 +54,7 @@ class UsageSum:
 def timings_of(end: Event) -> Json:
     """llama.cpp's object for a single answer, by its last event."""
     counts = UsageSum(1)
-    counts.ended(0, end)
+    counts.record(0, end)
     return counts.timings()
 
 

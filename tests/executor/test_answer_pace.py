@@ -32,7 +32,7 @@ def test_what_runs_between_breaks_a_window() -> None:
     watched = pace(forecast)
     for n in range(2 * WINDOW - 2):
         if n == WINDOW - 1:
-            watched.broken()
+            watched.interrupt()
         watched.observe(0.015, n, 2)
     assert pace_of(forecast, GRAPH, 2) == 1.0
 
@@ -55,9 +55,9 @@ def test_passes_of_which_nothing_is_known_teach_nothing() -> None:
 
 def test_gaps_are_those_within_an_answer() -> None:
     gaps = Gaps()
-    assert gaps.began(5.0) is None
-    gaps.ended(6.0, answering=True)
-    assert gaps.began(6.01) == pytest.approx(0.01)
-    assert gaps.began(6.0 + 2 * PAUSE_S) is None
-    gaps.ended(7.0, answering=False)
-    assert gaps.began(7.01) is None
+    assert gaps.begin(5.0) is None
+    gaps.end(6.0, answering=True)
+    assert gaps.begin(6.01) == pytest.approx(0.01)
+    assert gaps.begin(6.0 + 2 * PAUSE_S) is None
+    gaps.end(7.0, answering=False)
+    assert gaps.begin(7.01) is None

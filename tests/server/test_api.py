@@ -150,14 +150,14 @@ async def test_timings_as_llama_cpp_has_them(http: httpx.AsyncClient, stream: bo
 def test_timings_of_several_choices() -> None:
     counts = UsageSum(2)
     slow = Timings(prompt_tok_s=10.0, decode_tok_s=2.0, drafted=4, accepted=3)
-    counts.ended(1, Event("done", usage=Usage(20, 5, 20), timings=slow))
-    counts.ended(0, Event("done", usage=Usage(20, 3), timings=Timings(prompt_tok_s=100.0, decode_tok_s=4.0)))
+    counts.record(1, Event("done", usage=Usage(20, 5, 20), timings=slow))
+    counts.record(0, Event("done", usage=Usage(20, 3), timings=Timings(prompt_tok_s=100.0, decode_tok_s=4.0)))
     found = counts.timings()
     assert (found["cache_n"], found["prompt_n"], found["prompt_ms"]) == (0, 20, 200.0)
     assert (found["predicted_n"], found["predicted_ms"], found["predicted_per_second"]) == (8, 2000.0, 4.0)
     assert (found["draft_n"], found["draft_n_accepted"]) == (4, 3)
     nothing = UsageSum(1)
-    nothing.ended(0, Event("done"))
+    nothing.record(0, Event("done"))
     assert set(nothing.timings().values()) == {0}
 
 

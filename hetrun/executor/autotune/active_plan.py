@@ -202,7 +202,7 @@ class ActivePlan:
         race = self._races[ran.bucket]
         yard = self._yard.of_pass(ran.bucket, ran.tokens, ran.depth, ran.several)
         arm, at = race.now, perf_counter()
-        self.usage.hear(ran.bucket, ran.tokens, ran.seconds, at)
+        self.usage.observe(ran.bucket, ran.tokens, ran.seconds, at)
         if race.observe(ran.seconds, yard, not ran.warm, at):
             for other in self._races.values():
                 other.unsure = other.unsure or other is not race

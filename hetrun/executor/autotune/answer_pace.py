@@ -37,12 +37,12 @@ class Gaps:
     def __init__(self) -> None:
         self._ended = float("-inf")
 
-    def began(self, start: float) -> float | None:
+    def begin(self, start: float) -> float | None:
         """Seconds since the last pass; None where it was of something else, or there was a pause."""
         gap = start - self._ended
         return gap if gap < PAUSE_S else None
 
-    def ended(self, end: float, answering: bool) -> None:
+    def end(self, end: float, answering: bool) -> None:
         """A pass ended; one of a prompt is followed by what answers do not have."""
         self._ended = end if answering else float("-inf")
 
@@ -65,6 +65,6 @@ class Pace:
             self._forecast.learn_fact(PACE, key, min(MOST, self._took / (WINDOW * should)))
         self._tokens, self._took = 0, 0.0
 
-    def broken(self) -> None:
+    def interrupt(self) -> None:
         """Something else ran: what was seen so far is no whole window."""
         self._tokens, self._took = 0, 0.0

@@ -37,7 +37,7 @@ class ComparisonScheduler:
 
     def has_time(self, now: float) -> bool:
         """Whether trying has cost so little in the last minute that something else may begin."""
-        return self._active_plan.budget.left(now) > LEAST_LEFT_S
+        return self._active_plan.budget.remaining_s(now) > LEAST_LEFT_S
 
     def advance(self, now: float, idle: bool) -> None:
         """Some of a comparison, if trying has not cost too much in the last minute."""
@@ -49,7 +49,7 @@ class ComparisonScheduler:
         elif now - self._idle_at < SOON_S:
             return
         least = 0.0 if self._explorer.trying else LEAST_LEFT_S
-        if not idle and budget.left(now) <= least:
+        if not idle and budget.remaining_s(now) <= least:
             self.next_at = now + LEAST_REST_S
             return
         off = self._compare(idle)

@@ -16,7 +16,7 @@ class PassUsage:
         self._tokens: dict[str, float] = {}
         self._at = 0.0
 
-    def hear(self, bucket: str, tokens: int, seconds: float, at: float) -> None:
+    def observe(self, bucket: str, tokens: int, seconds: float, at: float) -> None:
         """A pass has run."""
         self.seconds += seconds
         self._fade(at)

@@ -44,7 +44,7 @@ class PartsHeld:
             self.own_bytes(new, b) <= n for b, n in room.own.items()
         )
 
-    def left(self, room: PartsRoom, parts: Parts) -> PartsRoom:
+    def room_beside(self, room: PartsRoom, parts: Parts) -> PartsRoom:
         """What there is when these are there as well."""
         new = parts - room.parts
         own = {b: n - self.own_bytes(new, b) for b, n in room.own.items()}

@@ -296,7 +296,7 @@ class ConcurrentPlanner(OnlinePlanner):
         for bucket in sorted(chosen, key=rank):
             choice: PlanChoice | None = chosen[bucket]
             if not self._held.fit(parts | self._more(choice, room), room):
-                left = self._held.left(room, parts)
+                left = self._held.room_beside(room, parts)
                 choice = self._choose(bucket, current.plans[bucket], after, now, left)
             more = parts | self._more(choice, room)
             if not choice or not self._held.fit(more, room):

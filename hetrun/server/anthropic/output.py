@@ -151,7 +151,7 @@ class MessageOutput:
             self._take(piece)
         return self._taken()
 
-    def ended(self, end: Event) -> tuple[list[str], Json]:
+    def finish(self, end: Event) -> tuple[list[str], Json]:
         """The last events, and the whole message."""
         self._close()
         stopped: Json = {"stop_reason": self._reason(end), "stop_sequence": end.stopped or None}
@@ -243,7 +243,7 @@ class MessageWriter:
     def add(self, index: int, event: Event) -> None:
         self._output.observe(event)
         if event.kind == "done":
-            self._message = self._output.ended(event)[1]
+            self._message = self._output.finish(event)[1]
 
     def answer(self) -> Json:
         return self._message
@@ -256,7 +256,7 @@ class MessageWriter:
         self._begun = True
         yield from self._output.observe(event)
         if event.kind == "done":
-            yield from self._output.ended(event)[0]
+            yield from self._output.finish(event)[0]
 
     def end(self) -> Iterator[str]:
         return iter(())

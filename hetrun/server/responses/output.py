@@ -54,7 +54,7 @@ class ResponseOutput:
         for piece in self._pieces(event):
             self._take(piece)
 
-    def ended(self, head: Head, end: Event) -> str:
+    def finish(self, head: Head, end: Event) -> str:
         """The finished response as JSON, complete or not."""
         if self._scores and self._items and isinstance(self._items[-1], Message):
             self._add("")
@@ -171,7 +171,7 @@ class ResponseWriter:
     def add(self, index: int, event: Event) -> None:
         self._output.observe(event)
         if event.kind == "done":
-            self._body = self._output.ended(self._head, event).encode()
+            self._body = self._output.finish(self._head, event).encode()
             self._keep(self._body, self._output.said())
 
     def answer(self) -> bytes:

@@ -154,6 +154,6 @@ class ChatStream:
         """The chunk with the reason for a choice's end; the last of all has the times."""
         reason = _reason(finish_reason(event), self._readers[index])
         choice: Json = {"index": index, "delta": {}, "finish_reason": reason, "logprobs": None}
-        complete = self._counts.ended(index, event) == self._order.choices
+        complete = self._counts.record(index, event) == self._order.choices
         times = {"timings": self._counts.timings()} if complete and not self._order.include_usage else {}
         return self._frame.body([choice], **self._usage, **times)

@@ -249,6 +249,6 @@ class CompletionStream:
     def _last(self, index: int, event: Event) -> Json:
         """The chunk with the reason for a choice's end; the last of all has the times."""
         choice = _as_json(index, "", None, finish_reason(event))
-        complete = self._counts.ended(index, event) == self._order.choices
+        complete = self._counts.record(index, event) == self._order.choices
         times = {"timings": self._counts.timings()} if complete and not self._order.include_usage else {}
         return self._frame.body([choice], **self._usage, **times)

@@ -215,7 +215,7 @@ class ChannelReader:
                 self._mark_in_header(mark)
             case "body":
                 if mark in self._ends:
-                    self._ended(mark)
+                    self._end_message(mark)
                 elif mark in (START, CHANNEL) and not self._last:
                     self._open(mark)
                 else:
@@ -272,7 +272,7 @@ class ChannelReader:
         elif self._written:
             self._tell("text", written)
 
-    def _ended(self, mark: str) -> None:
+    def _end_message(self, mark: str) -> None:
         """The end of a message, unless text follows."""
         self._place = "after"
         self._close()

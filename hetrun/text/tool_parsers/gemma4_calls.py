@@ -62,7 +62,7 @@ def opened_thought(calls: Calls, types: Types) -> Reading[str]:
     calls.begin_thought()
     thinking = _Thinking(calls)
     try:
-        while not thinking.took((yield)):
+        while not thinking.take((yield)):
             pass
     except GeneratorExit:  # the answer ends here, and what may begin a mark does not
         thinking.finish()
@@ -79,7 +79,7 @@ class _Thinking:
         self._margin = Margin([CHANNEL_END])
         self._begun = False
 
-    def took(self, c: str) -> bool:
+    def take(self, c: str) -> bool:
         """Take a character; whether it ends the thought."""
         ended = self._margin.take(c) is not None
         self._tell()
