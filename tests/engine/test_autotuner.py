@@ -322,7 +322,7 @@ def test_a_model_that_loads_weights_stands_aside_after_each(
                 loaded.model.free(seq)
 
             monkeypatch.setattr(backends["reference"], "upload", slowly)
-            for module in ("yielding", "weight_migration"):
+            for module in ("yield_point", "weight_migration"):
                 monkeypatch.setattr(f"hetrun.executor.autotune.{module}.perf_counter", clock)
             with autotuner.aside.for_the_sake_of(between):
                 autotuner._weights.bring(copies)
