@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetrun.executor.autotune.answer_pace import pace_of
-from hetrun.executor.autotune.core_choice import recall_seats
+from hetrun.executor.autotune.measurement.core_choice import recall_seats
 from hetrun.executor.autotune.setup import planned, planner_for
 from hetrun.executor.library.plan import backend_for, prepare as prepare_whole
 from hetrun.executor.loading.load_plan import prepare

@@ -33,7 +33,7 @@ FAST, SLOW = 1e-6, 1e-2  # seconds of any unit on the GPU and on the host, as th
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannedModel]:
     """All layers on the GPU and on the host, and room for the rows of a hundred tokens."""
     monkeypatch.setattr("hetrun.executor.tuning_setup.LEAST_MEASURED", 0)
-    monkeypatch.setattr("hetrun.executor.autotune.model_measurement.PROBE_S", 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.model_measurement.PROBE_S", 0.0)
     driver = EmulatedDriver()
     undo = registered(driver)
     made = PlannedModel(

@@ -100,7 +100,7 @@ def registered(driver: EmulatedDriver) -> Callable[[], None]:
 def piloted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PlannedModel, EmulatedDriver]]:
     """A model whose plans may change while it runs, with its second layer on the GPU."""
     monkeypatch.setattr("hetrun.executor.tuning_setup.LEAST_MEASURED", 0)
-    monkeypatch.setattr("hetrun.executor.autotune.model_measurement.PROBE_S", 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.model_measurement.PROBE_S", 0.0)
     driver = EmulatedDriver()
     undo = registered(driver)
     model = PlannedModel(

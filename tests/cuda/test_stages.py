@@ -169,7 +169,7 @@ def test_what_the_budget_has_no_time_for_is_told_and_no_success(
 @pytest.mark.slow
 def test_more_than_the_gpus_memory(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hetrun.executor.tuning_setup.LEAST_MEASURED", 0)
-    monkeypatch.setattr("hetrun.executor.autotune.model_measurement.PROBE_S", 2.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.model_measurement.PROBE_S", 2.0)
     table = Table("beyond", None)
     # A file of 2 MB is far too small for a GPU's driver and scratch: parts of it that are larger than it is.
     beyond.beyond(tmp_path, table, (TINY,), BenchCase("decode", 2, 4), 1, parts=(12.7,))

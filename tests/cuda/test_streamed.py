@@ -22,7 +22,7 @@ from hetrun.backends.cuda.streamed.weight_ring import RingBlock, WeightRing
 from hetrun.backends.cuda.weights import InFile, OnHost, expert_bytes
 from hetrun.backends.reference import descriptor
 from hetrun.errors import BackendError
-from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.autotune.measurement.prober import Prober
 from hetrun.executor.loading.device_memory import with_streaming
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step

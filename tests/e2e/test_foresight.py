@@ -115,9 +115,9 @@ def timed(timeline: Simulated, function: OpFunction) -> OpFunction:
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A backend on a clock that nothing else on the machine moves, where no other program runs."""
     timeline = Simulated()
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 0.0)
-    besides = ("active_plan", "crowd_watch", "thread_trials", "backend_probe", "crowded_measurement")
-    measured = [part for part in MEASURING if part not in besides]
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.backend_probe.others_running", lambda: 0.0)
+    besides = ("active_plan", "crowd_watch", "thread_trials")
+    measured = [p for p in MEASURING if p not in besides and (p == "measurement.prober" or "." not in p)]
     for name in ("executor", *(f"autotune.{part}" for part in measured)):
         monkeypatch.setattr(f"hetrun.executor.{name}.perf_counter", timeline.now)
     monkeypatch.setattr("hetrun.executor.tuning_setup.LEAST_MEASURED", 0)

@@ -25,8 +25,9 @@ from hetrun.backends.reference.moe import route
 from hetrun.backends.reference.ops import TABLE
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import BudgetError
-from hetrun.executor.autotune import autotuner, backend_probe, comparison_scheduler
+from hetrun.executor.autotune import autotuner, comparison_scheduler
 from hetrun.executor.autotune.autotuner import Autotuner
+from hetrun.executor.autotune.measurement import backend_probe
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Op

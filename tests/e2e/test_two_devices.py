@@ -22,8 +22,9 @@ from hetrun.backends.reference.ops import TABLE
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.batching import BatchComposer
 from hetrun.engine.loaded_model import LoadedModel
-from hetrun.executor.autotune import autotuner, backend_probe, comparison_scheduler, model_measurement, prober
+from hetrun.executor.autotune import autotuner, comparison_scheduler
 from hetrun.executor.autotune.autotuner import Autotuner
+from hetrun.executor.autotune.measurement import backend_probe, model_measurement, prober
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.graph import Op
 from hetrun.memory.kv.cache import KvCache

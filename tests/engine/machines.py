@@ -291,7 +291,7 @@ class Others:
 def machine(made: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A machine, on whose clock everything runs that measures."""
     world = World(made)
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", world.others)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.backend_probe.others_running", world.others)
     monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: Others(world))
     monkeypatch.setattr("hetrun.executor.tuning_setup.this_machine", lambda: Counts(CORES, (1, 2), (2,)))
     kinds = {name: Device if name == DEVICE else Simulated for name in world.machine.names}

@@ -101,11 +101,11 @@ class Run:
 MEASURING = (
     "active_plan",
     "autotuner",
-    "backend_probe",
+    "measurement.backend_probe",
     "comparison_scheduler",
     "crowd_watch",
-    "crowded_measurement",
-    "prober",
+    "measurement.crowded_measurement",
+    "measurement.prober",
     "residency_tuner",
     "state",
     "thread_trials",
@@ -133,8 +133,8 @@ def on(
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """Two backends on one clock."""
     clock = Clock()
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.backend_probe.others_running", lambda: 0.0)
     # Passes are long here, so that a few are many seconds.
-    monkeypatch.setattr("hetrun.executor.autotune.model_measurement.PROBE_S", 1e4)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.model_measurement.PROBE_S", 1e4)
     with on(clock, {name: partial(Simulated, name, clock) for name in NAMES}, monkeypatch):
         yield clock

@@ -60,8 +60,8 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else runs here, and however slow that makes this machine: all is measured, and kept."""
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 0.0)
-    monkeypatch.setattr("hetrun.executor.autotune.model_measurement.PROBE_S", 1e4)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.backend_probe.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.model_measurement.PROBE_S", 1e4)
 
 
 class Plugin(LlamacppBackend):
@@ -164,7 +164,7 @@ def test_a_backend_that_becomes_fast_is_used_within_seconds(
 
 @pytest.mark.slow
 def test_the_second_start_measures_nothing(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hetrun.executor.autotune import prober
+    from hetrun.executor.autotune.measurement import prober
 
     measured: list[str] = []
     before = prober.Prober.measure

@@ -31,6 +31,8 @@ from tests.support.tiers import exhaustive
 
 SHORT = 0.2  # of what work takes: where a trial must cost little to come soon
 
+PROBE = "hetrun.executor.autotune.measurement.backend_probe"
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
@@ -170,8 +172,8 @@ def test_only_what_failed_in_this_step_is_left(
 def test_others_on_cores_that_are_not_used_here_do_not_disturb(
     cores: int, others: float, rough: bool, model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.cpu_count", lambda: cores)
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: others)
+    monkeypatch.setattr(f"{PROBE}.cpu_count", lambda: cores)
+    monkeypatch.setattr(f"{PROBE}.others_running", lambda: others)
     with LocalModel(model, backends=NAMES, ctx=512, threads=1, planner="measured", eager=True):
         pass
     (kept,) = (dirs().cache / "times").glob("*.json")
@@ -183,9 +185,9 @@ def test_what_was_measured_in_a_crowd_is_measured_again_without_it(
     model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [1.0]
-    monkeypatch.setattr("hetrun.executor.autotune.crowded_measurement.PROBE_BUSY_S", 1e4)
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.cpu_count", lambda: 1)
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: others[0])
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.crowded_measurement.PROBE_BUSY_S", 1e4)
+    monkeypatch.setattr(f"{PROBE}.cpu_count", lambda: 1)
+    monkeypatch.setattr(f"{PROBE}.others_running", lambda: others[0])
 
     def answer(loaded: LoadedModel) -> None:
         model = loaded.model
@@ -226,8 +228,8 @@ def test_a_start_that_finds_it_quiet_measures_again_what_was_rough(
 ) -> None:
     """Programs that end with their answer never have an idle moment for that."""
     others = [1.0]
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.cpu_count", lambda: 1)
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: others[0])
+    monkeypatch.setattr(f"{PROBE}.cpu_count", lambda: 1)
+    monkeypatch.setattr(f"{PROBE}.others_running", lambda: others[0])
 
     def start() -> tuple[float, bool]:
         """Seconds that it measured, and whether what is kept is rough."""
@@ -252,10 +254,10 @@ def test_a_start_that_finds_it_quiet_measures_again_what_was_rough(
 def test_what_only_measuring_needed_is_given_back_beside_others_too(
     model: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.cpu_count", lambda: 1)
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 1.0)
+    monkeypatch.setattr(f"{PROBE}.cpu_count", lambda: 1)
+    monkeypatch.setattr(f"{PROBE}.others_running", lambda: 1.0)
     # No time is left but for what was never run.
-    monkeypatch.setattr("hetrun.executor.autotune.crowded_measurement.PROBE_BUSY_S", 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.crowded_measurement.PROBE_BUSY_S", 0.0)
 
     def brought(loaded: LoadedModel) -> list[str]:
         assert isinstance(loaded.model, PlannedModel)
@@ -322,8 +324,8 @@ class Late(Simulated):
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock(speed=lambda at, name, segment: 0.1 if name == "one" else 0.05)
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 0.0)
-    monkeypatch.setattr("hetrun.executor.autotune.model_measurement.PROBE_S", 1e4)
+    monkeypatch.setattr(f"{PROBE}.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.model_measurement.PROBE_S", 1e4)
     kinds = {"one": Simulated, "two": Late}
     with on(clock, {name: partial(kind, name, clock) for name, kind in kinds.items()}, monkeypatch):
         yield clock

@@ -80,7 +80,7 @@ def test_threads_follow_what_others_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "hetrun.executor.autotune")
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.backend_probe.others_running", lambda: 0.0)
 
     def watch(loaded: LoadedModel) -> None:
         model, autotuner = planned(loaded)

@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 
 from hetrun.backends import reference
-from hetrun.executor.autotune import core_choice as module
-from hetrun.executor.autotune.core_choice import heaviest, recall_seats, take_seats
-from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.autotune.measurement import core_choice as module
+from hetrun.executor.autotune.measurement.core_choice import heaviest, recall_seats, take_seats
+from hetrun.executor.autotune.measurement.prober import Prober
 from hetrun.executor.autotune.setup import Setup, planner_for
 from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.online import OnlinePlanner

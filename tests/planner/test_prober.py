@@ -9,7 +9,7 @@ from hetrun.backend import Backend, Buffers, Floats, PassShape, Runner, Segment
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.backends import reference
 from hetrun.backends.reference.ops import TABLE
-from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.autotune.measurement.prober import Prober
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import kv_shapes
 from hetrun.graph.quant import by_name

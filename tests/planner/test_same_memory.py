@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from hetrun.backend import Backend, Buffers, Done, Pass, PassShape, Runner, Segment
-from hetrun.executor.autotune import prober as probing
-from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.autotune.measurement import prober as probing
+from hetrun.executor.autotune.measurement.prober import Prober
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import kv_shapes
 from hetrun.graph.quant import by_name

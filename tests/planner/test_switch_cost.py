@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from hetrun.executor.autotune.prober import Prober, price_of_a_turn
+from hetrun.executor.autotune.measurement.prober import Prober, price_of_a_turn
 from hetrun.graph.signature import Unit, units
 from tests.models.tiny import TinyLlama
 from tests.support.rig import graph_of

@@ -13,8 +13,8 @@ from hetrun.backend import Available, Backend, Descriptor, Floats, Pass, Runner,
 from hetrun.backend.interpreter import InterpretingBackend
 from hetrun.backends.reference.ops import TABLE
 from hetrun.errors import PluginError
-from hetrun.executor.autotune import backend_probe, model_measurement
-from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.autotune.measurement import backend_probe, model_measurement
+from hetrun.executor.autotune.measurement.prober import Prober
 from hetrun.executor.loading import backend_selection
 from hetrun.graph import Op
 from hetrun.memory.kv.cache import KvCache

@@ -190,8 +190,8 @@ def test_the_planner_takes_it_where_it_is_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A busy machine measures little, and what it does not get to is not planned with.
-    monkeypatch.setattr("hetrun.executor.autotune.backend_probe.others_running", lambda: 0.0)
-    monkeypatch.setattr("hetrun.executor.autotune.model_measurement.PROBE_S", 60.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.backend_probe.others_running", lambda: 0.0)
+    monkeypatch.setattr("hetrun.executor.autotune.measurement.model_measurement.PROBE_S", 60.0)
     register("backends", "numba", descriptor)
     path = tiny.write_gguf(MODEL, tmp_path / "model.gguf")
 

@@ -20,8 +20,8 @@ from hetrun.executor.autotune.crowd_watch import CrowdWatch
 from hetrun.executor.autotune.drift import Watcher
 from hetrun.executor.autotune.explorer import Explorer
 from hetrun.executor.autotune.failure_recovery import FailureRecovery
-from hetrun.executor.autotune.model_measurement import ModelMeasurement
-from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.autotune.measurement.model_measurement import ModelMeasurement
+from hetrun.executor.autotune.measurement.prober import Prober
 from hetrun.executor.autotune.replanner import Replanner
 from hetrun.executor.autotune.residency_tuner import LEAST_WAITING, ResidencyTuner
 from hetrun.executor.autotune.setup import Setup, home_of, planner_for

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, hypot, inf, log
 
-from hetrun.executor.autotune.prober import HASTY_DOUBT, Prober, Slices
-from hetrun.executor.autotune.survey import estimate, in_slices
+from hetrun.executor.autotune.measurement.prober import HASTY_DOUBT, Prober, Slices
+from hetrun.executor.autotune.measurement.survey import estimate, in_slices
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.graph import Op
 from hetrun.graph.signature import of_wanted_rows

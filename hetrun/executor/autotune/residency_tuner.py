@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from time import perf_counter
 
 from hetrun.executor.autotune.active_plan import FEW
-from hetrun.executor.autotune.model_measurement import PROBE_S, ModelMeasurement
+from hetrun.executor.autotune.measurement.model_measurement import PROBE_S, ModelMeasurement
 from hetrun.executor.autotune.replanner import Replanner
 from hetrun.executor.autotune.tuning_parts import TuningParts
 from hetrun.executor.autotune.yield_point import YieldPoint

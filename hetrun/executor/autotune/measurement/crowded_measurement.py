@@ -9,9 +9,9 @@ from time import perf_counter
 
 from hetrun.errors import Cancelled
 from hetrun.executor.autotune.backend_pool import BackendPool
-from hetrun.executor.autotune.backend_probe import BackendProbe
-from hetrun.executor.autotune.prober import HASTY_DOUBT, Prober
-from hetrun.executor.autotune.survey import compared
+from hetrun.executor.autotune.measurement.backend_probe import BackendProbe
+from hetrun.executor.autotune.measurement.prober import HASTY_DOUBT, Prober
+from hetrun.executor.autotune.measurement.survey import compared
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.planner.trials import Trial
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hetrun.executor.autotune.prober import Prober
+from hetrun.executor.autotune.measurement.prober import Prober
 from hetrun.executor.autotune.setup import Setup
 from hetrun.graph.signature import Unit
 from hetrun.planner.costmodel import WorkTimes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetrun.executor.autotune.backend_pool import BackendPool
-from hetrun.executor.autotune.backend_probe import BackendProbe
-from hetrun.executor.autotune.core_choice import heaviest, take_seats
-from hetrun.executor.autotune.crowded_measurement import CrowdedMeasurement
-from hetrun.executor.autotune.prober import Prober
-from hetrun.executor.autotune.survey import by_threads
+from hetrun.executor.autotune.measurement.backend_probe import BackendProbe
+from hetrun.executor.autotune.measurement.core_choice import heaviest, take_seats
+from hetrun.executor.autotune.measurement.crowded_measurement import CrowdedMeasurement
+from hetrun.executor.autotune.measurement.prober import Prober
+from hetrun.executor.autotune.measurement.survey import by_threads
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.weight_migration import Weights
 from hetrun.planner.trials import Trial

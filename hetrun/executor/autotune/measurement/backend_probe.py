@@ -12,9 +12,9 @@ from time import perf_counter
 
 from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor.autotune.backend_pool import BackendPool
-from hetrun.executor.autotune.core_choice import heaviest
 from hetrun.executor.autotune.cpu_contention import others_running
-from hetrun.executor.autotune.prober import Prober, price_of_a_turn
+from hetrun.executor.autotune.measurement.core_choice import heaviest
+from hetrun.executor.autotune.measurement.prober import Prober, price_of_a_turn
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.weight_migration import Weights
 from hetrun.planner.segment_cost import CALL

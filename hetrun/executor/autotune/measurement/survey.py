@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hetrun.executor.autotune.prober import Prober, Slices
+from hetrun.executor.autotune.measurement.prober import Prober, Slices
 from hetrun.planner.trials import Trial
 
 ROUNDS = 3
