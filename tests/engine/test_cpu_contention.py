@@ -60,7 +60,7 @@ def crowd(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Crowd:
 
     clock.speed = speed
     monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: crowd)
-    for module in ("loading.load_plan", "planned_model"):
+    for module in ("loading.placement_planner", "planned_model"):
         monkeypatch.setattr(
             f"hetrun.executor.{module}.this_machine", lambda: PlannerMachine(CORES, (1, CORES), (CORES,))
         )
