@@ -19,7 +19,7 @@ from hetrun.api.local_model import LocalModel
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import ModelFileError
-from hetrun.executor.loading import load_plan
+from hetrun.executor.loading import expert_plan
 from hetrun.executor.loading.load_plan import LoadPlan, LoadPlanner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.prefetch import cached_experts, expert_cache
@@ -49,7 +49,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def decide(deciding: LoadPlanner) -> LoadPlan | None:
     """What is decided where experts do not fit: so small a model would fit anywhere."""
-    return deciding._cached("llamacpp")
+    found = deciding._experts.plan("llamacpp")
+    return deciding._assemble(found) if found else None
 
 
 @contextmanager
@@ -228,7 +229,7 @@ def test_a_long_pass_has_more_buffers_for_some_time(mixtral: Path, monkeypatch: 
     with opened(mixtral, 1.0, deterministic=True) as llm:
         right = tokens(llm, [long])[0]
     usual, wide = 3, 5
-    monkeypatch.setattr(load_plan, "buffers_in", lambda *_: usual)
+    monkeypatch.setattr(expert_plan, "buffers_in", lambda *_: usual)
     monkeypatch.setattr(cached_experts, "buffers_of_prompts", lambda *_: wide)
     with opened(mixtral, 0.4, deterministic=True) as llm:
         cache = experts_of(llm).cache

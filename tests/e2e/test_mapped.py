@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def mapped(deciding: LoadPlanner) -> LoadPlan | None:
     """What is decided where experts do not fit: so small a model would fit anywhere."""
-    backend = deciding._backends["llamacpp"]
+    backend = deciding._placement.backends["llamacpp"]
     whole = backend.resident_bytes
 
     def without_experts(uses: Sequence[WeightUse]) -> int:
@@ -46,7 +46,8 @@ def mapped(deciding: LoadPlanner) -> LoadPlan | None:
     mapping = backend.mapping()
     assert mapping is not None
     with mock.patch.object(mapping, "_resident_bytes", without_experts):
-        return deciding._mapped("llamacpp", "a test says so")
+        found = deciding._mapped.plan("llamacpp", "a test says so")
+        return deciding._assemble(found) if found else None
 
 
 def test_mapped_experts_say_what_those_in_memory_say(model: Path) -> None:

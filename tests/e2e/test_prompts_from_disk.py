@@ -18,7 +18,7 @@ from hetrun.backends.cuda import backend
 from hetrun.backends.cuda.streamed import file_feed
 from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.errors import BudgetError, Cancelled, ModelFileError
-from hetrun.executor.loading import load_plan
+from hetrun.executor.loading import pieced_plan
 from hetrun.executor.long_prompts import LongPrompts
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
@@ -52,7 +52,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces and passes as small as the model."""
     monkeypatch.setattr(file_feed, "PIECE", 128 << 10)
-    monkeypatch.setattr(load_plan, "MOST_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(pieced_plan, "MOST_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(backend, "LONG_PASSES", (64, 32))
 
 

@@ -60,7 +60,7 @@ def crowd(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Crowd:
 
     clock.speed = speed
     monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: crowd)
-    for module in ("loading.load_plan", "tuning_setup"):
+    for module in ("loading.placement_planner", "tuning_setup"):
         monkeypatch.setattr(
             f"hetrun.executor.{module}.this_machine", lambda: PlannerMachine(CORES, (1, CORES), (CORES,))
         )

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from hetrun.errors import BudgetError
-from hetrun.executor.loading import context_length as lengths, load_plan
+from hetrun.executor.loading import context_length as lengths, load_budget
 from hetrun.executor.loading.context_length import USUAL_CONTEXT, choose_context
 from hetrun.executor.loading.load_plan import prepare
 from hetrun.executor.loading.memory_estimates import HELPER, MAX_SEQUENCES, kv_of_all
@@ -30,7 +30,7 @@ BYTES = partial(sequence_bytes, SHAPES, by_name("F16"), 20)
 @pytest.fixture(autouse=True)
 def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes nothing here."""
-    monkeypatch.setattr(load_plan, "besides", lambda entries, to_come: RESERVE)
+    monkeypatch.setattr(load_budget, "besides", lambda entries, to_come: RESERVE)
 
 
 def choose(weights: int = 1000, **options: int) -> int:

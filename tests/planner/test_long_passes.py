@@ -14,7 +14,7 @@ import pytest
 
 from hetrun.backend import Available, Backend, Descriptor, OwnMemory, WeightUse, registry
 from hetrun.executor.compiled_plan import Ran
-from hetrun.executor.loading import load_plan
+from hetrun.executor.loading import placement_planner
 from hetrun.executor.loading.load_plan import LoadPlan, prepare
 from hetrun.executor.loading.memory_estimates import crossing_bytes, work_bytes
 from hetrun.graph import Op
@@ -229,7 +229,7 @@ class Gpu(NullDevice):
 def prepared(
     monkeypatch: pytest.MonkeyPatch, cores: int, ram: int | None = None, planner: str = "measured"
 ) -> Iterator[LoadPlan]:
-    monkeypatch.setattr(load_plan, "this_machine", lambda: PlannerMachine(cores))
+    monkeypatch.setattr(placement_planner, "this_machine", lambda: PlannerMachine(cores))
     # As if the model were one that keeps cores busy.
     monkeypatch.setattr("hetrun.planner.static.FLOPS_PER_CORE", 2e7)
     described = [

@@ -6,7 +6,7 @@ import pytest
 
 from hetrun.api.local_model import make_plan
 from hetrun.config import Settings
-from hetrun.executor.loading import load_plan
+from hetrun.executor.loading import load_budget
 from hetrun.memory.kv.cache import STEP
 from hetrun.memory.ledger import RESERVE
 
@@ -14,7 +14,7 @@ from hetrun.memory.ledger import RESERVE
 @pytest.fixture(autouse=True)
 def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes nothing here, whatever other tests have loaded."""
-    monkeypatch.setattr(load_plan, "besides", lambda entries, to_come: RESERVE)
+    monkeypatch.setattr(load_budget, "besides", lambda entries, to_come: RESERVE)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])

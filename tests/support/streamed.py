@@ -143,7 +143,9 @@ def besides() -> Figures:
 def made_small() -> Iterator[None]:
     """Pieces and window as small as the models, and nothing measured that differs from run to run."""
     patches = {
-        "hetrun.executor.loading.load_plan.USUAL": ReadMethod(direct=True, readers=READERS, request=PIECE),
+        "hetrun.executor.loading.disk_estimates.USUAL": ReadMethod(
+            direct=True, readers=READERS, request=PIECE
+        ),
         "hetrun.executor.loading.memory_estimates.WORK": PIECE,
         "hetrun.executor.loading.memory_estimates.kernel_figures": besides,
         "hetrun.executor.planned_model.Books": partial(Books, figures=besides, helpers=lambda: 0),

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from hetrun.errors import BudgetError, OptionError
-from hetrun.graph import Graph, kv_shapes
+from hetrun.graph import Graph, Op, kept_by, kv_shapes, states_of
 from hetrun.graph.quant import QuantType, by_name
+from hetrun.loader.architectures import build_graph
 from hetrun.loader.source import ModelSource
+from hetrun.memory.kv.cache import promised_for, sequence_bytes
 from hetrun.memory.kv.paged_allocator import BLOCK
 from hetrun.planner.options import Options
+from hetrun.planner.plan import PlanSet
+from hetrun.planner.rates import SHORT
+from hetrun.planner.static import LARGEST_UBATCH
 from hetrun.system.memory_info import available_memory, free_memory
 from hetrun.system.units import format_bytes, format_minimum
 
@@ -36,6 +42,56 @@ class Context(NamedTuple):
 
     tokens: int
     why: str
+
+
+class ContextPlanner:
+    """The context of a model, the memory that keys and values take, and the graph that is built for it."""
+
+    def __init__(self, source: ModelSource, options: Options, graph: Graph, quant: QuantType) -> None:
+        self.source, self.graph, self.quant = source, graph, quant
+        self._options = options
+
+    @property
+    def usual(self) -> int:
+        """Tokens that have room before weights have."""
+        return usual(self.source, self._options)
+
+    def choose(self, held: int, plans: PlanSet, whole: bool = True) -> Context:
+        """The longest that memory has room for, beside what is `held`: see `choose_context`."""
+        return choose_context(self.source, self._options, held, self.kv_bytes(plans), whole)
+
+    def rebuild(self, tokens: int) -> bool:
+        """Build the graph for this context: some models compute differently for sequences that stay shorter
+        than they were built for. False where the graph is the same."""
+        before = self.graph
+        if tokens != (self._options.ctx or trained_for(self.source)):
+            self.graph = build_graph(self.source, tokens, self._options.spatial)
+        return self.graph != before
+
+    def kv_bytes(self, plans: PlanSet) -> KvBytes:
+        """What a sequence takes in all layers, by its length."""
+        return self.sequence_bytes(self.graph.ops, plans.ubatch)
+
+    def sequence_bytes(self, ops: Sequence[Op], ubatch: int) -> KvBytes:
+        """What a sequence takes in the layers of some ops, by its length."""
+        return partial(sequence_bytes, kept_by(ops), self.quant, ubatch, states=states_of(ops))
+
+    def least_kv(self, plans: PlanSet) -> int:
+        """What the shortest of texts takes."""
+        return self.kv_bytes(plans)(self._options.ctx or BLOCK)
+
+    def short_kv(self, plans: PlanSet, context: int) -> int:
+        """What is promised to a short text."""
+        tokens, shapes = min(SHORT, context), kept_by(self.graph.ops)
+        return promised_for(shapes, self.quant, tokens, context, self.kv_bytes(plans))
+
+    def usual_kv(self, plans: PlanSet) -> int:
+        """What a text of the usual length takes."""
+        return self.kv_bytes(plans)(self.usual)
+
+    def row_bytes(self, ops: Sequence[Op]) -> int:
+        """What a text of the usual length takes in the layers of some ops, whatever passes come to be."""
+        return self.sequence_bytes(ops, self._options.wishes.ubatch or LARGEST_UBATCH)(self.usual)
 
 
 def trained_for(source: ModelSource) -> int:
