@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ from pathlib import Path
 
 from hetrun.backends.cuda.nvrtc import compiler
 from hetrun.config import dirs
+from hetrun.system.files import replace_file
 
 FOLDER = Path(__file__).parent / "kernels"
 
@@ -59,7 +58,7 @@ class Programs:
         self.tell(f"compiling CUDA kernels, once for this GPU: {source}")
         made, _ = compiler().compile(source.path.name, source.path.read_text(), FOLDER, options)
         with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-            keep(path, made)
+            replace_file(path, made)
         return made
 
 
@@ -73,19 +72,6 @@ def digest(source: Source, options: list[str]) -> str:
 def source_texts() -> Mapping[str, str]:
     """All sources: one may include any other."""
     return {p.name: p.read_text() for p in sorted(FOLDER.iterdir()) if p.suffix in (".cu", ".cuh")}
-
-
-def keep(path: Path, made: bytes) -> None:
-    """Write a file of the cache: whole or not at all: another process may do the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(made)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def told_on_terminal(line: str) -> None:

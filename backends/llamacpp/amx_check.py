@@ -26,6 +26,7 @@ from hetrun.config import dirs
 from hetrun.errors import OptionError
 from hetrun.graph.quant import by_name
 from hetrun.system import subprocesses
+from hetrun.system.files import replace_file
 from hetrun.system.native_library import load_library
 
 log = logging.getLogger(__name__)
@@ -139,8 +140,7 @@ def _write(mark: Path | None, found: Verdict) -> None:
     if mark is None or found == "untried":
         return
     try:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.write_text(found, "ascii")
+        replace_file(mark, found.encode())
     except OSError as e:
         log.debug("ggml's AMX code will be tried again the next time: %s", e)
 

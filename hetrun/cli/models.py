@@ -18,7 +18,7 @@ from hetrun.loader.hub.nearby import gguf_files
 from hetrun.loader.hub.remove import removal, remove
 from hetrun.loader.hub.resolve import find
 from hetrun.loader.hub.stores import DEMO, StoredModel, available
-from hetrun.system.terminal_text import visible
+from hetrun.system.terminal_text import align_columns, visible
 from hetrun.system.units import format_bytes
 
 MOST_NAMED = 3  # files of a folder
@@ -46,12 +46,11 @@ def print_list(as_json: bool) -> None:
     if as_json:
         print(in_json([asdict(model) | {"path": str(model.path)} for model in models], indent=1))
         return
-    wide = max((len(visible(model.name)) for model in models), default=0)
-    for model in models:
-        print(
-            f"{visible(model.name):<{wide}}  {format_bytes(model.size):>8}  "
-            f"{visible(model.kind):<8}  {model.store}"
-        )
+    rows = [
+        (visible(model.name), format_bytes(model.size), visible(model.kind), model.store) for model in models
+    ]
+    for line in align_columns(rows, left={0, 2, 3}, least=(0, 8, 8)):
+        print(line)
     if not models:
         say("there are no models here yet; hetrun pull user/repo downloads one from Hugging Face's hub")
     elif sys.stderr.isatty():

@@ -14,7 +14,7 @@ from hetrun.client import local_servers
 from hetrun.client.local_servers import RunningServer, ServedModel
 from hetrun.client.model_catalog import identity, name_of
 from hetrun.errors import OptionError, UserError
-from hetrun.system.terminal_text import visible
+from hetrun.system.terminal_text import align_columns, visible
 from hetrun.system.units import format_bytes
 
 HEAD = ("MODEL", "ADDRESS", "MEMORY", "SINCE", "REQUESTS", "PID")
@@ -31,9 +31,7 @@ def print_servers(as_json: bool) -> None:
         say("no server of yours is running; hetrun serve starts one")
         return
     rows = [HEAD, *(row for server in servers for row in rows_of(server))]
-    wide = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip())
+    print("\n".join(align_columns(rows)))
 
 
 def as_object(server: RunningServer) -> dict[str, object]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from hetrun.system.terminal_text import align_columns
+
 Kind = Literal["anonymous", "file-backed", "shared"]  # as the kernel counts it: RssAnon, RssFile, RssShmem
 
 INTERPRETER = "interpreter"
@@ -86,25 +88,20 @@ def table(bill: Mapping[str, int], device: str = "") -> list[str]:
     is of one kind."""
     if not bill:
         return []
-    bill, lines = (
-        settled(bill),
-        [_line(f"memory of {device}" if device else "memory, full context", "kind", "MiB")],
-    )
+    bill = settled(bill)
+    rows = [[f"memory of {device}" if device else "memory, full context", "kind", "MiB"]]
     for name, size in bill.items():
         if name in (LIMIT, LEFT) or (name == KV_ONE and KV_ALL in bill):
             continue
         kind = "its own" if device else _KIND_OF.get(name, "anonymous")
-        lines.append(_line(f"  {name}", kind, _mib(size)))
+        rows.append([f"  {name}", kind, _mib(size)])
         if name == KV_ALL:
-            lines.append("    taken only as texts grow")
+            rows.append(["    taken only as texts grow"])
         if name == KV_ALL and KV_ONE in bill:
-            lines.append(_line("    of which one sequence", "", _mib(bill[KV_ONE])))
-    lines.append(_line("  in all", "", _mib(total(bill))))
-    return lines + [_line(f"  {name}", "", _mib(bill[name])) for name in (LIMIT, LEFT) if name in bill]
-
-
-def _line(name: str, kind: str, number: str) -> str:
-    return f"{name:<26} {kind:<12} {number:>10}"
+            rows.append(["    of which one sequence", "", _mib(bill[KV_ONE])])
+    rows.append(["  in all", "", _mib(total(bill))])
+    rows += [[f"  {name}", "", _mib(bill[name])] for name in (LIMIT, LEFT) if name in bill]
+    return align_columns(rows, left={0, 1}, least=(25, 12, 9))
 
 
 def _mib(size: int) -> str:

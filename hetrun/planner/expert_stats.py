@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from hetrun.config import dirs
 from hetrun.graph import Graph
 from hetrun.graph.ops import Moe
 from hetrun.loader.fingerprint import fingerprint
-from hetrun.system.files import read_text
+from hetrun.system.files import read_text, replace_file
 
 EVERY = 4  # passes, of which one is counted
 MOST_TOKENS = 16  # of a pass; in larger ones nearly all experts are chosen by some token
@@ -88,15 +86,8 @@ class Choices:
         if not any(self.likely(router) is not None for router in self._counts):
             return
         counts = {router: [round(float(n), 2) for n in found] for router, found in self._counts.items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with open(fd, "w", encoding="utf-8") as file:
-                json.dump({"format": FORMAT, "counts": counts}, file, separators=(",", ":"))
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        text = json.dumps({"format": FORMAT, "counts": counts}, separators=(",", ":"))
+        replace_file(path, text.encode())
 
 
 def path_of(graph: Graph) -> Path | None:

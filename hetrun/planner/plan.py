@@ -15,6 +15,7 @@ from hetrun.graph import Graph, Op, Value
 from hetrun.graph.sharding import Share, divide
 from hetrun.memory.breakdown import settled, table
 from hetrun.planner.rates import Residence, TokenRates
+from hetrun.system.terminal_text import align_columns
 
 # The last are passes of prompts: as many tokens as a host computes at once, and more, as devices take them.
 BUCKETS: tuple[str, ...] = (
@@ -187,12 +188,11 @@ class PlanSet:
         lines: list[str] = []
         for promise in self._promises():
             lines += wrap(promise, 80, subsequent_indent="  ", break_on_hyphens=False)
-        lines.append(f"{'tokens':>7}  {'segment':<22} {'backend':<10} threads  why")
+        rows = [("tokens", "segment", "backend", "threads", "why")]
         for names, p in _grouped(self.plans):
-            lines += [
-                f"{names:>7}  {name:<22} {backend:<10} {p.threads:>7}  {why}"
-                for name, backend, why in _alike([replace(s, why=self._why(p, s)) for s in p.segments])
-            ]
+            alike = _alike([replace(s, why=self._why(p, s)) for s in p.segments])
+            rows += [(names, name, backend, str(p.threads), why) for name, backend, why in alike]
+        lines += align_columns(rows, left={1, 2, 4}, least=(7, 21, 9))
         if self.reason:
             lines.append(f"last change: {self.reason}")
         if self.precision:

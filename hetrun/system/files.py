@@ -1,10 +1,11 @@
-"""Files that the user named: what is no regular file is refused, not waited for, nor read without end."""
+"""Files: what the user named is read if it is a regular one; ours are written whole or not at all."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from pathlib import Path
 
 
 class NotAFile(OSError):
@@ -41,6 +42,31 @@ def read_text(path: str | os.PathLike[str], most: int) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not UTF-8 text") from None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that is this user's alone, and its folder if there is none. Readers see the old content or
+    the new one, also if several processes write at once; nothing waits for the disk."""
+    import tempfile  # not needed by those who only read
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on the disk."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def is_template(given: str) -> bool:

@@ -29,6 +29,7 @@ from hetrun.executor.steps import Chunk, Step
 from hetrun.loader.architectures import build_graph, is_known
 from hetrun.loader.open_model import open_model
 from hetrun.system.files import read_text
+from hetrun.system.terminal_text import align_columns
 from hetrun.tools.bench.hetrun_side import open_llm
 from hetrun.tools.bench.peer import Peer, check_peer
 
@@ -101,9 +102,9 @@ class EvaluationReport:
     def to_text(self) -> str:
         """For people."""
         rows = [
-            ("tokens", str(self.tokens), ""),
-            ("passes", f"{_tokens(self.ubatch)}, by {self.plan}", ""),
-            ("against", IN_WORDS.get(self.against, self.against), ""),
+            ("tokens", str(self.tokens)),
+            ("passes", f"{_tokens(self.ubatch)}, by {self.plan}"),
+            ("against", IN_WORDS.get(self.against, self.against)),
             ("perplexity", f"{self.ppl:.4f}", f"{self.vs.ppl:.4f}" if self.vs else ""),
             ("mean KL", f"{self.mean_kl:.6f}", f"{self.vs.mean_kl:.6f}" if self.vs else ""),
             ("99 % of KL below", f"{self.p99_kl:.6f}", f"{self.vs.p99_kl:.6f}" if self.vs else ""),
@@ -113,7 +114,7 @@ class EvaluationReport:
             rows.insert(3, ("", "hetrun", self.vs.name))
         if self.ratio is not None:
             rows.append(("ratio of mean KL", f"{self.ratio:.3f}", ""))
-        return "\n".join(f"{name:<18}{ours:<12}{theirs}".rstrip() for name, ours, theirs in rows)
+        return "\n".join(align_columns(rows, least=(16, 10)))
 
 
 def _tokens(ubatch: int) -> str:

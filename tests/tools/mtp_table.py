@@ -34,7 +34,7 @@ from hetrun.engine.speculation.mtp import MtpSequence
 from hetrun.engine.speculation.speculator import Speculator
 from hetrun.executor.steps import Step
 from hetrun.sampling.interface import SampledToken
-from hetrun.tools.bench.report import aligned
+from hetrun.system.terminal_text import align_columns
 from tests.tools.speculation_table import Apart, free, tokens_of
 
 Times = Mapping[int, Sequence[float]]  # seconds by the length of the draft
@@ -193,7 +193,7 @@ def main() -> int:
         lines.append([w.format(v) for w, v in zip(words, [accept, *middle], strict=True)])
     off.close()
     on.close()
-    print(aligned(lines, left=set()))
+    print("\n".join(align_columns(lines, left=set())))
     print(f"load average {os.getloadavg()[0]:.2f}")
     if asked.json:
         asked.json.write_text(json.dumps(numbers, indent=1))

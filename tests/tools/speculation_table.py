@@ -35,7 +35,7 @@ from hetrun.engine.output_processor import Choices
 from hetrun.engine.sequence import Drafts, RunningRequest
 from hetrun.executor.steps import Step
 from hetrun.sampling.interface import SampledToken
-from hetrun.tools.bench.report import aligned
+from hetrun.system.terminal_text import align_columns
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = 4096
@@ -295,7 +295,7 @@ def main() -> int:
     rows, samples = table(asked)
     words = {True: "yes", False: "NO"}
     lines = [["what", "bar", "result", "met"], *([r.what, r.bar, r.result, words[r.met]] for r in rows)]
-    print(aligned(lines, left={0, 1, 2, 3}))
+    print("\n".join(align_columns(lines, left={0, 1, 2, 3})))
     print(f"load average {os.getloadavg()[0]:.2f}")
     if asked.json:
         asked.json.write_text(json.dumps({"rows": [asdict(r) for r in rows], "samples": samples}, indent=1))

@@ -24,8 +24,8 @@ import numpy as np
 
 from hetrun.config import STREAMING, Settings
 from hetrun.loader.open_model import open_model
+from hetrun.system.terminal_text import align_columns
 from hetrun.tools.bench.process import BenchProcess
-from hetrun.tools.bench.report import aligned
 from hetrun.tools.bench.roofline import demands
 from hetrun.tools.bench.sweep import sweep, worker
 from hetrun.tools.bench.sweep.budgets import SweepBudget, SweepOptions
@@ -257,7 +257,7 @@ def main() -> int:
     lines = [["what", "budget", "bar", "result", "met"]]
     words = {True: "yes", False: "NO", None: "?"}
     lines += [[r.what, r.case, r.bar, r.result, words[r.met]] for r in rows]
-    print(aligned(lines, left={0, 1, 2, 3, 4}))
+    print("\n".join(align_columns(lines, left={0, 1, 2, 3, 4})))
     if given.json:
         found = {"rows": [asdict(r) for r in rows], "details": details}
         given.json.write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -16,7 +16,7 @@ from textual.widgets import Button, Input, Label, Static
 from hetrun.client.interface import ChatClient
 from hetrun.client.queries import Foreseen, WhatIf
 from hetrun.errors import HetrunError
-from hetrun.system.terminal_text import visible
+from hetrun.system.terminal_text import align_columns, visible
 from hetrun.system.units import format_bytes
 from hetrun.tui.screens.dialogs import Dialog
 
@@ -29,6 +29,7 @@ KNOBS = (
     ("threads", "threads", "one"),
 )
 SOON_S = 0.15  # after the last key, before the planner is asked
+THEN = 11  # columns of a row that show what would be
 
 
 class Knob(Input):
@@ -176,19 +177,20 @@ def compared(now: Foreseen, then: Foreseen, width: int, measured: float = 0.0) -
         for name in dict.fromkeys([*mine, *other]):
             rows.append((f"{device}: {name}", _size(mine.get(name, 0)), _size(other.get(name, 0))))
     name_width = min(max(len(name) for name, _, _ in (*speeds, *rows)), max(width - 26, 12))
-    lines = [Content.styled(f"{'':<{name_width}}  {'now':>11} {'then':>11}", "bold")]
-    lines += [_row(row, name_width) for row in speeds]
+    cells = [("", "now", "then"), *((name[:name_width], a, b) for name, a, b in (*speeds, *rows))]
+    head, *texts = align_columns(cells, left={0}, least=(name_width, 11, 10))
+    shown = [_styled(text, a != b) for text, (_, a, b) in zip(texts, (*speeds, *rows), strict=True)]
+    lines = [Content.styled(head, "bold"), *shown[: len(speeds)]]
     lines += [Content.styled(note, "dim") for note in _of_speeds(now, then, measured)]
-    lines += [_row(row, name_width) for row in rows]
+    lines += shown[len(speeds) :]
     told = [note for note in then.notes if not note.startswith("speeds are unknown")]  # that is said above
     lines += [Content.styled(visible(note), "dim") for note in told]
     return Content("\n").join(lines)
 
 
-def _row(row: tuple[str, str, str], name_width: int) -> Content:
-    name, a, b = row
-    line = Content(f"{name[:name_width]:<{name_width}}  {a:>11} ")
-    return line + Content.styled(f"{b:>11}", "$text-primary bold" if a != b else "")
+def _styled(row: str, is_changed: bool) -> Content:
+    now, then = row[:-THEN], row[-THEN:]
+    return Content(now) + Content.styled(then, "$text-primary bold" if is_changed else "")
 
 
 def _speeds(now: Foreseen, then: Foreseen) -> list[tuple[str, str, str]]:

@@ -15,10 +15,11 @@ from hetrun.backends.cuda.kernel_cache import KernelLibrary, at, long, number
 from hetrun.backends.cuda.matmul_launch import MatmulOutput
 from hetrun.backends.cuda.memory import CudaMemory
 from hetrun.backends.cuda.pass_args import FEW
-from hetrun.backends.cuda.programs import keep, source_texts
+from hetrun.backends.cuda.programs import source_texts
 from hetrun.backends.cuda.weights import DeviceWeight
 from hetrun.config import dirs
 from hetrun.errors import BudgetError
+from hetrun.system.files import replace_file
 
 MOST = 128  # rows: with more, unpacking costs less, as all of them share it
 TRIED = 64  # rows that are measured; our kernels take eight at a time, so what they take grows with the rows
@@ -52,7 +53,7 @@ class FewRowsLimits:
             except BudgetError:
                 return FEW
             with suppress(OSError):  # to measure again costs milliseconds
-                keep(self._path, json.dumps(known).encode())
+                replace_file(self._path, json.dumps(known).encode())
         return known[weight.quant.name]
 
     def _read(self) -> dict[str, int]:

@@ -12,6 +12,7 @@ from hetrun.backend.conformance.report import ConformanceReport, ReportCell, Rep
 from hetrun.errors import printable
 from hetrun.graph.ops import OPS
 from hetrun.graph.quant import QUANTS
+from hetrun.system.terminal_text import align_columns
 
 MOST_NAMED = 6  # types in a sentence
 IN_COLUMNS = ("tried", "broken", "oracle")
@@ -82,22 +83,16 @@ def to_text(report: ConformanceReport) -> str:
     """The table, and a sentence for whatever is not as it should be."""
     lines: list[str] = []
     for block in blocks(report):
-        lines += [*_in_columns(block), ""]
+        names = [printable(column.backend) for column in block.columns]
+        lines += [
+            *align_columns([(block.what, *names), *((name, *marks) for name, marks in block.lines)]),
+            "",
+        ]
     used = {mark for block in blocks(report) for _, marks in block.lines for mark in marks}
     used |= {"names of ops"} if used - MARKS else set()
     lines += [line for line in LEGEND if line.split(":")[0] in used]
     said = [*_sentences(report)]
     return "\n".join([*lines, *([""] if said else []), *said])
-
-
-def _in_columns(block: TableBlock) -> Iterator[str]:
-    names = [printable(column.backend) for column in block.columns]
-    widths = [
-        max(len(name), *(len(marks[i]) for _, marks in block.lines)) + 2 for i, name in enumerate(names)
-    ]
-    first = max(len(block.what), *(len(name) for name, _ in block.lines)) + 2
-    for name, marks in ((block.what, names), *block.lines):
-        yield (name.ljust(first) + "".join(map(str.ljust, marks, widths))).rstrip()
 
 
 def _sentences(report: ConformanceReport) -> Iterator[str]:

@@ -25,6 +25,7 @@ from hetrun.loader.rerankers import is_reranker
 from hetrun.loader.source import ModelSource
 from hetrun.loader.tensor_list import TensorEntry
 from hetrun.loader.vision import Vision
+from hetrun.system.terminal_text import align_columns
 from hetrun.system.units import counted, format_bytes
 from hetrun.text.chat import ChatTemplate
 from hetrun.tools import model_summary
@@ -161,10 +162,11 @@ def to_text(source: ModelSource, found: Sequence[TensorEntry], tensors: bool) ->
     for key, value in metadata(source).items():
         yield _cut(f"  {printable(key):<42} {_line(value)}")
     if tensors:
-        yield from ("", f"{'tensors':<41} {'type':<8} {'shape':<18} {'bytes':>10}")
+        rows = [("tensors", "type", "shape", "bytes")]
         for e in _experts_as_one(found):
             shape = " x ".join(map(str, e.shape))
-            yield f"  {printable(e.name):<39} {e.type:<8} {shape:<18} {format_bytes(e.nbytes):>10}"
+            rows.append((f"  {printable(e.name)}", e.type, shape, format_bytes(e.nbytes)))
+        yield from ("", *align_columns(rows, left={0, 1, 2}, least=(40, 7, 18, 9)))
 
 
 def _experts_as_one(found: Sequence[TensorEntry]) -> Iterator[TensorEntry]:
@@ -201,42 +203,42 @@ def _heading(facts: Mapping[str, Any]) -> Iterator[str]:
         rows["reranker"] = "yes: hetrun serve ranks documents with it (/v1/rerank)"
     if seen := facts["pictures"]:
         rows["pictures"] = seen.get("missing") or f"with {seen['file']}, {format_bytes(seen['bytes'])}"
-    for name, value in rows.items():
-        yield f"{name:<14} {printable(str(value))}"
+    yield from align_columns([(name, printable(str(value))) for name, value in rows.items()], least=(13,))
 
 
 def _types(found: Sequence[TensorEntry]) -> Iterator[str]:
     total = sum(e.nbytes for e in found) or 1
-    yield from ("", f"{'types':<14} {'tensors':>9} {'bytes':>10} {'share':>7}")
+    rows = [("types", "tensors", "bytes", "share")]
     for t in model_summary.by_type(found):
-        yield f"  {t.type:<12} {t.tensors:>9,} {format_bytes(t.nbytes):>10} {100 * t.nbytes / total:>6.1f}%"
+        share = f"{100 * t.nbytes / total:.1f}%"
+        rows.append((f"  {t.type}", f"{t.tensors:,}", format_bytes(t.nbytes), share))
+    yield from ("", *align_columns(rows, left={0}, least=(14, 8, 9, 6)))
 
 
 def _parts(layers: Sequence[LayerSize]) -> Iterator[str]:
     """Layers that follow each other and are alike are one line: what each of them has, and all together."""
     used = [part for part in PARTS if any(layer.parts.get(part) for layer in layers)]
-    yield from (
-        "",
-        f"{'parts':<14}" + "".join(f" {part:>10}" for part in used) + f" {'each':>10} {'all':>10}",
-    )
+    rows = [("parts", *used, "each", "all")]
     for parts, group in groupby(layers, lambda layer: dict(layer.parts)):
         alike = list(group)
         name = alike[0].name + (f"-{alike[-1].name[4:]}" if len(alike) > 1 else "")
-        cells = "".join(f" {format_bytes(parts[p]) if p in parts else '':>10}" for p in used)
         each = sum(parts.values())
-        yield f"  {printable(name):<12}{cells} {format_bytes(each):>10} {format_bytes(each * len(alike)):>10}"
+        sizes = [parts.get(part) for part in used] + [each, each * len(alike)]
+        rows.append((f"  {printable(name)}", *("" if n is None else format_bytes(n) for n in sizes)))
+    yield from ("", *align_columns(rows, left={0}, least=(14, *[9] * (len(used) + 2))))
 
 
 def _memory(weights: int, memory: KvSummary) -> Iterator[str]:
     """As `hetrun plan` counts it, and in its unit."""
     if memory.kv:
         kinds = list(next(iter(memory.kv.values())))
-        heads = "".join(f" {f'KV {kind}':>11} {'in all':>10}" for kind in kinds)
-        yield from ("", f"{'MiB of memory':<13} {'context':>9} {'weights':>10}{heads}")
+        heads = [head for kind in kinds for head in (f"KV {kind}", "in all")]
+        rows: list[tuple[str, ...]] = [("MiB of memory", "context", "weights", *heads)]
         for context, kv in memory.kv.items():
             held = weights + memory.besides
-            cells = "".join(f" {_mib(kv[kind]):>11} {_mib(held + kv[kind]):>10}" for kind in kinds)
-            yield f"{context:>23,} {_mib(weights):>10}{cells}"
+            sizes = [size for kind in kinds for size in (kv[kind], held + kv[kind])]
+            rows.append(("", f"{context:,}", *map(_mib, (weights, *sizes))))
+        yield from ("", *align_columns(rows, left={0}, least=(13, 8, 9, *[10, 9] * len(kinds))))
         yield f"  in all: one text, and {_mib(memory.besides)} MiB for the process, as hetrun plan counts it"
     else:
         yield from ("", "memory")

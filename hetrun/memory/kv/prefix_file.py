@@ -37,7 +37,7 @@ import numpy as np
 from hetrun.errors import BudgetError, UserError, printable
 from hetrun.memory.kv.prefix_cache import PrefixEntry
 from hetrun.memory.kv.radix_tree import Tokens, TokenTree
-from hetrun.system.files import open_regular
+from hetrun.system.files import open_regular, sync_folder
 
 MAGIC = b"HETRUNKV"
 VERSION = 1
@@ -188,7 +188,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
             with suppress(OSError):
                 os.unlink(beside)
             raise
-        _sync_folder(path.parent)
+        with suppress(OSError):  # some file systems cannot, and need not
+            sync_folder(path.parent)
 
 
 def _lock(fd: int, path: Path) -> None:
@@ -214,16 +215,6 @@ def _check_ours(path: Path) -> None:
         with open(open_regular(path), "rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise OSError(0, "a file of that name exists and is not a prompt cache; choose another name")
-
-
-def _sync_folder(path: Path) -> None:
-    """So that the new name is on the disk as well; some file systems cannot, and need not."""
-    with suppress(OSError):
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 # --- reading

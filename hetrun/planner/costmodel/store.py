@@ -6,11 +6,9 @@ import hashlib
 import json
 import logging
 import math
-import os
 import platform
 import re
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +16,7 @@ from pathlib import Path
 from hetrun.config import dirs
 from hetrun.planner.costmodel.key import OpWork
 from hetrun.planner.costmodel.timing_bin import Size, TimingBin, size_of
-from hetrun.system.files import read_text
+from hetrun.system.files import read_text, replace_file
 
 FORMAT = 2
 MOST_BYTES = 8 << 20  # of a file
@@ -87,15 +85,7 @@ def write(path: Path, works: Iterable[tuple[OpWork, Cells]], facts: Facts) -> st
         saved = saved[: len(saved) // 2]
         text = _text(saved, some_facts)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with open(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        replace_file(path, text.encode())
     except OSError as error:
         return error.strerror or str(error)
     return ""

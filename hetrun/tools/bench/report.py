@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hetrun.prefetch.expert_trace import HitShares
+from hetrun.system.terminal_text import align_columns
 from hetrun.tools.bench.breakdown import Anatomy, advice, verdict
 from hetrun.tools.bench.hetrun_side import SegmentTime
 from hetrun.tools.bench.memory_bandwidth import BUSY, threads
@@ -209,7 +210,7 @@ def to_table(rows: Sequence[BenchRow], explain: bool) -> str:
     lines = [heads] + [cells + [""] * (len(heads) - len(cells)) for cells in map(_cells, rows)]
     if any(r.beside for r in rows):
         lines = [[*line[:3], cell, *line[3:]] for line, cell in zip(lines, _beside(rows), strict=True)]
-    text = aligned(lines, left={0, 1, 2, lines[0].index("plan")})
+    text = "\n".join(align_columns(lines, left={0, 1, 2, lines[0].index("plan")}))
     if explain:
         text += "\n\n" + "\n\n".join(_explained(r) for r in rows)
     return "\n".join([text, "", *_footer(rows, peers), *(_summary(rows) if explain else [])])
@@ -245,18 +246,6 @@ def with_spread(samples: Sequence[float], digits: int = 1) -> str:
     """The median, and half of what lies between the best and the worst; one sample has no spread."""
     said = f"{median(samples):.{digits}f}"
     return said if len(samples) < 2 else f"{said} ± {(max(samples) - min(samples)) / 2:.{digits}f}"
-
-
-def aligned(lines: Sequence[Sequence[str]], left: set[int]) -> str:
-    """Columns, these of them to the left."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
 
 
 def _footer(rows: Sequence[BenchRow], peers: Sequence[PeerResult]) -> list[str]:
@@ -334,7 +323,7 @@ def _segment_lines(segments: Sequence[SegmentTime]) -> list[str]:
         share = f"{s.runs * s.seconds / total:.0%}" if total else "-"
         ms = f"{1000 * s.seconds:.3f}"
         cells.append([s.segment, s.backend, str(s.threads), str(s.runs), ms, share])
-    return aligned(cells, left={0, 1}).splitlines()
+    return align_columns(cells, left={0, 1})
 
 
 def _bars(anatomy: Anatomy, together: int) -> list[str]:
@@ -344,7 +333,7 @@ def _bars(anatomy: Anatomy, together: int) -> list[str]:
     for p in anatomy.parts:
         share = anatomy.share(p.name)
         cells.append([p.name, f"{1000 * p.seconds:.3f} ms", f"{share:.0%}", "█" * round(BAR * share)])
-    return aligned(cells, left={0, 3}).splitlines()
+    return align_columns(cells, left={0, 3})
 
 
 def _together(segments: Sequence[SegmentTime]) -> list[SegmentTime]:

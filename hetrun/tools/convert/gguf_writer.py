@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from hetrun.errors import OptionError
 from hetrun.graph.quant import Bytes, QuantType
+from hetrun.system.files import sync_folder
 
 ALIGNMENT = 32  # of a file that does not say another
 ALIGNMENT_KEY = "general.alignment"
@@ -201,11 +202,7 @@ def _new_file(path: Path, size: int, force: bool) -> Iterator[GgufOutput]:
     finally:  # Ctrl-C may come as soon as the file is there
         if ours:
             partial.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def target_path(output: Path | None, default: str) -> Path:

@@ -30,6 +30,7 @@ from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.formats.gguf_file import GGUFFile, TensorInfo
 from hetrun.loader.half_repacked import Names
 from hetrun.system import holes
+from hetrun.system.files import sync_folder
 
 WINDOW = 256 << 20  # bytes that lie in both files at once
 PIECE = 4 << 20  # copied in one go
@@ -229,7 +230,7 @@ def _go_on(names: Names, source: int, moves: Sequence[BytesMove], progress: Prog
     """From where the journal is to the end."""
     if not names.source.exists():
         os.rename(names.model, names.source)
-        _settle(names)
+        sync_folder(names.model.parent)
     journal, total = _read(names), sum(m.nbytes for m in moves) or 1
     before, behind = _halves(moves, journal.copied)
     _drop(source, before)  # again: the kill may have come between the journal and the holes
@@ -248,7 +249,7 @@ def _go_on(names: Names, source: int, moves: Sequence[BytesMove], progress: Prog
             if progress:
                 progress(copied / total)
     os.replace(names.target, names.model)
-    _settle(names)
+    sync_folder(names.model.parent)
     _tidy(names)
 
 
@@ -280,7 +281,7 @@ def _punch(source: int, begin: int, end: int) -> None:
 
 def _tidy(names: Names) -> None:
     names.source.unlink(missing_ok=True)
-    _settle(names)  # a journal of nothing is harmless, an old file without one is not
+    sync_folder(names.model.parent)  # a journal of nothing is harmless, an old file without one is not
     names.journal.unlink(missing_ok=True)
 
 
@@ -346,13 +347,4 @@ def _write(names: Names, journal: Journal) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(new, names.journal)
-    _settle(names)
-
-
-def _settle(names: Names) -> None:
-    """Have names on the disk."""
-    folder = os.open(names.model.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(names.model.parent)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from hetrun.tools.bench.report import aligned, with_spread
+from hetrun.system.terminal_text import align_columns
+from hetrun.tools.bench.report import with_spread
 from hetrun.tools.bench.serving.benchmark import ServingReport, ServingRow, ServingSide, percentile, quotient
 from hetrun.tools.bench.serving.cases import ArrivalCase, LoadCase, PrefixCase
 
@@ -127,7 +128,7 @@ def _table(kind: type, rows: Sequence[ServingRow]) -> str:
             lines.append([row.case.name, side.name, _spread(side), *values, ratio])
     if all(row.ratio is None for row in rows):
         lines = [line[:-1] for line in lines]
-    return aligned(lines, left={0, 1})
+    return "\n".join(align_columns(lines, left={0, 1}))
 
 
 def _sides(row: ServingRow) -> Iterable[ServingSide]:

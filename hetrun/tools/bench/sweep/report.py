@@ -8,9 +8,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hetrun.system.terminal_text import align_columns
 from hetrun.system.units import format_bytes
 from hetrun.tools.bench.chart import ChartMark, Series, drawn
-from hetrun.tools.bench.report import aligned, with_spread
+from hetrun.tools.bench.report import with_spread
 from hetrun.tools.bench.sweep.results import BudgetPoint, Sweep
 
 OURS, BOUND = "hetrun", "bound"
@@ -129,7 +130,7 @@ def to_table(sweep: Sweep, width: int) -> str:
     lines += [_cells(p, compute, bool(peers)) for p in sweep.points]
     chart = drawn(series(sweep), width, "tokens/s", "GiB")
     picture = [chart, ""] if chart else []
-    return "\n".join([aligned(lines, left={0}), "", *picture, *_footer(sweep, peers)])
+    return "\n".join([*align_columns(lines, left={0}), "", *picture, *_footer(sweep, peers)])
 
 
 def _cells(p: BudgetPoint, compute: float | None, peers: bool) -> list[str]:
