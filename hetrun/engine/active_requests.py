@@ -7,14 +7,14 @@ from collections.abc import Callable
 from time import perf_counter
 
 from hetrun.client.events import Event, FinishReason
-from hetrun.engine.admission_gate import AdmissionGate, WaitingRequest, gives_way, is_late
-from hetrun.engine.inbox import Ready, Request
-from hetrun.engine.input_processor import PreparedRequest, Preparer
+from hetrun.engine.admission_gate import AdmissionGate, gives_way
+from hetrun.engine.inbox import Ready
+from hetrun.engine.input_processor import PreparedInput, Preparer
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.engine.output_processor import OutputProcessor, logged, tell
+from hetrun.engine.request import ActiveRequest
+from hetrun.engine.request_setup import set_up
 from hetrun.engine.scheduler import Shares
-from hetrun.engine.sequence import RunningRequest
-from hetrun.engine.sequence_factory import begun
 from hetrun.engine.slot_manager import SlotManager
 from hetrun.engine.speculation.speculator import Speculator
 from hetrun.errors import DeadlineExceeded, EngineStopped, OptionError
@@ -35,9 +35,9 @@ class ActiveRequests:
         self._preparer = preparer
         self._answering = answering
         self._speculating = speculating
-        self.waiting: list[WaitingRequest] = []
-        self.running: list[RunningRequest] = []
-        self.displaced: list[RunningRequest] = []  # gave up their places
+        self.waiting: list[ActiveRequest] = []
+        self.running: list[ActiveRequest] = []
+        self.displaced: list[ActiveRequest] = []  # gave up their places
         self.shares = Shares()
         self.places = SlotManager(loaded, self.running, self.displaced)
         self.newcomers = False  # some began since this was last reset
@@ -53,34 +53,31 @@ class ActiveRequests:
         """Tokens of the running requests that the model has not seen yet."""
         return sum(r.missing for r in self.running)
 
-    def snapshot(self) -> tuple[list[RunningRequest], list[RunningRequest], list[WaitingRequest]]:
+    def snapshot(self) -> tuple[list[ActiveRequest], list[ActiveRequest], list[ActiveRequest]]:
         """Those that run, that gave up their places, and that wait; from any thread."""
         return self.running.copy(), self.displaced.copy(), self.waiting.copy()
 
     # --- how they come
 
-    def receive(self, request: Request, put: Callable[[Ready], None]) -> None:
+    def receive(self, new: ActiveRequest, put: Callable[[Ready], None]) -> None:
         """Let a new request wait, and prepare it; `put`, called by another thread, gets what came of that."""
-        waiting = WaitingRequest(request)
         if refusal := self._entry.full():
-            last = gives_way(waiting, self.waiting)
-            if last is waiting:
-                tell(request, Event("error", error=refusal))
+            last = gives_way(new, self.waiting)
+            if last is new:
+                tell(new, Event("error", error=refusal))
                 return
             self._refuse(last, refusal)
-        if request.request.pictures and self._pictures is None:
-            tell(request, Event("error", error=OptionError(self._loaded.no_pictures)))
+        if new.request.pictures and self._pictures is None:
+            tell(new, Event("error", error=OptionError(self._loaded.no_pictures)))
             return
-        self.waiting.append(waiting)
-        self.shares.came(waiting.client)
-        waiting.preparing = self._preparer.begin(
-            request.request, lambda prepared: put(Ready(request.id, prepared))
-        )
+        self.waiting.append(new)
+        self.shares.came(new.client)
+        new.preparing = self._preparer.begin(new.request, lambda prepared: put(Ready(new.id, prepared)))
 
     def take_prepared(self, ready: Ready) -> None:
         """A waiting request is prepared, or cannot be."""
         for w in [w for w in self.waiting if w.id == ready.id]:  # it may have been cancelled
-            if isinstance(ready.prepared, PreparedRequest):
+            if isinstance(ready.prepared, PreparedInput):
                 w.prepared = ready.prepared
                 if refusal := self._entry.refuse(w):
                     self._refuse(w, refusal)
@@ -108,10 +105,11 @@ class ActiveRequests:
     def _is_full(self) -> bool:
         return len(self.running) >= self._model.max_sequences
 
-    def _start(self, w: WaitingRequest) -> bool:
+    def _start(self, r: ActiveRequest) -> bool:
         """Begin a request, or refuse it; False: there is no room now."""
         try:
-            r = w.running = w.running or begun(self._loaded, w.asked, w.prepared or PreparedRequest())
+            if not r.is_set_up:
+                set_up(self._loaded, r)
             if self.places.awaits(r):
                 return True  # another request computes its prefix right now
             if self._slots.is_taken(self._wanted(r)):
@@ -119,10 +117,11 @@ class ActiveRequests:
             if not self.places.begin(r):
                 return False
         except Exception as e:
-            self._refuse(w, e)
+            self._refuse(r, e)
             return True
-        self.waiting.remove(w)
-        self._entry.began(r, w)
+        self.waiting.remove(r)
+        self._entry.began(r)
+        r.preparing = r.prepared = None  # a long text is not held twice
         r.began = perf_counter()
         r.slot = self._slots.take(r.id, self._wanted(r))
         self.running.append(r)
@@ -132,7 +131,7 @@ class ActiveRequests:
         self._answering.began(r)
         return True
 
-    def _wanted(self, r: RunningRequest) -> int | None:
+    def _wanted(self, r: ActiveRequest) -> int | None:
         """The place that a request asks for, if there is such a one."""
         slot = r.request.slot
         return slot if slot is not None and slot < self._model.max_sequences else None
@@ -145,31 +144,30 @@ class ActiveRequests:
             self.finish(r, "cancelled")
         for w in [w for w in self.waiting if w.id == request_id]:
             self._leave(w)
-            tell(w.asked, Event("done", finish_reason="cancelled"))
+            tell(w, Event("done", finish_reason="cancelled"))
 
     def expire(self) -> None:
         """End requests whose deadline is over."""
         now = perf_counter()
         begun = (*self.running, *self.displaced)
-        for r in [r for r in begun if is_late(r.arrived, r.request, now)]:
+        for r in [r for r in begun if r.is_late(now)]:
             self.fail(r, DeadlineExceeded(f"the answer was not complete within {r.request.deadline_s:g} s"))
-        for w in [w for w in self.waiting if is_late(w.arrived, w.asked.request, now)]:
-            deadline = w.asked.request.deadline_s
-            self._refuse(w, DeadlineExceeded(f"the answer had not begun within {deadline:g} s"))
+        for w in [w for w in self.waiting if w.is_late(now)]:
+            self._refuse(w, DeadlineExceeded(f"the answer had not begun within {w.request.deadline_s:g} s"))
 
-    def finish(self, r: RunningRequest, reason: FinishReason) -> None:
+    def finish(self, r: ActiveRequest, reason: FinishReason) -> None:
         """End a request whose answer is complete, or that was cancelled."""
         self.drop(r)
         if reason != "cancelled":
             self._entry.ended(r)
         self._answering.finish(r, reason)
 
-    def fail(self, r: RunningRequest, error: Exception) -> None:
+    def fail(self, r: ActiveRequest, error: Exception) -> None:
         """End a request with an error."""
         self.drop(r, keep=isinstance(error, DeadlineExceeded))
         self._answering.fail(r, error)
 
-    def drop(self, r: RunningRequest, keep: bool = True) -> None:
+    def drop(self, r: ActiveRequest, keep: bool = True) -> None:
         """Take a request's place back. `keep`: the prefix cache gets what was computed."""
         if r in self.displaced:
             self.displaced.remove(r)
@@ -180,11 +178,11 @@ class ActiveRequests:
         self._slots.left(r.slot, r.tokens[: r.computed] if keep and not r.pooled else ())
         self.shares.left(r.client)
 
-    def _refuse(self, w: WaitingRequest, error: Exception) -> None:
+    def _refuse(self, w: ActiveRequest, error: Exception) -> None:
         self._leave(w)
-        tell(w.asked, Event("error", error=logged(error)))
+        tell(w, Event("error", error=logged(error)))
 
-    def _leave(self, w: WaitingRequest) -> None:
+    def _leave(self, w: ActiveRequest) -> None:
         self.waiting.remove(w)
         self.shares.left(w.client)
         if w.preparing:
@@ -205,4 +203,4 @@ class ActiveRequests:
         for r in (*self.running, *self.displaced):
             tell(r, Event("error", usage=r.usage(), error=reason))
         for w in self.waiting:
-            tell(w.asked, Event("error", error=reason))
+            tell(w, Event("error", error=reason))

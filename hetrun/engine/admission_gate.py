@@ -4,49 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 
 from hetrun.client.events import GenerateRequest
 from hetrun.engine.admission import Admission, RequestWork, letters
-from hetrun.engine.inbox import Request
-from hetrun.engine.input_processor import PreparedRequest
 from hetrun.engine.loaded_model import LoadedModel
+from hetrun.engine.request import ActiveRequest
 from hetrun.engine.scheduler import A
-from hetrun.engine.sequence import RunningRequest
 from hetrun.engine.step_time import STRETCH
 from hetrun.errors import Overloaded
-
-
-@dataclass(slots=True)
-class WaitingRequest:
-    """A request without a place."""
-
-    asked: Request
-    prepared: PreparedRequest | None = None
-    preparing: Future[None] | None = None
-    running: RunningRequest | None = None  # as it will run, once its tokens are known
-
-    @property
-    def id(self) -> int:
-        """Its number."""
-        return self.asked.id
-
-    @property
-    def client(self) -> str:
-        """The client."""
-        return self.asked.request.client
-
-    @property
-    def priority(self) -> int:
-        """Lower ones go first."""
-        return self.asked.request.priority
-
-    @property
-    def arrived(self) -> float:
-        """When it came."""
-        return self.asked.arrived
 
 
 class AdmissionGate:
@@ -58,9 +25,9 @@ class AdmissionGate:
     def __init__(
         self,
         loaded: LoadedModel,
-        running: list[RunningRequest],
-        displaced: list[RunningRequest],
-        waiting: list[WaitingRequest],
+        running: list[ActiveRequest],
+        displaced: list[ActiveRequest],
+        waiting: list[ActiveRequest],
     ) -> None:
         self._model = loaded.model
         self._pictures = loaded.pictures
@@ -79,9 +46,9 @@ class AdmissionGate:
         held = len(self._running) + len(self._displaced) + len(self._waiting)
         return self._admission.refuse_arrival(held, self._begun())
 
-    def refuse(self, w: WaitingRequest) -> Overloaded | None:
+    def refuse(self, w: ActiveRequest) -> Overloaded | None:
         """Why a waiting request, whose text is known by now, would wait in vain."""
-        request = w.asked.request
+        request = w.request
         if request.deadline_s is None:
             return None
         self._admission.places = self._model.max_sequences  # which another budget may have changed
@@ -90,11 +57,11 @@ class AdmissionGate:
         whole = request.whole or request.most_tokens is not None
         return self._admission.refuse(self._ahead(w), others, left_s, whole=whole)
 
-    def began(self, r: RunningRequest, w: WaitingRequest) -> None:
+    def began(self, r: ActiveRequest) -> None:
         """A request has its place, and what was cached of it."""
-        self._admission.saw_prompt(_letters(w), r.missing)
+        self._admission.saw_prompt(_letters(r), r.missing)
 
-    def ended(self, r: RunningRequest) -> None:
+    def ended(self, r: ActiveRequest) -> None:
         """An answer is complete."""
         self._admission.finished(r.n_prompt, None if r.pooled else r.generated)
 
@@ -105,12 +72,12 @@ class AdmissionGate:
             work = RequestWork(max(r.missing - 1, 0), answer, True, r.priority, r.client)
             yield replace(work, pictures_s=self._pictures_s(r)) if r.spans else work
 
-    def _ahead(self, w: WaitingRequest) -> RequestWork:
+    def _ahead(self, w: ActiveRequest) -> RequestWork:
         """The whole work of a request without a place."""
-        request = w.asked.request
+        request = w.request
         seconds = 0.0
-        if w.running:
-            prompt, seconds = w.running.missing, self._pictures_s(w.running)
+        if w.is_set_up:
+            prompt, seconds = w.missing, self._pictures_s(w)
         elif self._pictures and w.prepared and w.prepared.seen:
             seen = w.prepared.seen
             prompt = self._admission.expected_prompt(_letters(w)) + sum(each.n_tokens for each in seen)
@@ -123,7 +90,7 @@ class AdmissionGate:
         answer = self._answer(request, 0, self._model.context if limit is None else limit)
         return RequestWork(prompt, answer, False, w.priority, w.client, seconds)
 
-    def _pictures_s(self, r: RunningRequest) -> float:
+    def _pictures_s(self, r: ActiveRequest) -> float:
         """What encoding its pictures still takes, as far as it needs their rows."""
         if self._pictures is None:
             return 0.0
@@ -143,11 +110,6 @@ def gives_way(new: A, waiting: Sequence[A]) -> A:
     return max(everybody, key=lambda w: (w.priority, many[w.client], w.arrived))
 
 
-def is_late(arrived: float, request: GenerateRequest, now: float) -> bool:
-    """Whether it is not wanted any more."""
-    return request.deadline_s is not None and now > arrived + request.deadline_s
-
-
-def _letters(w: WaitingRequest) -> int:
+def _letters(w: ActiveRequest) -> int:
     text = w.prepared.text if w.prepared else None
-    return letters(w.asked.request) if text is None else len(text)
+    return letters(w.request) if text is None else len(text)

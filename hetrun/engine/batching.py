@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from time import perf_counter
 
+from hetrun.engine.request import ActiveRequest, Chosen
 from hetrun.engine.scheduler import Shares, share_out, split
-from hetrun.engine.sequence import Chosen, RunningRequest
 from hetrun.engine.step_time import STRETCH, StepTimes, shape_of
 from hetrun.executor.interface import Model
 
@@ -31,7 +31,7 @@ class BatchComposer:
         self._times = times
         self._embedded = False  # the last step was one of embeddings
 
-    def next(self, running: Sequence[RunningRequest]) -> tuple[Chosen, bool]:
+    def next(self, running: Sequence[ActiveRequest]) -> tuple[Chosen, bool]:
         """The next step, and whether it is a long pass that is to stand aside for the others."""
         answers, prompts = split(_generating(running))
         if embeddings := self._whose_turn(running, bool(answers), prompts):
@@ -50,7 +50,7 @@ class BatchComposer:
         return self._with_few(answers, prompts, (budget, *BESIDE)), False
 
     def _whose_turn(
-        self, running: Sequence[RunningRequest], answering: bool, prompts: Sequence[RunningRequest]
+        self, running: Sequence[ActiveRequest], answering: bool, prompts: Sequence[ActiveRequest]
     ) -> Chosen:
         """A step of embeddings, if these are next; else an empty one."""
         waited, self._embedded = self._embedded, False
@@ -65,7 +65,7 @@ class BatchComposer:
             return share_out((), embeddings, budget)
         return self._with_few((), embeddings, (budget, *BESIDE))
 
-    def beside(self, running: Sequence[RunningRequest], standing: Collection[int]) -> Chosen:
+    def beside(self, running: Sequence[ActiveRequest], standing: Collection[int]) -> Chosen:
         """A step of those who are not in the pass that stands aside; it may be empty."""
         answers, prompts = split(_generating(r for r in running if r.id not in standing))
         short = [r for r in self._shares.ordered(prompts) if r.missing <= SHORT]
@@ -73,7 +73,7 @@ class BatchComposer:
             return share_out(answers, (), self._model.plans.ubatch)
         return self._with_few(answers, short, BESIDE)
 
-    def patience(self, running: Sequence[RunningRequest], standing: Collection[int]) -> float:
+    def patience(self, running: Sequence[ActiveRequest], standing: Collection[int]) -> float:
         """How long a pass may go on before it stands aside once more."""
         others = _generating(r for r in running if r.id not in standing)
         if not others:
@@ -82,7 +82,7 @@ class BatchComposer:
         # Many who join together are not held up by the few who have begun.
         return (STRETCH - 1) * self._times.quiet(others, joining if len(joining) > len(others) else ())
 
-    def _smooth(self, answers: Sequence[RunningRequest], together: Chosen) -> bool:
+    def _smooth(self, answers: Sequence[ActiveRequest], together: Chosen) -> bool:
         """Whether a step of answers and prompts is short enough for the answers."""
         if sum(n for _, n in together) <= len(answers) + FEW:
             return True
@@ -91,7 +91,7 @@ class BatchComposer:
         return seconds is not None and seconds <= STRETCH * self._times.quiet(answers, joining)
 
     def _with_few(
-        self, answers: Sequence[RunningRequest], prompts: Sequence[RunningRequest], sizes: Sequence[int]
+        self, answers: Sequence[ActiveRequest], prompts: Sequence[ActiveRequest], sizes: Sequence[int]
     ) -> Chosen:
         """All answers, and as much of prompts as their next tokens can wait for."""
         budget = self._model.plans.ubatch
@@ -107,7 +107,7 @@ class BatchComposer:
 class LongPass:
     """The pass of prompts that stands aside, while one runs: whose it is, and when answers are next due."""
 
-    def __init__(self, mixing: BatchComposer, running: Sequence[RunningRequest]) -> None:
+    def __init__(self, mixing: BatchComposer, running: Sequence[ActiveRequest]) -> None:
         self._mixing = mixing
         self._running = running
         self.ids: frozenset[int] = frozenset()  # requests in it
@@ -133,6 +133,6 @@ class LongPass:
         self._answered = perf_counter()
 
 
-def _generating(running: Iterable[RunningRequest]) -> list[RunningRequest]:
+def _generating(running: Iterable[ActiveRequest]) -> list[ActiveRequest]:
     """Those of which tokens are wanted."""
     return [r for r in running if r.pooled is None]

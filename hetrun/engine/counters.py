@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from hetrun.client.events import Event
 from hetrun.client.queries import Counts
-from hetrun.engine.admission_gate import WaitingRequest
 from hetrun.engine.pictures.store import PictureCounts
-from hetrun.engine.sequence import RunningRequest
+from hetrun.engine.request import ActiveRequest
 from hetrun.executor.interface import Model
 from hetrun.executor.stats import Stats
 
@@ -21,9 +20,9 @@ class EngineCounters:
 
     model: Model
     counts: Counts
-    running: Sequence[RunningRequest]
-    displaced: Sequence[RunningRequest]  # gave up their places
-    waiting: Sequence[WaitingRequest]
+    running: Sequence[ActiveRequest]
+    displaced: Sequence[ActiveRequest]  # gave up their places
+    waiting: Sequence[ActiveRequest]
 
 
 class RequestTally:

@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 from hetrun.client.events import CurrentStep, GenerateRequest, OnEvent, Streaming
 from hetrun.engine.cancellation import Gate
 from hetrun.engine.counters import EngineCounters, RequestTally
-from hetrun.engine.inbox import Cancel, Close, Item, Job, Request, SideJob
+from hetrun.engine.inbox import Cancel, Close, Item, Job, SideJob
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.engine.loop import Loop
 from hetrun.engine.pictures.store import PictureCounts
+from hetrun.engine.request import ActiveRequest
 from hetrun.errors import DeviceLost, EngineStopped, UserError
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Engine:
     def submit(self, request: GenerateRequest, on_event: OnEvent) -> int:
         """Begin a request; `on_event` is called on the engine thread."""
         new = next(self._ids)
-        self._put(Request(new, request, self._tally.counting(on_event), perf_counter()))
+        self._put(ActiveRequest(new, request, self._tally.counting(on_event), perf_counter()))
         return new
 
     def cancel(self, request_id: int) -> None:
@@ -159,7 +160,7 @@ class Engine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _put(self, item: Job[Any] | Request) -> None:
+    def _put(self, item: Job[Any] | ActiveRequest) -> None:
         self.check_here()
         with self._gate.lock:  # so that nothing comes in after the thread's last look
             if self._gate.stopped:

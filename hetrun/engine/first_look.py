@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hetrun.client.events import GenerateRequest
-from hetrun.engine.input_processor import PreparedRequest, Renderer, grammars_of, prepared
+from hetrun.engine.input_processor import PreparedInput, Renderer, grammars_of, prepared
 from hetrun.engine.loaded_model import check_length, prompt_tokens
 from hetrun.engine.pictures.marks import new_mark
 from hetrun.errors import OptionError
@@ -56,7 +56,7 @@ class FirstLook:
                 tokens = prompt_tokens(limits, self._tokenizer, request, found.text)
                 check_length(limits, request, len(tokens))
 
-    def _prepared(self, request: GenerateRequest, long: bool) -> PreparedRequest:
+    def _prepared(self, request: GenerateRequest, long: bool) -> PreparedInput:
         """Messages are rendered only if they may be too long: the renderer starts while weights are read."""
         mark = new_mark() if request.pictures else ""
         rendered = long or request.parts is not None

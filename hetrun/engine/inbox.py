@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from hetrun.client.events import GenerateRequest, OnEvent
 from hetrun.engine.cancellation import Gate
-from hetrun.engine.input_processor import PreparedRequest
+from hetrun.engine.input_processor import PreparedInput
 from hetrun.engine.loaded_model import LoadedModel
+from hetrun.engine.request import ActiveRequest
 from hetrun.errors import EngineStopped
 
 R = TypeVar("R")
@@ -49,21 +49,11 @@ class SideJob(Job[R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A text to continue."""
-
-    id: int
-    request: GenerateRequest
-    on_event: OnEvent
-    arrived: float
-
-
-@dataclass(frozen=True, slots=True)
 class Ready:
     """A request that waited for its text or its grammar has it, or cannot have it."""
 
     id: int
-    prepared: PreparedRequest | Exception
+    prepared: PreparedInput | Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +67,7 @@ class Close:
     """The engine is to end."""
 
 
-Item = Job[Any] | Request | Ready | Cancel | Close
+Item = Job[Any] | ActiveRequest | Ready | Cancel | Close
 Handler = Callable[[Item], bool]  # False: the engine is to end
 
 
@@ -129,11 +119,11 @@ class InboxReader:
             else:
                 handle(item)
 
-    def abort(self, reject: Callable[[Request], object], reason: EngineStopped) -> None:
+    def abort(self, reject: Callable[[ActiveRequest], object], reason: EngineStopped) -> None:
         """End all items: nothing is handled any more."""
         while self._deferred or not self._items.empty():
             item = self._deferred.popleft() if self._deferred else self._items.get()
-            if isinstance(item, Request):
+            if isinstance(item, ActiveRequest):
                 reject(item)
             elif isinstance(item, Job):
                 item.error = reason

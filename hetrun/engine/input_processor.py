@@ -70,8 +70,8 @@ OnEngine = Callable[[Callable[[], R]], R]
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """What a request became: the text of its messages, and what its answer must look like."""
+class PreparedInput:
+    """A request's input, ready for the engine: the text of its messages, and the form of its answer."""
 
     text: str | None = None
     constraint: Constraint | None = None
@@ -104,7 +104,7 @@ class Preparer:
         self._reading = ThreadPoolExecutor(1, "hetrun-pictures")
 
     def begin(
-        self, request: GenerateRequest, then: Callable[[PreparedRequest | Exception], None]
+        self, request: GenerateRequest, then: Callable[[PreparedInput | Exception], None]
     ) -> Future[None] | None:
         """Prepare a request and call `then`, here if there is nothing to do, else on another thread.
 
@@ -113,7 +113,7 @@ class Preparer:
         """
         structure = request.structure
         if request.messages is None and structure is None and not request.pictures:
-            then(PreparedRequest())
+            then(PreparedInput())
             return None
         try:
             grammars = self._grammars if structure else None
@@ -139,7 +139,7 @@ class Preparer:
         self,
         request: GenerateRequest,
         grammars: Grammars | None,
-        then: Callable[[PreparedRequest | Exception], None],
+        then: Callable[[PreparedInput | Exception], None],
     ) -> None:
         try:
             seen = tuple(self._seen(file) for file in request.pictures)
@@ -182,8 +182,8 @@ def prepared(
     grammars: Grammars | None,
     rendered: bool = True,
     mark: str = "",
-) -> PreparedRequest:
-    """What a request becomes; not `rendered`: its grammar only. `mark`: what stands for its pictures."""
+) -> PreparedInput:
+    """The input of a request; not `rendered`: its grammar only. `mark`: what stands for its pictures."""
     text = _text(request, render, mark) if rendered else None
     opened, before = _end_of(request, text or "")
     structure = request.structure
@@ -192,7 +192,7 @@ def prepared(
     constraint = None
     if grammars and structure:
         constraint = grammars.constraint(structure, "" if structure.kind == "parts" else before)
-    return PreparedRequest(text, constraint, opened)
+    return PreparedInput(text, constraint, opened)
 
 
 def _end_of(request: GenerateRequest, text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hetrun.client.events import ContextShift, GenerateRequest
-from hetrun.engine.input_processor import PreparedRequest, Renderer
+from hetrun.engine.input_processor import PreparedInput, Renderer
 from hetrun.engine.pictures.marks import PicturePrompt, parts_of, with_pictures
 from hetrun.engine.pictures.store import PictureStore
 from hetrun.engine.prefix_store import EngineSlots, PrefixStore
@@ -121,7 +121,7 @@ def _check_letters(limits: ModelLimits, text: str) -> None:
         raise ContextFull(f"the prompt has {len(text)} characters, far more than {room} can hold; shorten it")
 
 
-def prompt_of(loaded: LoadedModel, request: GenerateRequest, prepared: PreparedRequest) -> PicturePrompt:
+def prompt_of(loaded: LoadedModel, request: GenerateRequest, prepared: PreparedInput) -> PicturePrompt:
     """The tokens of a request's prompt, with its pictures."""
     if not prepared.seen:
         return PicturePrompt(prompt_tokens(loaded.limits, loaded.tokenizer, request, prepared.text))

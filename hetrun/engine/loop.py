@@ -14,12 +14,12 @@ from hetrun.client.events import Event
 from hetrun.engine.active_requests import ActiveRequests
 from hetrun.engine.batching import BatchComposer, LongPass
 from hetrun.engine.cancellation import Gate
-from hetrun.engine.inbox import Cancel, Close, EngineCalls, InboxReader, Item, Job, Ready, Request
+from hetrun.engine.inbox import Cancel, Close, EngineCalls, InboxReader, Item, Job, Ready
 from hetrun.engine.input_processor import Preparer
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.engine.output_processor import Ending, OutputProcessor, tell, together
 from hetrun.engine.picture_turns import PictureTurns
-from hetrun.engine.sequence import Chosen, Drafts, RunningRequest
+from hetrun.engine.request import ActiveRequest, Chosen, Drafts
 from hetrun.engine.speculation.speculator import Speculator
 from hetrun.engine.step_time import Clock, shape_of
 from hetrun.engine.upkeep import ModelUpkeep
@@ -90,7 +90,7 @@ class Loop:
         match item:
             case Close():
                 return False
-            case Request():
+            case ActiveRequest():
                 self.requests.receive(item, self._inbox.put)
             case Ready():
                 self.requests.take_prepared(item)
@@ -187,7 +187,7 @@ class Loop:
             self._ended(r, ending)
         return given or 1
 
-    def _ended(self, r: RunningRequest, ending: Ending | None) -> None:
+    def _ended(self, r: ActiveRequest, ending: Ending | None) -> None:
         if ending == "gone":
             self.requests.drop(r)
         elif ending == "full":

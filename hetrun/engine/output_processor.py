@@ -8,9 +8,8 @@ from typing import Literal
 
 from hetrun.backend import Floats, Rows, TopLogits
 from hetrun.client.events import Event, FinishReason, TokenLogprob
-from hetrun.engine.inbox import Request
 from hetrun.engine.loaded_model import LoadedModel, reranker_of, tokenizer_of
-from hetrun.engine.sequence import Draft, Drafts, RunningRequest
+from hetrun.engine.request import ActiveRequest, Draft, Drafts
 from hetrun.errors import BackendError, HetrunError
 from hetrun.executor.interface import Chooses
 from hetrun.executor.steps import Between, Step
@@ -34,13 +33,13 @@ class OutputProcessor:
         self._model = loaded.model
         self._chooses = self._model if isinstance(self._model, Chooses) else None
 
-    def rows(self, step: Step, running: Sequence[RunningRequest], between: Between | None) -> Rows:
+    def rows(self, step: Step, running: Sequence[ActiveRequest], between: Between | None) -> Rows:
         """The model's output for a step, as much of it as is needed."""
         if self._chooses and (k := enough(running, self._model.n_vocab)):
             return self._chooses.choose(step, k, between)
         return self._model.step(step, between)
 
-    def began(self, r: RunningRequest) -> None:
+    def began(self, r: ActiveRequest) -> None:
         """A request has its place: say what its prompt's tokens stand for, and how many of them are cached,
         where that is wanted."""
         if r.request.echo:
@@ -50,13 +49,13 @@ class OutputProcessor:
         if r.request.progress:
             tell(r, Event("prompt", progress=r.progress(r.began)))
 
-    def progressed(self, r: RunningRequest, n: int, now: float) -> None:
+    def progressed(self, r: ActiveRequest, n: int, now: float) -> None:
         """A step has computed n more tokens of a request: say how far its prompt is, where that is wanted."""
         if r.request.progress and not r.dropped and r.computed - n < r.n_prompt:
             tell(r, Event("prompt", progress=r.progress(now)))
 
     def took(
-        self, r: RunningRequest, n: int, rows: Rows, now: float, choices: Choices = (None,), draft: Draft = ()
+        self, r: ActiveRequest, n: int, rows: Rows, now: float, choices: Choices = (None,), draft: Draft = ()
     ) -> Ending | None:
         """A step has seen n more tokens of a sequence, and a draft; how the request ends by the rows it gave.
 
@@ -82,7 +81,7 @@ class OutputProcessor:
             r.accepted += 1
         return None
 
-    def _score(self, r: RunningRequest, n: int, rows: Floats) -> bool:
+    def _score(self, r: ActiveRequest, n: int, rows: Floats) -> bool:
         """How probable each of the prompt's tokens was after those before it."""
         begin = r.computed - n
         told = max(0, r.scored - begin)  # before it gave its place up
@@ -93,7 +92,7 @@ class OutputProcessor:
         r.scored = max(r.scored, min(r.computed, r.n_prompt))
         return tell(r, Event("prompt", prompt_logprobs=tuple(scores)))
 
-    def _next(self, r: RunningRequest, choice: SampledToken, now: float) -> Ending | None:
+    def _next(self, r: ActiveRequest, choice: SampledToken, now: float) -> Ending | None:
         """Take the next token of a sequence and say so."""
         r.first, r.last = r.first or now, now
         event = self._take(r, choice)
@@ -107,14 +106,14 @@ class OutputProcessor:
             return "length"
         return "full" if r.shift and len(r.tokens) >= self._model.context else None
 
-    def _is_late(self, r: RunningRequest, text: str, now: float) -> bool:
+    def _is_late(self, r: ActiveRequest, text: str, now: float) -> bool:
         """Whether an answer has taken the time that it may take; a line of it is complete in any case."""
         if (limit := r.request.line_limit_s) is None:
             return False
         r.has_line = r.has_line or "\n" in text
         return r.has_line and now - r.first > limit
 
-    def _take(self, r: RunningRequest, choice: SampledToken) -> Event | None:
+    def _take(self, r: ActiveRequest, choice: SampledToken) -> Event | None:
         """The next token; None where the model says that it has finished."""
         tokenizer = self._loaded.tokenizer
         r.sampler.accept(choice.token)
@@ -134,7 +133,7 @@ class OutputProcessor:
         pieces = tuple(tokenizer.piece(t) for t, _ in top)
         return TokenLogprob(token, logprob, tuple(top), tokenizer.piece(token), pieces)
 
-    def finish(self, r: RunningRequest, reason: FinishReason) -> None:
+    def finish(self, r: ActiveRequest, reason: FinishReason) -> None:
         """Say that a request is over, with the rest of its text."""
         text, timings = r.decoder.flush(), r.timings(self._loaded.load_s)
         vector = self._pooled(r)
@@ -156,14 +155,14 @@ class OutputProcessor:
             ),
         )
 
-    def _pooled(self, r: RunningRequest) -> bytes | None:
+    def _pooled(self, r: ActiveRequest) -> bytes | None:
         """The vector of a text, or the score of a document; None if neither is complete."""
         vector = r.pooled.vector if r.pooled else None
         if vector is None or r.request.pooling != "rank":
             return vector
         return reranker_of(self._loaded).log_odds(read_vector(vector, normalise=False))
 
-    def fail(self, r: RunningRequest, error: Exception) -> None:
+    def fail(self, r: ActiveRequest, error: Exception) -> None:
         """Say why a request ends too early."""
         tell(r, Event("error", usage=r.usage(), timings=r.timings(self._loaded.load_s), error=logged(error)))
 
@@ -172,15 +171,13 @@ class OutputProcessor:
         return (isinstance(error, BackendError) and self._loaded.diagnose()) or error
 
 
-def enough(running: Sequence[RunningRequest], n_vocab: int) -> int:
+def enough(running: Sequence[ActiveRequest], n_vocab: int) -> int:
     """How many of the greatest logits of each row all of them can do with; 0: one wants whole rows."""
     wanted = [0 if r.pooled or r.wants_scores else r.sampler.enough for r in running]
     return max(wanted) if all(wanted) and max(wanted) < n_vocab else 0
 
 
-def together(
-    running: Sequence[RunningRequest], step: Step, drafts: Drafts, logits: Rows
-) -> Iterator[Choices]:
+def together(running: Sequence[ActiveRequest], step: Step, drafts: Drafts, logits: Rows) -> Iterator[Choices]:
     """The next tokens of each sequence, where samplers can look at all rows of a step at once."""
     counts = [1 + len(drafts.get(r.id, ())) for r in running]
     found: Choices = (None,) * sum(counts)
@@ -193,7 +190,7 @@ def together(
         at += n
 
 
-def tell(r: RunningRequest | Request, event: Event) -> bool:
+def tell(r: ActiveRequest, event: Event) -> bool:
     """Call back; a receiver that fails is its own fault and must not end the others."""
     try:
         r.on_event(event)

@@ -8,7 +8,7 @@ from hetrun.engine.active_requests import ActiveRequests
 from hetrun.engine.cancellation import Gate
 from hetrun.engine.pictures.marks import Span
 from hetrun.engine.pictures.store import PictureStore
-from hetrun.engine.sequence import RunningRequest
+from hetrun.engine.request import ActiveRequest
 from hetrun.errors import Cancelled
 
 
@@ -20,7 +20,7 @@ class PictureTurns:
         self._requests = requests
         self._gate = gate
 
-    def ready(self) -> list[RunningRequest]:
+    def ready(self) -> list[ActiveRequest]:
         """Requests whose next tokens can be computed: the rows of a picture have to be there."""
         if (pictures := self._pictures) is None:
             return self._requests.running
@@ -36,7 +36,7 @@ class PictureTurns:
                 self._encode(pictures, r, span)
                 return
 
-    def _encode(self, pictures: PictureStore, r: RunningRequest, span: Span) -> None:
+    def _encode(self, pictures: PictureStore, r: ActiveRequest, span: Span) -> None:
         if not self._gate.enter(frozenset((r.id,)), pictures.expected_s(span.rows.count), "a picture"):
             return  # a cancel is in the inbox
         start = perf_counter()

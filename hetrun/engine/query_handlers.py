@@ -35,12 +35,11 @@ from hetrun.client.queries import (
     TokenizerInfo,
     WhatIf,
 )
-from hetrun.engine.admission_gate import WaitingRequest
 from hetrun.engine.counters import EngineCounters
 from hetrun.engine.input_processor import Renderer, seen_of
 from hetrun.engine.loaded_model import MOST_LETTERS, LoadedModel, prompts_of, reranker_of, tokenizer_of
 from hetrun.engine.pictures.marks import marked, new_mark, parts_of
-from hetrun.engine.sequence import RunningRequest
+from hetrun.engine.request import ActiveRequest
 from hetrun.engine.step_time import shape_of_chunks
 from hetrun.errors import FieldError, OptionError, Overloaded, UserError
 from hetrun.memory.kv.prefix_cache import LEAST
@@ -282,7 +281,7 @@ def state(held: EngineCounters) -> EngineState:
     slots = [
         *(_running(r, now, displaced=False) for r in held.running),
         *(_running(r, now, displaced=True) for r in held.displaced),
-        *(_waiting(w, now) for w in held.waiting),
+        *(Slot(w.id, "waiting", now - w.arrived, prompt_tokens=w.n_prompt) for w in held.waiting),
     ]
     return EngineState(
         held.counts,
@@ -309,7 +308,7 @@ def _threads(plans: PlanSet) -> dict[str, int]:
     return {"decode": by_bucket[0].threads, "prefill": by_bucket[-1].threads} if by_bucket else {}
 
 
-def _running(r: RunningRequest, now: float, *, displaced: bool) -> Slot:
+def _running(r: ActiveRequest, now: float, *, displaced: bool) -> Slot:
     computed = min(r.computed, r.n_prompt)
     return Slot(
         r.id,
@@ -322,7 +321,3 @@ def _running(r: RunningRequest, now: float, *, displaced: bool) -> Slot:
         answer_limit=r.limit,
         place=r.slot,
     )
-
-
-def _waiting(w: WaitingRequest, now: float) -> Slot:
-    return Slot(w.id, "waiting", now - w.arrived, prompt_tokens=w.running.n_prompt if w.running else 0)

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from hetrun.client.events import ContextShift
 from hetrun.engine.loaded_model import LoadedModel
+from hetrun.engine.request import ActiveRequest, Chosen
 from hetrun.engine.scheduler import last_in_line
-from hetrun.engine.sequence import Chosen, RunningRequest
 from hetrun.errors import BudgetError
 from hetrun.memory.kv.prefix_cache import LEAST
 
@@ -24,7 +24,7 @@ class SlotManager:
     """
 
     def __init__(
-        self, loaded: LoadedModel, running: list[RunningRequest], displaced: list[RunningRequest]
+        self, loaded: LoadedModel, running: list[ActiveRequest], displaced: list[ActiveRequest]
     ) -> None:
         """Requests go from `running` to `displaced` when they give their places up."""
         self._model = loaded.model
@@ -32,7 +32,7 @@ class SlotManager:
         self._running = running
         self._displaced = displaced
 
-    def begin(self, r: RunningRequest) -> bool:
+    def begin(self, r: ActiveRequest) -> bool:
         """A sequence for a request, with as much of its tokens as is known; False: there is no room now."""
         try:
             self._place(r)
@@ -49,7 +49,7 @@ class SlotManager:
             r.cached = r.computed
         return True
 
-    def _place(self, r: RunningRequest) -> None:
+    def _place(self, r: ActiveRequest) -> None:
         if r.pooled and not r.pooled.of_last:  # each of its rows is wanted, and nothing of it is kept
             r.seq, r.computed = (self._prefixes or self._model).alloc(), 0
         elif self._prefixes:  # of a prompt whose tokens' probabilities are wanted, each must be computed
@@ -78,13 +78,13 @@ class SlotManager:
             chosen = [(r, n) for r, n in chosen if r is not victim]
         return chosen
 
-    def give_up(self, r: RunningRequest) -> None:
+    def give_up(self, r: ActiveRequest) -> None:
         """A request loses its place, but not what it is."""
         self._free(r)
         self._running.remove(r)
         self._displaced.append(r)
 
-    def end(self, r: RunningRequest, keep: bool = True) -> None:
+    def end(self, r: ActiveRequest, keep: bool = True) -> None:
         """A request is over; what the model knows of it may be of use to the next."""
         if keep and self._prefixes and not r.pooled:
             self._prefixes.keep(r.seq, r.tokens[: r.computed])
@@ -92,7 +92,7 @@ class SlotManager:
         else:
             self._free(r)
 
-    def shift(self, r: RunningRequest) -> None:
+    def shift(self, r: ActiveRequest) -> None:
         """The context is full of a request's text: drop the oldest of it, and compute the rest again.
 
         What is kept stands at other positions then, and has not seen what was dropped: so its keys and values
@@ -111,19 +111,19 @@ class SlotManager:
         self._running.remove(r)
         self._displaced.append(r)
 
-    def observe(self, r: RunningRequest) -> None:
+    def observe(self, r: ActiveRequest) -> None:
         """A step has computed more of a request's tokens."""
         if self._prefixes:
             self._prefixes.progress(r.seq, r.computed)
 
-    def awaits(self, r: RunningRequest) -> bool:
+    def awaits(self, r: ActiveRequest) -> bool:
         """Whether another request computes this request's prefix right now."""
         if self._prefixes is None or r.wants_scores or r.request.fresh or (r.pooled and not r.pooled.of_last):
             return False
         computing = [s.seq for s in self._running if s.missing > 1]
         return bool(computing) and self._prefixes.soon(r.prompt, computing)
 
-    def _free(self, r: RunningRequest) -> None:
+    def _free(self, r: ActiveRequest) -> None:
         """What a request has computed is gone, but not what it is."""
         alone = r.pooled and not r.pooled.of_last
         owner = self._model if alone else self._prefixes or self._model

@@ -13,7 +13,7 @@ from math import pow
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from hetrun.engine.sequence import Chosen, RunningRequest
+from hetrun.engine.request import ActiveRequest, Chosen
 from hetrun.engine.size_curve import SizeCurve
 from hetrun.executor.interface import Model
 from hetrun.system.ema import smoothed
@@ -160,7 +160,7 @@ class StepTimes:
         off = ratio.value if known is self._remainders and not shape.drafted else 1.0  # not in `seconds`
         return Estimate(seconds, seconds * min(1.0, off * ratio.below), seconds * max(1.0, off * ratio.above))
 
-    def quiet(self, answers: Sequence[RunningRequest], joining: Sequence[RunningRequest] = ()) -> float:
+    def quiet(self, answers: Sequence[ActiveRequest], joining: Sequence[ActiveRequest] = ()) -> float:
         """What a step of these answers takes by itself, once those that join have begun to answer, too."""
         n = len(answers) + len(joining)
         depth = sum([r.computed for r in answers]) + sum([r.computed for r in joining])

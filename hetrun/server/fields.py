@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from reprlib import repr as short
 
-from hetrun.client.events import ContextShift, GenerateRequest
+from hetrun.client.events import ContextShift
 from hetrun.server.errors import ApiError, wrong_type
 
 Body = Mapping[str, object]
@@ -140,22 +140,6 @@ def include_usage(body: Body, stream: bool) -> bool:
     if not stream:
         raise ApiError("stream_options needs stream: true", "stream_options", "invalid_value")
     return flag(options, "include_usage", "stream_options.")
-
-
-def with_shared(prompt: GenerateRequest, body: Body, client: str, *, stream: bool) -> GenerateRequest:
-    """The request with the fields that all endpoints share."""
-    return replace(
-        prompt,
-        client=client,
-        priority=priority(body),
-        deadline_s=deadline_s(body),
-        whole=not stream,
-        progress=flag(body, "return_progress") and stream,
-        slot=slot(body),
-        shift=context_shift(body),
-        line_limit_s=line_limit_s(body),
-        fresh=body.get("cache_prompt") is not None and not flag(body, "cache_prompt"),
-    )
 
 
 # --- log-probabilities

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetrun.client import sampler_plugins
 from hetrun.client.events import GenerateRequest, ModelInfo
@@ -101,7 +101,7 @@ def order(
 ) -> Order:
     """An order for these prompts, with a request's fields for all of its answers."""
     stream, n = fields.flag(body, "stream"), fields.count(body, "n", 1, MOST_CHOICES) or 1
-    asked = [fields.with_shared(prompt, body, client, stream=stream) for prompt in prompts]
+    asked = [_with_shared(prompt, body, client, stream=stream) for prompt in prompts]
     return Order(
         info,
         tuple(asked),
@@ -113,6 +113,22 @@ def order(
         form=sampling.form_field(body),
         reading=reading,
         names=names,
+    )
+
+
+def _with_shared(prompt: GenerateRequest, body: Body, client: str, *, stream: bool) -> GenerateRequest:
+    """The request with the fields that all endpoints share."""
+    return replace(
+        prompt,
+        client=client,
+        priority=fields.priority(body),
+        deadline_s=fields.deadline_s(body),
+        whole=not stream,
+        progress=fields.flag(body, "return_progress") and stream,
+        slot=fields.slot(body),
+        shift=fields.context_shift(body),
+        line_limit_s=fields.line_limit_s(body),
+        fresh=body.get("cache_prompt") is not None and not fields.flag(body, "cache_prompt"),
     )
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 
 from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.engine.admission_gate import WaitingRequest, gives_way
+from hetrun.engine.admission_gate import gives_way
 from hetrun.engine.engine import Engine
-from hetrun.engine.inbox import Request
+from hetrun.engine.request import ActiveRequest
 from hetrun.errors import DeadlineExceeded, Overloaded
 from hetrun.executor.steps import Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask, ask_together
@@ -66,9 +66,9 @@ def test_a_flood_of_one_client_does_not_keep_others_out(open_engine: Open) -> No
     assert accepted == [True, True, False, False, False, False, True, True, False, False, True]
 
 
-def asking(client: str, priority: int, arrived: float) -> WaitingRequest:
+def asking(client: str, priority: int, arrived: float) -> ActiveRequest:
     request = GenerateRequest(SamplingParams(), text="x", client=client, priority=priority)
-    return WaitingRequest(Request(0, request, lambda event: None, arrived))
+    return ActiveRequest(0, request, lambda event: None, arrived)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 1)), max_size=8), st.sampled_from("abc"))

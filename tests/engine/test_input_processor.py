@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from hetrun.client.events import GenerateRequest, Message
+from hetrun.client.events import Event, GenerateRequest, Message
 from hetrun.client.sampling_params import SamplingParams, Structure
 from hetrun.engine.engine import Engine
 from hetrun.engine.input_processor import Renderer
@@ -195,5 +195,25 @@ def test_an_open_thought_may_end_before_forced_calls_begin(prompt: str, text: st
         messages = ({"role": "user", "content": ""},)
         engine.submit(GenerateRequest(SamplingParams(), messages=messages, parts='["call"]'), answer)
         assert answer.wait().text == text
+    finally:
+        engine.close()
+
+
+def test_the_input_is_let_go_once_a_request_has_its_place() -> None:
+    engine = engine_with(lambda messages, options: "b")
+    held: list[object] = []
+
+    def on_event(event: Event) -> None:
+        held.extend(r.prepared or r.preparing for r in engine.held.running)
+        answer(event)
+
+    try:
+        answer = Answer()
+        engine.submit(
+            GenerateRequest(SamplingParams(), messages=({"role": "user", "content": "?"},)), on_event
+        )
+        assert answer.wait().text == "123456789"
+        assert held
+        assert not any(held)
     finally:
         engine.close()

@@ -10,7 +10,7 @@ import pytest
 from hetrun.client.completion import completion
 from hetrun.client.events import GenerateRequest, TokenLogprob
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.engine import sequence_factory
+from hetrun.engine import request_setup
 from hetrun.errors import BackendError
 from hetrun.executor.steps import Between, Step
 from tests.engine.asking import SCRIPTS, Answer, Open, ask
@@ -42,7 +42,7 @@ def test_every_token_behind_the_first_has_one(open_engine: Open) -> None:
 def test_a_long_prompt_is_scored_in_pieces_of_bounded_size(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequence_factory, "PROMPT_ROWS", 4 * N_VOCAB * 5)
+    monkeypatch.setattr(request_setup, "PROMPT_ROWS", 4 * N_VOCAB * 5)
     model = FakeModel(SCRIPTS)
     answer = ask(open_engine(model), "b" * 23, prompt_logprobs=0).wait()
     assert [n for step in model.steps for _, n in step][:5] == [5, 5, 5, 5, 3]

@@ -29,7 +29,7 @@ from unittest.mock import patch
 from hetrun import LLM, SamplingParams
 from hetrun.backend import Floats
 from hetrun.engine.output_processor import Choices
-from hetrun.engine.sequence import Chosen, Drafts, RunningRequest
+from hetrun.engine.request import ActiveRequest, Chosen, Drafts
 from hetrun.engine.speculation.mtp import MtpSequence
 from hetrun.engine.speculation.speculator import Speculator
 from hetrun.executor.steps import Step
@@ -55,7 +55,7 @@ class Script:
         """The one at a place of the sequence."""
         return self.text[(at - self.n_prompt) % len(self.text)]
 
-    def together(self, running: Sequence[RunningRequest], step: Step, drafts: Drafts, logits: Floats
+    def together(self, running: Sequence[ActiveRequest], step: Step, drafts: Drafts, logits: Floats
                  ) -> Iterator[Choices]:  # fmt: skip
         """In place of what the model says."""
         for r in running:

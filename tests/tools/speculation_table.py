@@ -32,7 +32,7 @@ from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.engine import output_processor
 from hetrun.engine.output_processor import Choices
-from hetrun.engine.sequence import Drafts, RunningRequest
+from hetrun.engine.request import ActiveRequest, Drafts
 from hetrun.executor.steps import Step
 from hetrun.sampling.interface import SampledToken
 from hetrun.system.terminal_text import align_columns
@@ -126,7 +126,7 @@ def serve(asks: Connection, options: Mapping[str, Any]) -> None:
     scripts: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def together(
-        running: Sequence[RunningRequest], step: Step, drafts: Drafts, logits: Floats
+        running: Sequence[ActiveRequest], step: Step, drafts: Drafts, logits: Floats
     ) -> Iterator[Choices]:
         if not scripts:
             yield from output_processor.together(running, step, drafts, logits)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 
 from hetrun.backend import Floats
-from hetrun.engine.sequence import Chosen, Drafts, RunningRequest
+from hetrun.engine.request import ActiveRequest, Chosen, Drafts
 from hetrun.engine.speculation.cost import DraftCosts
 from hetrun.engine.speculation.draft_length import NOTHING, Decision, DraftCandidate, decide
 from hetrun.engine.speculation.interface import LONGEST, Proposer, Speculation
@@ -111,7 +111,7 @@ class Speculator:
         length = max(map(len, drafts.values()))
         return self._costs.compiled([r.computed for r, _ in chosen], len(drafts), length, seconds)
 
-    def observe(self, r: RunningRequest, first: int, hidden: Floats) -> None:
+    def observe(self, r: ActiveRequest, first: int, hidden: Floats) -> None:
         """The hidden states of a request's tokens from a position on, as far as they are its own now."""
         own = hidden[: max(0, r.computed - first)]
         if len(own) and self._speculation:
@@ -121,7 +121,7 @@ class Speculator:
         """How many guesses of the last step were right."""
         self._promise.kept(tokens)
 
-    def ended(self, r: RunningRequest) -> None:
+    def ended(self, r: ActiveRequest) -> None:
         """A request is over."""
         if proposer := self._proposers.pop(r.id, None):
             proposer.close()
@@ -144,7 +144,7 @@ class Speculator:
             [(r.seq, 1 + found.length * (i in drafting)) for i, (r, _) in enumerate(chosen)]
         )
 
-    def _proposer(self, r: RunningRequest) -> Proposer:
+    def _proposer(self, r: ActiveRequest) -> Proposer:
         assert self._speculation is not None
         found = self._proposers.get(r.id)
         if found is None:
@@ -153,7 +153,7 @@ class Speculator:
             )
         return found
 
-    def _room(self, r: RunningRequest) -> int:
+    def _room(self, r: ActiveRequest) -> int:
         """Tokens of a draft that can be of use: one more comes in any case."""
         if r.picture:  # the last token of the prompt is a row of one
             return 0

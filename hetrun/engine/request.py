@@ -1,9 +1,10 @@
-"""A request that has begun: its tokens, its place in the model, and what became of it so far."""
+"""A request in the engine, from its arrival to its end: its tokens, its place, its progress."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from hetrun.client.events import (
     TokenLogprob,
     Usage,
 )
+from hetrun.engine.input_processor import PreparedInput
 from hetrun.engine.pictures.marks import Span, boundary, places_between, span_at
 from hetrun.executor.steps import Chunk
 from hetrun.graph.pooling import MeanPool
@@ -29,6 +31,7 @@ from hetrun.text.detokenizer import StreamDecoder
 ENDING = 16  # tokens of a prompt that belong to the answer: its role, and maybe the mark of a thought
 LAST = np.zeros(1, np.int64)  # the wanted row of a chunk of one token
 NOTHING = np.zeros(0, np.int64)
+NO_PROMPT = np.zeros(0, np.int32)
 
 
 class PictureRows(Protocol):
@@ -39,20 +42,29 @@ class PictureRows(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class RunningRequest:
-    """A request that has, or had, a place in the KV cache."""
+@dataclass(slots=True, eq=False)
+class ActiveRequest:
+    """A request that is not over.
+
+    It waits, first for its input (`preparing`, then `prepared`), then for a place in the KV cache. `set_up`
+    in `request_setup.py` gives it its tokens, and with them all that follows here, before it takes one.
+    """
 
     id: int
     request: GenerateRequest
     on_event: OnEvent
-    tokens: list[int]  # prompt and answer
-    prompt: Tokens  # of these the first, as the prefix cache wants them
-    limit: int  # tokens of the answer
-    most_of_step: int  # tokens that a step may have of it, whatever they are
-    sampler: Sampler
-    decoder: StreamDecoder
     arrived: float
+    preparing: Future[None] | None = None
+    prepared: PreparedInput | None = None  # until it has a place
+    # --- as it runs
+    tokens: list[int] = field(default_factory=list)  # prompt and answer
+    prompt: Tokens = field(
+        default_factory=lambda: NO_PROMPT
+    )  # of these the first, as the prefix cache wants them
+    limit: int = 0  # tokens of the answer
+    most_of_step: int = 0  # tokens that a step may have of it, whatever they are
+    sampler: Sampler = field(init=False, repr=False)
+    decoder: StreamDecoder = field(init=False, repr=False)
     opened: str = ""  # the mark of a thought that the prompt has begun
     began: float = 0.0  # when it first got a place
     seq: int = -1  # its place in the model; -1: it gave it up
@@ -79,6 +91,11 @@ class RunningRequest:
     picture_s: float = 0.0  # that encoding its pictures took
 
     @property
+    def is_set_up(self) -> bool:
+        """Whether it has its tokens."""
+        return bool(self.tokens)
+
+    @property
     def n_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt)
@@ -92,6 +109,11 @@ class RunningRequest:
     def priority(self) -> int:
         """Lower ones go first."""
         return self.request.priority
+
+    def is_late(self, now: float) -> bool:
+        """Whether it is not wanted any more."""
+        deadline_s = self.request.deadline_s
+        return deadline_s is not None and now > self.arrived + deadline_s
 
     @property
     def missing(self) -> int:
@@ -203,6 +225,6 @@ class RunningRequest:
         )
 
 
-Chosen = list[tuple[RunningRequest, int]]  # what goes into a step: requests, and how many tokens of each
+Chosen = list[tuple[ActiveRequest, int]]  # what goes into a step: requests, and how many tokens of each
 Draft = Sequence[int]  # guesses that were tried
 Drafts = Mapping[int, Draft]  # by request

@@ -1,4 +1,4 @@
-"""A request that is prepared becomes one that can run: its tokens, its sampler, what its answer may take."""
+"""What a request needs to run, from its prepared input: its tokens, its sampler, its limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import numpy as np
 
 from hetrun.client.events import GenerateRequest
 from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams
-from hetrun.engine.inbox import Request
-from hetrun.engine.input_processor import PreparedRequest
 from hetrun.engine.loaded_model import (
     LoadedModel,
     check_length,
@@ -18,7 +16,7 @@ from hetrun.engine.loaded_model import (
     shift_of,
     tokenizer_of,
 )
-from hetrun.engine.sequence import RunningRequest
+from hetrun.engine.request import ActiveRequest
 from hetrun.engine.slot_manager import shortened
 from hetrun.errors import OptionError
 from hetrun.graph.pooling import MeanPool
@@ -30,46 +28,37 @@ from hetrun.text.detokenizer import StreamDecoder
 PROMPT_ROWS = 32 << 20  # bytes of logits that a step may give where every token of a prompt wants its own
 
 
-def begun(loaded: LoadedModel, asked: Request, prepared: PreparedRequest) -> RunningRequest:
-    """A request as it will run; an error says why it cannot."""
-    model = loaded.model
-    tokens, spans = prompt_of(loaded, asked.request, prepared)
-    if asked.request.echo:
+def set_up(loaded: LoadedModel, r: ActiveRequest) -> None:
+    """Give a prepared request what it needs to run; an error says why it cannot."""
+    assert r.prepared
+    model, request = loaded.model, r.request
+    tokens, spans = prompt_of(loaded, request, r.prepared)
+    if request.echo:
         tokenizer_of(loaded)  # or an error, while it can be one of this request
-    params = asked.request.params
+    params, pooling = request.params, request.pooling
     params.check_vocabulary(model.n_vocab)
-    _check_forced(asked.request.forced, model.n_vocab)
-    pooling = asked.request.pooling
+    _check_forced(request.forced, model.n_vocab)
     if pooling and not model.width:
         raise OptionError("embeddings are not available for this model: it runs through libllama")
-    shift, given = shift_of(loaded, asked.request), len(tokens)
+    shift, given = shift_of(loaded, request), len(tokens)
     if shift:
         tokens = shortened(tokens, shift, model.context)
     if pooling == "rank":
         reranker_of(loaded)
-    check_length(loaded.limits, asked.request, len(tokens))
+    check_length(loaded.limits, request, len(tokens))
     # A text that goes on for ever ends after as many tokens as the context has.
-    room, most = model.context - (0 if shift else len(tokens)), asked.request.most_tokens
-    return RunningRequest(
-        id=asked.id,
-        request=asked.request,
-        on_event=asked.on_event,
-        tokens=tokens,
-        prompt=np.array(tokens, np.int32),
-        limit=room if most is None else most if shift else min(most, room),
-        most_of_step=most_tokens(params, model.n_vocab),
-        sampler=_forced(_sampler(loaded, asked.request, tokens, prepared.constraint), asked.request.forced),
-        decoder=StreamDecoder(tuple(params.stop)),
-        arrived=asked.arrived,
-        pooled=MeanPool(pooling, len(tokens), model.width) if pooling else None,
-        opened=prepared.opened,
-        checkpoint_every=model.checkpoint_every,
-        reach=loaded.speculation.reach if loaded.speculation and not pooling else 0,
-        shift=shift,
-        cut=given - len(tokens),
-        spans=spans,
-        spatial=loaded.pictures is not None and loaded.pictures.vision.spatial,
-    )
+    room, most = model.context - (0 if shift else len(tokens)), request.most_tokens
+    r.limit = room if most is None else most if shift else min(most, room)
+    r.most_of_step = most_tokens(params, model.n_vocab)
+    r.sampler = _forced(_sampler(loaded, request, tokens, r.prepared.constraint), request.forced)
+    r.decoder = StreamDecoder(tuple(params.stop))
+    r.pooled = MeanPool(pooling, len(tokens), model.width) if pooling else None
+    r.opened = r.prepared.opened
+    r.checkpoint_every = model.checkpoint_every
+    r.reach = loaded.speculation.reach if loaded.speculation and not pooling else 0
+    r.shift, r.cut = shift, given - len(tokens)
+    r.spatial = loaded.pictures is not None and loaded.pictures.vision.spatial
+    r.tokens, r.prompt, r.spans = tokens, np.array(tokens, np.int32), spans
 
 
 def _sampler(
