@@ -28,7 +28,7 @@ GLM_4_7_FLASH = (47, 154880)
 
 
 @dataclass(frozen=True, slots=True)
-class Latent:
+class LatentSizes:
     """The sizes of such an attention."""
 
     attention: blocks.AttentionShape  # of one latent head
@@ -51,7 +51,7 @@ def predicts(b: GraphBuilder, meta: ModelMeta) -> PredictionBlock | None:
     return decoder_block(b, d, feed_forward, lambda b, x, own, i: attention(b, x, own, latent, i))
 
 
-def _settings(b: GraphBuilder, meta: ModelMeta) -> tuple[Decoder, Latent, FeedForward]:
+def _settings(b: GraphBuilder, meta: ModelMeta) -> tuple[Decoder, LatentSizes, FeedForward]:
     d = read_decoder(b, meta, interleaved=not meta.get_bool(HALVES, False))
     latent = read_latent(b, meta, d)
     magnitude = meta.get_float(MAGNITUDE, 1.0)
@@ -72,7 +72,7 @@ def leaves(meta: ModelMeta) -> bool:
     return not split or meta.get_float("attention.temperature_scale", 0.0) != 0
 
 
-def read_latent(b: GraphBuilder, meta: ModelMeta, d: Decoder) -> Latent:
+def read_latent(b: GraphBuilder, meta: ModelMeta, d: Decoder) -> LatentSizes:
     """The settings as GGUF names them."""
     heads = d.attention
     rank = meta.require_int("attention.kv_lora_rank", 1, 1 << 16)
@@ -82,7 +82,7 @@ def read_latent(b: GraphBuilder, meta: ModelMeta, d: Decoder) -> Latent:
     fits = heads.head_dim == rank + n_rot and head > n_rot
     b.check(fits, f"a key of {heads.head_dim} columns is not {rank} latent ones and {n_rot} of rope")
     scale = stretch(meta, 1 / d.rope.freq_scale) ** 2 / math.sqrt(head)
-    return Latent(
+    return LatentSizes(
         replace(heads, scale=scale),
         rank,
         meta.get_int("attention.q_lora_rank", 0, 0, 1 << 16),
@@ -97,7 +97,7 @@ def stretch(meta: ModelMeta, factor: float) -> float:
     return 1 + meta.get_float("rope.scaling.yarn_log_multiplier", 0.0) * math.log(max(1.0, factor))
 
 
-def attention(b: GraphBuilder, x: Value, d: Decoder, m: Latent, i: int) -> Value:
+def attention(b: GraphBuilder, x: Value, d: Decoder, m: LatentSizes, i: int) -> Value:
     """x + attention(norm(x)); only the wanted rows go on after the last layer's keys."""
     blk, shape = f"blk.{i}", replace(m.attention, window=d.windows[i])
     n = shape.n_heads
@@ -115,7 +115,7 @@ def attention(b: GraphBuilder, x: Value, d: Decoder, m: Latent, i: int) -> Value
     return blocks.add(b, x, blocks.linear(b, a, f"{blk}.attn_output", x.width, "out"), part="out")
 
 
-def latent_row(b: GraphBuilder, h: Value, d: Decoder, m: Latent, blk: str) -> Value:
+def latent_row(b: GraphBuilder, h: Value, d: Decoder, m: LatentSizes, blk: str) -> Value:
     """What the cache keeps of a token, before rope turns its first columns."""
     both = b.weight(f"{blk}.attn_kv_a_mqa.weight", m.rank + m.n_rot, h.width)
     latent = b.op("linear", [h], [both.rows(0, m.rank)], NONE, m.rank, part="k")
@@ -124,7 +124,7 @@ def latent_row(b: GraphBuilder, h: Value, d: Decoder, m: Latent, blk: str) -> Va
     return b.op("concat", [turned, latent], [], NONE, m.rank + m.n_rot, part="k")
 
 
-def queries(b: GraphBuilder, h: Value, d: Decoder, m: Latent, blk: str) -> Value:
+def queries(b: GraphBuilder, h: Value, d: Decoder, m: LatentSizes, blk: str) -> Value:
     """All heads' queries, the columns that rope turns last in each."""
     width = m.attention.n_heads * (m.plain + m.n_rot)
     if not m.q_rank:

@@ -41,7 +41,7 @@ class Bf16Product(Protocol):
 
 
 @runtime_checkable
-class Inside(Bf16Product, Protocol):
+class FusedActivation(Bf16Product, Protocol):
     """A product that activations run inside of."""
 
     def __call__(self, x: Tensor, bias: Tensor | None = None, act: Activation = "none") -> Tensor:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from hetrun.backend import Buffer
-from hetrun.backends.amx.bf16_matmul import Bf16Product, Inside
+from hetrun.backends.amx.bf16_matmul import Bf16Product, FusedActivation
 from hetrun.errors import BackendError
 from hetrun.system.native_library import MissingFunction, load_library
 
@@ -79,9 +79,9 @@ def product_of(buffer: Buffer) -> Bf16Product:
     return buffer
 
 
-def inside_of(buffer: Buffer) -> Inside:
+def inside_of(buffer: Buffer) -> FusedActivation:
     """A weight to multiply by, with an activation inside."""
-    if not isinstance(buffer, Inside):
+    if not isinstance(buffer, FusedActivation):
         raise _foreign(buffer, "a product that activations run inside of")
     return buffer
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetrun.backend import Use, WeightUse, fusion
-from hetrun.backend.fusion import Common, Gated, Rotation, Slices
+from hetrun.backend.fusion import Common, GatedProduct, Rotation, Slices
 from hetrun.graph import Op, Value, Weight, stack
 
 GATES = ("swiglu", "geglu")
@@ -32,7 +32,7 @@ class ActivatedLinear:
     act: Op
 
 
-Fused = Op | StackedLinear | ActivatedLinear | Gated | Rotation
+Fused = Op | StackedLinear | ActivatedLinear | GatedProduct | Rotation
 
 
 def fuse(ops: Sequence[Op], kept: Sequence[Value], inside: bool) -> list[Fused]:
@@ -56,7 +56,7 @@ def uses(item: Fused) -> tuple[WeightUse, ...]:
             return (WeightUse(item.weight, use), *(b for op in item.ops for b in _bias(op)))
         case ActivatedLinear():
             return _linear_uses(item.linear)
-        case Gated():
+        case GatedProduct():
             return (*_linear_uses(item.gate), *_linear_uses(item.up))
         case Rotation():
             return uses(item.ops[0])
@@ -70,7 +70,7 @@ def members(item: Fused) -> tuple[Op, ...]:
             return item.ops
         case ActivatedLinear():
             return (item.linear, item.act)
-        case Gated():
+        case GatedProduct():
             return (item.gate, item.up, item.act)
     return (item,)
 
@@ -116,7 +116,11 @@ class _AmxFusion:
             return (self._slices.rotation(op, self._ops, self._taken),)
         makers = [m for v in op.inputs if self._within.get(v) is op and (m := self._flow.maker(v))]
         if makers and self._hidden(op):
-            return (ActivatedLinear(makers[0], op) if len(makers) == 1 else Gated(makers[0], makers[1], op),)
+            return (
+                ActivatedLinear(makers[0], op)
+                if len(makers) == 1
+                else GatedProduct(makers[0], makers[1], op),
+            )
         return (op,)
 
     def _hidden(self, act: Op) -> bool:

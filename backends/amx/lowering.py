@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hetrun.backend import Buffer, Buffers, Pass, PassShape, Segment
-from hetrun.backend.fusion import Gated, Rotation, dataflow, has_token_rows
+from hetrun.backend.fusion import GatedProduct, Rotation, dataflow, has_token_rows
 from hetrun.backend.op_profile import Activity, activity
 from hetrun.backends.amx import elementwise, fusion
 from hetrun.backends.amx.attention import attend
@@ -107,7 +107,7 @@ class AmxEmitter:
                 return self._stacked(item)
             case ActivatedLinear():
                 return self._activated(item)
-            case Gated():
+            case GatedProduct():
                 return self._gated(item)
             case Rotation():
                 return self._rotation(item)
@@ -185,7 +185,7 @@ class AmxEmitter:
         run = self.cut(lambda x: product(x, bias, act), item.linear.weights[0])
         return self._unary(item.linear.inputs[0], item.act.out, run)
 
-    def _gated(self, item: Gated) -> Call:
+    def _gated(self, item: GatedProduct) -> Call:
         (gate, *gate_bias), (up, *up_bias) = (
             [self._buffers[use] for use in fusion.uses(StackedLinear((op,), op.weights[0]))]
             for op in (item.gate, item.up)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hetrun.backends.amx.bf16_matmul import BF16, Activation, Inside, activate
+from hetrun.backends.amx.bf16_matmul import BF16, Activation, FusedActivation, activate
 from hetrun.backends.amx.buffers import AmxExpertProducts
 from hetrun.graph.ops import CLAMP, CLAMP_STEEPNESS, Moe, MoreWeight
 
@@ -82,6 +82,6 @@ def gated(m: AmxMixture, expert: int, x: Tensor) -> Tensor:
         g, u = g.clamp_(max=CLAMP), u.clamp_(-CLAMP, CLAMP)
         return torch.sigmoid(CLAMP_STEEPNESS * g).mul_(g).mul_(u.add_(1)).to(BF16)
     act = ACTIVATIONS[activation]
-    if isinstance(gate, Inside) and isinstance(up, Inside):
+    if isinstance(gate, FusedActivation) and isinstance(up, FusedActivation):
         return gate.gated(up, x, act, (biases[0], biases[1]))
     return activate(gate(x, biases[0]), act).mul_(up(x, biases[1]))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrun.backend import Segment, WeightUse, fusion
-from hetrun.backend.fusion import Gated
+from hetrun.backend.fusion import GatedProduct
 from hetrun.backends.cuda.weights import held_as
 from hetrun.graph import Op, Value
 from hetrun.graph.ops import BY_ROUTER, MIXTURE, Moe, Rope
@@ -48,7 +48,7 @@ class RotatedAttention:
     attention: Op
 
 
-Item = Op | SiblingProducts | Gated | RotatedAttention
+Item = Op | SiblingProducts | GatedProduct | RotatedAttention
 
 
 def members(item: Item) -> tuple[Op, ...]:
@@ -56,7 +56,7 @@ def members(item: Item) -> tuple[Op, ...]:
     match item:
         case SiblingProducts():
             return (*item.ops, *[s for s in item.sums if s])
-        case Gated():
+        case GatedProduct():
             return (item.gate, item.up, item.act)
         case RotatedAttention():
             return (item.query, item.key, item.attention)
@@ -82,7 +82,7 @@ def _expert_uses(op: Op) -> list[WeightUse]:
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedSegment:
     """The items of a segment, what their ops read, and after which of them a value that the segment keeps to
     itself is not read any more."""
 
@@ -97,15 +97,15 @@ class Fusions:
     """The items of the last segments: the same for passes of any shape, so they are found out once."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Fused] = {}
+        self._found: dict[int, FusedSegment] = {}
 
-    def of(self, segment: Segment) -> Fused:
+    def of(self, segment: Segment) -> FusedSegment:
         """Those of a segment."""
         found = self._found.get(id(segment))
         if found is None or found.segment is not segment:
             items = fuse(segment.ops, segment.writes)
             ends, weights = _ends(items, segment.writes), {id(op): uses(op) for op in segment.ops}
-            found = Fused(segment, items, ends, weights, _turning(segment.ops))
+            found = FusedSegment(segment, items, ends, weights, _turning(segment.ops))
             self._found[id(segment)] = found
             while len(self._found) > MOST_FUSED:
                 del self._found[next(iter(self._found))]
@@ -162,7 +162,7 @@ class _CudaFusion:
                 continue
             if op.kind in GATES and self._inside.get(op.inputs[0]) is op:
                 gate, up = self._makers(op.inputs)
-                items.append(Gated(gate, up, op))
+                items.append(GatedProduct(gate, up, op))
             elif op.kind == "add" and (product := self._hidden(op)):
                 items.append(SiblingProducts((product,), (op,)))
             elif op.kind == "attention" and self._inside.get(op.inputs[0]) is op:

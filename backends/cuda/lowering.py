@@ -7,13 +7,13 @@ from ctypes import c_void_p
 from dataclasses import dataclass
 
 from hetrun.backend import FLOAT_BYTES, Buffers, PassShape, Segment
-from hetrun.backend.fusion import Gated
+from hetrun.backend.fusion import GatedProduct
 from hetrun.backends.cuda import fusion, matmul_launch, moe, weights
 from hetrun.backends.cuda.arena import DeviceArena
 from hetrun.backends.cuda.attention import attend, counts, looks
 from hetrun.backends.cuda.driver import Address, Argument, DeviceProduct
 from hetrun.backends.cuda.experts.slots import GpuSlots
-from hetrun.backends.cuda.fusion import Fused, Item, RotatedAttention, SiblingProducts
+from hetrun.backends.cuda.fusion import FusedSegment, Item, RotatedAttention, SiblingProducts
 from hetrun.backends.cuda.int8 import lowering as long_int8
 from hetrun.backends.cuda.kernel_cache import KernelLibrary, at, long, number, real
 from hetrun.backends.cuda.kv_mirror import Part, Slabs
@@ -54,7 +54,7 @@ class CudaPlace:
     """What a segment is compiled with."""
 
     library: KernelLibrary
-    fused: Fused
+    fused: FusedSegment
     buffers: Buffers
     blocks: Mapping[
         int, Sequence[RingBlock]
@@ -173,7 +173,7 @@ class CudaEmitter:
             match item:
                 case SiblingProducts():
                     self._products(item)
-                case Gated():
+                case GatedProduct():
                     self._gated(item)
                 case _:
                     _EMIT[op.kind](self, op)
@@ -253,7 +253,7 @@ class CudaEmitter:
         match item:
             case SiblingProducts():
                 op, which = item.ops[0], 0
-            case Gated():
+            case GatedProduct():
                 op, which = item.gate, 0
             case Op(kind="moe"):
                 op, which = item, 1  # behind the router
@@ -338,7 +338,7 @@ class CudaEmitter:
         if bias:
             self.each("add_row", n * rows, at(target), at(bias[0].address), number(rows), long(n * rows))
 
-    def _gated(self, item: Gated) -> None:
+    def _gated(self, item: GatedProduct) -> None:
         x, n = item.gate.inputs[0], self.rows(item.act.out)
         target, width = self.make(item.act.out), item.act.out.width
         gate = self.held(item.gate)[0]

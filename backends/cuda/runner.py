@@ -25,7 +25,7 @@ from hetrun.backends.cuda.lowering import CudaEmitter, CudaPlace, rows_of
 from hetrun.backends.cuda.memory import FEW_BYTES, Bytes
 from hetrun.backends.cuda.pass_args import tell_places
 from hetrun.backends.cuda.result import DeviceResult
-from hetrun.backends.cuda.states.mirror import Written
+from hetrun.backends.cuda.states.mirror import WrittenStates
 from hetrun.backends.cuda.top_k import TopKResult
 from hetrun.errors import BackendError, BudgetError
 from hetrun.graph import Value
@@ -37,7 +37,7 @@ LONG_S = 0.002  # of a wait for which a core had better not be kept busy
 
 
 @dataclass(slots=True)
-class Few:
+class ReturnedRows:
     """Rows of keys and values that come home with the results: here."""
 
     slabs: Slabs
@@ -50,7 +50,7 @@ class Few:
         self.slabs.keep(self.slots, self.stamps, self.packed)
 
 
-Coming = Few | RowsReturn | Written  # rows on their way home, and states that stay
+Coming = ReturnedRows | RowsReturn | WrittenStates  # rows on their way home, and states that stay
 
 
 class CudaRunner:
@@ -180,7 +180,7 @@ class CudaRunner:
         coming: list[Coming] = []
         for slabs, packed in self._few_rows:
             slots = work.slots[slabs.group]
-            coming.append(Few(slabs, packed, slots, slabs.stamps(slots)))
+            coming.append(ReturnedRows(slabs, packed, slots, slabs.stamps(slots)))
         for slabs in self._many_rows:
             coming.append(slabs.send_home(work.slots[slabs.group]))
         return coming

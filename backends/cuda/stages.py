@@ -11,7 +11,7 @@ from itertools import combinations
 from hetrun.backend import Buffer, Buffers, WeightUse
 from hetrun.backends.cuda import fusion
 from hetrun.backends.cuda.driver import DeviceProduct, Driver, Graph, Launch, Stream, Work as Work
-from hetrun.backends.cuda.fusion import Fused
+from hetrun.backends.cuda.fusion import FusedSegment
 from hetrun.backends.cuda.streamed.weight_ring import RingBlock, WeightRing
 from hetrun.backends.cuda.weights import Crossing
 from hetrun.errors import BackendError
@@ -62,7 +62,7 @@ def give(driver: Driver, stream: Stream, work: Sequence[Work]) -> None:
 Laid = tuple[Mapping[WeightUse, Buffer], Mapping[int, Sequence[RingBlock]]]
 
 
-def laid_out(ring: WeightRing, fused: Fused, buffers: Buffers) -> Laid:
+def laid_out(ring: WeightRing, fused: FusedSegment, buffers: Buffers) -> Laid:
     """Places in the ring for a segment's weights that cross; by the number of an item, the blocks
     that it needs. The other weights stay what they are."""
     segment = fused.segment

@@ -12,7 +12,7 @@ COPIES = 3.1  # of the picture's bytes, while it is scaled: two of it, and one t
 FIXED = 8 << 20  # the graph's own description, and what allocators round up
 
 
-class Needed(NamedTuple):
+class EncodingMemory(NamedTuple):
     """Bytes that encoding takes at most, one phase after the other."""
 
     scaling: int  # while the picture is scaled
@@ -24,7 +24,7 @@ class Needed(NamedTuple):
         return max(self.scaling, max(0, self.kept - kept) + self.beside)
 
 
-def encoding_bytes(vision: Vision, width: int, height: int, limits: tuple[int, int]) -> Needed:
+def encoding_bytes(vision: Vision, width: int, height: int, limits: tuple[int, int]) -> EncodingMemory:
     """For a picture of this size, with the fewest and the most rows that are allowed."""
     tower = vision.tower
     rows = most_rows(tower.grain, width, height, limits)
@@ -40,7 +40,7 @@ def encoding_bytes(vision: Vision, width: int, height: int, limits: tuple[int, i
     made = 2 * rows * vision.width * FLOAT
     kept = patches * (layer + merged + patched) + made + scaled + FIXED
     scaling = int(COPIES * 3 * width * height) + 3 * pixels + scaled + FIXED
-    return Needed(scaling, kept, scaled + made)
+    return EncodingMemory(scaling, kept, scaled + made)
 
 
 def most_rows(grain: int, width: int, height: int, limits: tuple[int, int]) -> int:

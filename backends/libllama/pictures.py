@@ -14,7 +14,7 @@ import numpy as np
 from hetrun.backend.picture_encoder import Floats, Ints, PictureSetup, Piece, PromptRows, Vision, Words
 from hetrun.backends.libllama import mtmd_api
 from hetrun.backends.libllama.mtmd_api import IMAGE, DecoderPosition, InputPart
-from hetrun.backends.libllama.picture_memory import Needed, encoding_bytes
+from hetrun.backends.libllama.picture_memory import EncodingMemory, encoding_bytes
 from hetrun.backends.llamacpp.vocabulary import text_stand_in
 from hetrun.errors import BackendError, Cancelled, ModelFileError, PictureError
 from hetrun.pictures.picture import Picture
@@ -225,7 +225,7 @@ def bytes_for(setup: PictureSetup, width: int, height: int) -> int:
     return needed(setup, width, height).more_than(0)
 
 
-def needed(setup: PictureSetup, width: int, height: int) -> Needed:
+def needed(setup: PictureSetup, width: int, height: int) -> EncodingMemory:
     """What encoding a picture takes, phase by phase."""
     check_size(setup.vision, width, height)
     return encoding_bytes(setup.vision, width, height, row_limits(setup))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
-from hetrun.backend.op_profile import Spent
+from hetrun.backend.op_profile import ActivityTimes
 from hetrun.backend.weight_streaming import ExpertSupply, Supply
 from hetrun.backends.llamacpp import amx_check, decode_attention, fusion, ggml_api
 from hetrun.backends.llamacpp.kernels import kernels
@@ -151,7 +151,7 @@ class LlamacppBackend(Backend):
         self.threads = threads
         self.slots = max(self.slots, threads)
 
-    def watch(self, spent: Spent | None) -> None:
+    def watch(self, spent: ActivityTimes | None) -> None:
         """In watched runs it is Python that ggml asks: on the engine's thread, and never otherwise."""
         super().watch(spent)
         self._watch = GraphWatch(self.lib, lambda: self._stop[0] != b"\x00", spent) if spent else None

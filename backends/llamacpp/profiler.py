@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from time import perf_counter
 
-from hetrun.backend.op_profile import Activity, Spent
+from hetrun.backend.op_profile import Activity, ActivityTimes
 from hetrun.backends.llamacpp import ggml_api
 from hetrun.backends.llamacpp.ggml_api import PRODUCT, SORTED, GgmlLibrary, op_name
 from hetrun.system.native_library import Prototypes, load_library
@@ -33,7 +33,7 @@ QSORT: Prototypes = {"qsort": (None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_
 class GraphWatch:
     """Notes when each node of a graph was done, and books the time between two of them to the later one."""
 
-    def __init__(self, lib: GgmlLibrary, stop: Callable[[], bool], spent: Spent) -> None:
+    def __init__(self, lib: GgmlLibrary, stop: Callable[[], bool], spent: ActivityTimes) -> None:
         self._spent = spent
         self._stop = stop
         self._calls: list[tuple[float, float]] = []  # when ggml asked, and when it got its answer
@@ -88,7 +88,7 @@ def question_seconds() -> float:
 
 
 def book(
-    spent: Spent,
+    spent: ActivityTimes,
     nodes: Sequence[str],
     start: float,
     calls: Sequence[tuple[float, float]],

@@ -59,14 +59,14 @@ def conversations(messages: object) -> tuple[list[Chat], bool]:
     )
 
 
-class Said(NamedTuple):
+class CheckedMessages(NamedTuple):
     """Checked messages, which have places for pictures, and the pictures."""
 
     messages: tuple[dict[str, Any], ...]
     pictures: tuple[bytes, ...] = ()
 
 
-def chat_messages(messages: str | Sequence[Message]) -> Said:
+def chat_messages(messages: str | Sequence[Message]) -> CheckedMessages:
     """The checked messages; a string is one message from the user."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -80,7 +80,7 @@ def chat_messages(messages: str | Sequence[Message]) -> Said:
         if pictures
         else checked
     )
-    return Said(tuple(_with_known_role(i, message) for i, message in enumerate(placed)), pictures)
+    return CheckedMessages(tuple(_with_known_role(i, message) for i, message in enumerate(placed)), pictures)
 
 
 def _is_place(part: object) -> bool:
@@ -114,7 +114,7 @@ def _with_known_role(i: int, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat_request(
-    said: Said,
+    said: CheckedMessages,
     params: SamplingParams,
     *,
     about_tools: ToolOptions,

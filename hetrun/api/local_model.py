@@ -26,7 +26,7 @@ from hetrun.client.completion import (
 )
 from hetrun.client.events import CurrentStep, Event, GenerateRequest, OnEvent, Streaming
 from hetrun.client.hook_dispatcher import heard
-from hetrun.client.queries import Foreseen, Question, RankPrompts
+from hetrun.client.queries import PlanForecast, Question, RankPrompts
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import OPTIONS, Settings, default_model
 from hetrun.engine.counters import EngineCounters
@@ -263,13 +263,13 @@ class LocalModel:
         self.settings = replace(self.settings, ram=nbytes)
         return plans
 
-    def foresee(self, changes: Mapping[str, object]) -> Foreseen:
+    def foresee(self, changes: Mapping[str, object]) -> PlanForecast:
         """Predict memory and speed for other options; changes nothing."""
         source = open_model(model_path(self.settings))
         options = options_for(source, changed(self.settings, changes))
         kv_type = self.settings.kv_type
 
-        def look(loaded: LoadedModel) -> Foreseen:
+        def look(loaded: LoadedModel) -> PlanForecast:
             found, model = foresee(loaded.model, source, options, kv_type), loaded.model
             # Options that were not given depend on free memory, but have been decided by now.
             now = replace(found, context=model.context, threads=model.plans.plan(1).threads)

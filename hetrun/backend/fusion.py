@@ -27,7 +27,7 @@ class Rotation:
 
 
 @dataclass(frozen=True, slots=True)
-class Gated:
+class GatedProduct:
     """act(gate(x)) * up(x)."""
 
     gate: Op

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hetrun.backend.expert_slots import ExpertSlots, Slots, Slotted, first_slots
 from hetrun.backend.library_model import LibraryBackend
-from hetrun.backend.op_profile import Spent
+from hetrun.backend.op_profile import ActivityTimes
 from hetrun.backend.picture_encoder import Pictures
 from hetrun.backend.weight_streaming import Cacheable, Mappable, PartialCompute
 from hetrun.graph import Op, Rows as WhichRows, Value, Weight
@@ -242,7 +242,9 @@ class Backend(ABC):
     native_seconds = 0.0  # inside calls that leave Python
     asynchronous = False  # its runners' `submit` returns before the work is done
     started = True  # False: `start` must be called before weights are brought in
-    spent: Spent | None = None  # where runners book what each kind of work takes, while that is measured
+    spent: ActivityTimes | None = (
+        None  # where runners book what each kind of work takes, while that is measured
+    )
     crossed = 0  # bytes of weights that came over a link so far, where they do for each pass
     # It lends states, may bring rows later, and has those home that it reads and others have.
     keeps_states = False
@@ -355,7 +357,7 @@ class Backend(ABC):
         """The most rows of a pass of these ops whose bits do not tell how many rows there are."""
         return 1
 
-    def watch(self, spent: Spent | None) -> None:
+    def watch(self, spent: ActivityTimes | None) -> None:
         """Book what the ops of every run take, from now on or (None) no more. Runs may be slower meanwhile.
 
         A backend whose runners do not look at `spent` can only be timed from outside.

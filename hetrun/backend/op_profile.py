@@ -21,7 +21,7 @@ def activity(kind: str) -> Activity:
     return _OF_KIND.get(kind, "other")
 
 
-class Spent:
+class ActivityTimes:
     """Seconds of each activity. Only the engine's thread adds to it."""
 
     def __init__(self) -> None:

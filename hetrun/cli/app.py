@@ -84,7 +84,7 @@ def run_command(arguments: list[str]) -> int:
 )
 @click.option(
     "--workers",
-    cls=options.Several,
+    cls=options.MultiValueOption,
     multiple=True,
     metavar="URL...",
     help="with -f: let these servers answer, or the workers of a package, such as ray:auto",

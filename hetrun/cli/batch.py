@@ -38,7 +38,7 @@ from hetrun.tools.batch.output_file import LineOutput, OutputFile
 from hetrun.tools.batch.reorder_buffer import LineHeap, waiting_beside, waiting_path
 from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, ForAll, RequestReader
 from hetrun.tools.batch.resume import FinishedRequests
-from hetrun.tools.batch.runner import BLOCK, BatchRun, BatchTally, Ends, StaysFull
+from hetrun.tools.batch.runner import BLOCK, BatchChannels, BatchRun, BatchTally, StaysFull
 from hetrun.tools.batch.worker import Place, PluginPlace
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def run_file(
             raise OptionError(f"{name} is for single prompts: in a file, set it in each line")
     began = monotonic()
     with reading(files.source) as lines, writing(files) as (output, held):
-        ends = Ends(lines, output, FinishedRequests(output if files.resume else None), held)
+        ends = BatchChannels(lines, output, FinishedRequests(output if files.resume else None), held)
         try:
             tally = asyncio.run(until_told(_run(settings, files, ends, dict(sampling), raw)))
         except StaysFull as full:
@@ -158,7 +158,7 @@ def writing(files: Files) -> Iterator[tuple[LineOutput, LineHeap]]:
 
 
 async def _run(
-    settings: Settings, files: Files, ends: Ends, sampling: dict[str, object], raw: bool
+    settings: Settings, files: Files, ends: BatchChannels, sampling: dict[str, object], raw: bool
 ) -> BatchTally:
     kind = KINDS.get(Path(files.source).suffix.lower())
     if files.workers:
@@ -196,7 +196,7 @@ def _server() -> ModuleType:
 
 
 async def _here(client: ChatClient, settings: Settings) -> Place:
-    from hetrun.tools.batch.local_worker import Here
+    from hetrun.tools.batch.local_worker import LocalPlace
 
     places = (await client.ask(StateQuery())).places
     app = _server().create_app(
@@ -206,7 +206,7 @@ async def _here(client: ChatClient, settings: Settings) -> Place:
         reasoning_format=settings.reasoning_format,
     )
     # Some wait for a place, so that none is ever empty.
-    return Here(app, places + min(max(2, places // 4), settings.queue))
+    return LocalPlace(app, places + min(max(2, places // 4), settings.queue))
 
 
 def said_of_all(
@@ -254,7 +254,7 @@ def _of_the_model(settings: Settings, info: ModelInfo | None, starts: bool) -> l
 
 
 async def _shown(
-    ends: Ends,
+    ends: BatchChannels,
     reader: RequestReader,
     places: Sequence[Place],
     files: Files,

@@ -200,7 +200,7 @@ def _say_more(ctx: click.Context, param: click.Parameter, given: bool) -> bool:
     return given
 
 
-class Several(click.Option):
+class MultiValueOption(click.Option):
     """An option with all that follows it up to the next one; it may also be repeated."""
 
 

@@ -13,7 +13,7 @@ import click
 
 from hetrun.cli import words
 from hetrun.cli.commands import UsualCommand
-from hetrun.cli.options import FULL_FLAG, Several, readable, spread
+from hetrun.cli.options import FULL_FLAG, MultiValueOption, readable, spread
 from hetrun.client import sampler_plugins
 from hetrun.client.sampler_plugins import Parameter
 from hetrun.client.sampling_params import CHECKS, MOST_STRUCTURE, STRUCTURES, SamplingParams
@@ -284,7 +284,9 @@ class SamplingCommand(UsualCommand):
     """Its help has the usual options first."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        several = {flag for param in self.params if isinstance(param, Several) for flag in param.opts}
+        several = {
+            flag for param in self.params if isinstance(param, MultiValueOption) for flag in param.opts
+        }
         if any(FULL_FLAG in param.opts for param in self.params):
             args = readable(args)
         known = {flag for param in self.get_params(ctx) for flag in param.opts}

@@ -16,7 +16,7 @@ from typing import BinaryIO, TypeVar
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.hook_dispatcher import heard, overheard
 from hetrun.client.interface import Health
-from hetrun.client.mailbox import Mailbox, Posts
+from hetrun.client.mailbox import Mailbox, MailCarriers
 from hetrun.client.queries import Question
 from hetrun.client.wire_protocol import LoadMessage, Patience
 from hetrun.client.worker_main import ENGINE, WorkerModel
@@ -43,7 +43,7 @@ class LocalClient:
 
     def __init__(self, engine: WorkerModel) -> None:
         self._engine = engine
-        self._posts = Posts()
+        self._posts = MailCarriers()
 
     @property
     def progress(self) -> float:
@@ -103,7 +103,7 @@ class WorkerClient:
         options = {name: getattr(settings, name) for name in settings.origins}
         verbose = logging.getLogger("hetrun").isEnabledFor(logging.INFO)
         self._supervisor = Supervisor(LoadMessage(engine, options, patience or Patience(), verbose), log)
-        self._posts = Posts()
+        self._posts = MailCarriers()
 
     @property
     def progress(self) -> float:

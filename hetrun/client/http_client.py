@@ -21,9 +21,9 @@ from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import Health
 from hetrun.client.queries import (
     EngineState,
-    Foreseen,
     LayerPlace,
     Layers,
+    PlanForecast,
     PlanNow,
     Question,
     Render,
@@ -288,7 +288,9 @@ class RemoteClient:
             case Layers():
                 return await self._machine("layers", tuple[LayerPlace, ...])
             case WhatIf(changes):
-                return self._read(Foreseen, await self._asked("POST", "/what-if", {**changes, **self._which}))
+                return self._read(
+                    PlanForecast, await self._asked("POST", "/what-if", {**changes, **self._which})
+                )
             case SetRam(nbytes):
                 return (await self._asked("POST", "/v1/ram", {"ram": nbytes})).get("memory", {})
         raise UserError(f"{self._where.url} does not offer that")

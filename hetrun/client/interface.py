@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeVar
 
 from hetrun.client.events import Event, GenerateRequest, ModelInfo, Streaming
 from hetrun.client.queries import Question
-from hetrun.client.wire_protocol import Stuck
+from hetrun.client.wire_protocol import StepStalled
 
 A = TypeVar("A")
 
@@ -20,7 +20,7 @@ class Health:
     status: Literal["ok", "loading", "stuck", "failed"]
     progress: float = 1.0
     reason: str = ""  # why the last process ended, or why no further one is started
-    stuck: Stuck | None = None
+    stuck: StepStalled | None = None
     streaming: Streaming | None = None  # statistics of passes, if weights come from disk
 
 

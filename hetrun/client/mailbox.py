@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hetrun.client.events import Event
 
 
-class Post:
+class MailCarrier:
     """Carries events to the mailboxes of one loop.
 
     A step produces an event for each of many requests; waking the loop for each would cost more than
@@ -39,25 +39,25 @@ class Post:
             box.arrive(events)
 
 
-class Posts:
+class MailCarriers:
     """The carrier of each event loop that a client is used on; usually one."""
 
     def __init__(self) -> None:
-        self._posts: dict[asyncio.AbstractEventLoop, Post] = {}
+        self._posts: dict[asyncio.AbstractEventLoop, MailCarrier] = {}
 
-    def here(self) -> Post:
+    def here(self) -> MailCarrier:
         """The running loop's."""
         loop = asyncio.get_running_loop()
         if loop not in self._posts:
             self._posts = {known: post for known, post in self._posts.items() if not known.is_closed()}
-            self._posts[loop] = Post(loop)
+            self._posts[loop] = MailCarrier(loop)
         return self._posts[loop]
 
 
 class Mailbox:
     """The events of one request, for one reader."""
 
-    def __init__(self, post: Post, when_over: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, post: MailCarrier, when_over: Callable[[], None] = lambda: None) -> None:
         """`when_over` is called on the loop when the last event has arrived, read or not."""
         self.newest: Event | None = None
         self._post = post

@@ -258,7 +258,7 @@ class StateQuery(Question[EngineState]):
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class PlanForecast:
     """What other options would mean for the model that runs."""
 
     context: int
@@ -278,7 +278,7 @@ KNOBS = ("ctx", "kv_type", "ram", "vram", "threads")  # options that `WhatIf` ca
 
 
 @dataclass(frozen=True)
-class WhatIf(Question[Foreseen]):
+class WhatIf(Question[PlanForecast]):
     """Predicts the effect of changing some of `KNOBS`, given as users write them; an error says why that is
     impossible. Changes nothing."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from hetrun.client.events import CurrentStep
-from hetrun.client.wire_protocol import ASK_FOR_STACKS, Message, Patience, Pulse, Stuck, Unstuck
+from hetrun.client.wire_protocol import ASK_FOR_STACKS, Message, Patience, Pulse, StepResumed, StepStalled
 from hetrun.system.run_queue import RunQueue, Standstill
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Watchdog:
         seconds, limit = self._still.seconds, self._patience.limit(doing.expected_s)
         stretched = limit * self._still.stretch
         if seconds > stretched:
-            self._ill(Stuck(doing.what, seconds, doing.expected_s, stretched))
+            self._ill(StepStalled(doing.what, seconds, doing.expected_s, stretched))
         elif seconds > limit:
             self._slow(doing, seconds)
 
@@ -91,7 +91,7 @@ class Watchdog:
                 _expected(doing.expected_s),
             )
 
-    def _ill(self, stuck: Stuck) -> None:
+    def _ill(self, stuck: StepStalled) -> None:
         if not self._stuck:
             self._stuck = True
             log.warning(
@@ -107,7 +107,7 @@ class Watchdog:
         if self._stuck:
             self._stuck = False
             log.warning("the step is no longer stuck")
-            self._tell(Unstuck())
+            self._tell(StepResumed())
 
 
 def _expected(seconds: float | None) -> str:

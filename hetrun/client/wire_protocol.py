@@ -129,7 +129,7 @@ class Pulse:
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
+class StepStalled:
     """A step makes no progress; sent repeatedly until it does."""
 
     what: str  # the segment
@@ -139,7 +139,7 @@ class Stuck:
 
 
 @dataclass(frozen=True, slots=True)
-class Unstuck:
+class StepResumed:
     """The step makes progress again, or has ended."""
 
 
@@ -161,7 +161,15 @@ class EventsMessage:
 
 ToWorker = LoadMessage | Submit | CancelMessage | QueryMessage | CloseMessage
 FromWorker = (
-    Progress | ReadyMessage | FailureMessage | EventsMessage | ReplyMessage | Pulse | Stuck | Unstuck | Remark
+    Progress
+    | ReadyMessage
+    | FailureMessage
+    | EventsMessage
+    | ReplyMessage
+    | Pulse
+    | StepStalled
+    | StepResumed
+    | Remark
 )
 Message = ToWorker | FromWorker
 

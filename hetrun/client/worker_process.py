@@ -34,9 +34,9 @@ from hetrun.client.wire_protocol import (
     ReadyMessage,
     Remark,
     ReplyMessage,
-    Stuck,
+    StepResumed,
+    StepStalled,
     Submit,
-    Unstuck,
 )
 from hetrun.errors import EngineStopped, Overloaded
 from hetrun.system import subprocesses
@@ -84,8 +84,8 @@ class Life:
         self._closing = False
         self._end: str | None = None  # why we ended it
         self._heard = False  # whether it sent anything since the last look
-        self._silent: Stuck | None = None  # it sends no pulse, and doesn't merely wait for a core
-        self._step: Stuck | None = None  # reported by its own watchdog
+        self._silent: StepStalled | None = None  # it sends no pulse, and doesn't merely wait for a core
+        self._step: StepStalled | None = None  # reported by its own watchdog
         self._keys = itertools.count()
         self._process, ours = _begin(2 if log is None else log.fileno())
         self._silence = Standstill(RunQueue(self._process.pid), self._patience.busy)
@@ -106,7 +106,7 @@ class Life:
         return not self._running and not self._asked
 
     @property
-    def stuck(self) -> Stuck | None:
+    def stuck(self) -> StepStalled | None:
         """Whether it makes no progress: no pulse, or a stuck step."""
         return self._silent or self._step
 
@@ -212,13 +212,13 @@ class Life:
         if seconds > stretched:
             if not self._silent:
                 log.warning("the engine's process has given no sign of life for %.0f s", seconds)
-            self._silent = Stuck("", seconds, None, stretched)
+            self._silent = StepStalled("", seconds, None, stretched)
         elif before <= limit < seconds:
             log.debug(
                 "the machine is busy: the engine's process has waited for cores, silent, for %.0f s", seconds
             )
 
-    def _kill(self, stuck: Stuck) -> None:
+    def _kill(self, stuck: StepStalled) -> None:
         where = f"was stuck in {stuck.what}" if stuck.what else "gave no sign of life"
         self._end = f"the engine's process {where} for {stuck.seconds:.0f} s and was ended"
         # Only now: the handler inspects running threads, and its crash does no harm any more.
@@ -237,9 +237,9 @@ class Life:
                 self._replied(message)
             case Pulse(streaming):
                 self.streaming = streaming
-            case Stuck():
+            case StepStalled():
                 self._step = message
-            case Unstuck():
+            case StepResumed():
                 self._step = None
             case Progress(fraction):
                 self.progress = fraction

@@ -11,7 +11,7 @@ from hetrun.client.events import Event, FinishReason, TokenLogprob
 from hetrun.engine.loaded_model import LoadedModel, reranker_of, tokenizer_of
 from hetrun.engine.request import ActiveRequest, Draft, Drafts
 from hetrun.errors import BackendError, HetrunError
-from hetrun.executor.interface import Chooses
+from hetrun.executor.interface import LogitChooser
 from hetrun.executor.steps import Between, Step
 from hetrun.graph.pooling import read_vector
 from hetrun.sampling.batch import choose
@@ -31,7 +31,7 @@ class OutputProcessor:
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._model = loaded.model
-        self._chooses = self._model if isinstance(self._model, Chooses) else None
+        self._chooses = self._model if isinstance(self._model, LogitChooser) else None
 
     def rows(self, step: Step, running: Sequence[ActiveRequest], between: Between | None) -> Rows:
         """The model's output for a step, as much of it as is needed."""

@@ -17,8 +17,8 @@ from hetrun.client.queries import (
     Detokenize,
     EngineState,
     FillPrompt,
-    Foreseen,
     Layers,
+    PlanForecast,
     PlanNow,
     PromptLength,
     Question,
@@ -77,7 +77,7 @@ class QueriedModel(Protocol):
 
     def set_ram(self, ram: int) -> PlanSet: ...
 
-    def foresee(self, changes: Mapping[str, object]) -> Foreseen: ...
+    def foresee(self, changes: Mapping[str, object]) -> PlanForecast: ...
 
     def call(self, work: Callable[[LoadedModel], R]) -> R:
         """Call a function on the engine's thread, between two steps."""

@@ -12,7 +12,7 @@ from hetrun.planner.costmodel import WorkCells
 
 
 @dataclass(slots=True)
-class Ran:
+class PassTiming:
     """A pass that ran: how long it took, and what there is to learn from it."""
 
     bucket: str
@@ -44,7 +44,7 @@ class TimedRunner:
     reads_rows: frozenset[int] = frozenset()  # the same of keys and values
     warm: bool = False
 
-    def add(self, work: Pass, ran: Ran, seconds: float) -> None:
+    def add(self, work: Pass, ran: PassTiming, seconds: float) -> None:
         """It ran. The first run touches memory for the first time, and says nothing of the next ones."""
         self.record.add(ran.tokens, seconds)
         if not self.warm:

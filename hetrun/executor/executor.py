@@ -24,10 +24,10 @@ from hetrun.backend import (
     TopLogits,
 )
 from hetrun.errors import BackendError, BudgetError, OptionError
-from hetrun.executor.compiled_plan import CompiledPass, Ran, Stage, TimedRunner
+from hetrun.executor.compiled_plan import CompiledPass, PassTiming, Stage, TimedRunner
 from hetrun.executor.device_experts import DeviceExperts
 from hetrun.executor.pass_observer import PassObserver
-from hetrun.executor.stats import Recent, Stats, TimeKey
+from hetrun.executor.stats import RecentPasses, Stats, TimeKey
 from hetrun.executor.steps import Between, Step, Trip, cut, join, prepare
 from hetrun.executor.weight_store import WeightStore
 from hetrun.graph import Graph, Value
@@ -70,7 +70,7 @@ class Executor:
         after what lies in the slots of devices, which only one may do."""
         self._most_kept = KEPT
         self.plans = plans
-        self.recent = {bucket: Recent() for bucket in BUCKETS}  # what passes were like recently
+        self.recent = {bucket: RecentPasses() for bucket in BUCKETS}  # what passes were like recently
         self._observer = PassObserver()
         self._embed: Callable[[Ints], Floats] | None = None
         self._inside = 0.0  # seconds of all segments
@@ -222,7 +222,7 @@ class Executor:
         n = len(work.tokens)
         plan = plan or self.plans.plan(n)
         self.recent[plan.bucket].add(work.depth)
-        ran = Ran(plan.bucket, plan.threads, n, work.depth, len(work.parts) > 1, 0.0, True, [])
+        ran = PassTiming(plan.bucket, plan.threads, n, work.depth, len(work.parts) > 1, 0.0, True, [])
         if between:
             work.between = partial(self._step_aside, between, plan)
         if self._embed and plan.on_devices and not trip.embedded:
@@ -235,7 +235,7 @@ class Executor:
                 ends.callback(each.end)
             return self._run_planned(trip, plan, ran, hidden)
 
-    def _run_planned(self, trip: Trip, plan: Plan, ran: Ran, hidden: bool) -> Rows:
+    def _run_planned(self, trip: Trip, plan: Plan, ran: PassTiming, hidden: bool) -> Rows:
         work, last = trip.work, trip.work
         self._overwrite(work)
         start, away = perf_counter(), self._away
@@ -260,7 +260,7 @@ class Executor:
             return last.greatest
         return last.values[result.name] if len(last.wanted) else np.empty((0, result.width), np.float32)
 
-    def _add_deeper(self, plan: Plan, trip: Trip, ran: Ran) -> Plan:
+    def _add_deeper(self, plan: Plan, trip: Trip, ran: PassTiming) -> Plan:
         """The first layers, each with its block of a picture's rows added to what it makes; what is left."""
         work, n = trip.work, len(trip.deeper)
         values = self._graph.after_layers(n)
@@ -274,7 +274,7 @@ class Executor:
             work.values[value.name] = work.values[value.name] + rows
         return rest
 
-    def _go_through(self, plan: Plan, work: Pass, ran: Ran) -> None:
+    def _go_through(self, plan: Plan, work: Pass, ran: PassTiming) -> None:
         """All stages of a plan."""
         key, compiled = self._compiled(plan, work.shape)
         self._busy.append(key)
@@ -333,7 +333,7 @@ class Executor:
                     if slot != part.states.read:
                         states.overwrite(slot)
 
-    def _run_stage(self, stage: Stage, work: Pass, ran: Ran) -> None:
+    def _run_stage(self, stage: Stage, work: Pass, ran: PassTiming) -> None:
         """Give every device its segment and wait for all, also when one fails: the others use our memory."""
         begun: list[tuple[TimedRunner, float, Done]] = []
         failed: BaseException | None = None

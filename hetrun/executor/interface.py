@@ -81,7 +81,7 @@ class HasSlots(Protocol):
 
 
 @runtime_checkable
-class Chooses(Protocol):
+class LogitChooser(Protocol):
     """A model that can leave out logits that are not used."""
 
     def choose(self, step: Step, k: int, between: Between | None = None) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetrun.backend import Pass
-from hetrun.executor.compiled_plan import Ran
+from hetrun.executor.compiled_plan import PassTiming
 
 
 class PassObserver:
@@ -12,6 +12,6 @@ class PassObserver:
     def prepare(self, work: Pass) -> None:
         """Before a pass runs: it may be asked for more than its results."""
 
-    def observe(self, ran: Ran) -> None:
+    def observe(self, ran: PassTiming) -> None:
         """After a pass: whether anything is learnt from it is decided here."""
         ran.learn()

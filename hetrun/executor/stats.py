@@ -45,7 +45,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Recent:
+class RecentPasses:
     """What recent passes of one bucket were like."""
 
     passes: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hetrun.client.queries import KNOBS, Foreseen
+from hetrun.client.queries import KNOBS, PlanForecast
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.executor.interface import Model
@@ -29,7 +29,7 @@ def changed(settings: Settings, changes: Mapping[str, object]) -> Settings:
     return replace(settings, **{name: getattr(typed, name) for name in changes})
 
 
-def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -> Foreseen:
+def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -> PlanForecast:
     """The model that runs, with keys and values of this type, knows its times; called by the engine's thread,
     which everything native is for."""
     # What this process has now is the model that runs, too.
@@ -40,7 +40,7 @@ def foresee(model: Model, source: ModelSource, options: Options, kv_type: str) -
         notes = ("speeds are unknown: nothing was measured for this", *notes)
     if options.kv_type != kv_type:
         notes = (f"speeds are those with {kv_type} keys and values, as long texts were measured", *notes)
-    return Foreseen(
+    return PlanForecast(
         plans.context,
         rates.answers,
         rates.full,

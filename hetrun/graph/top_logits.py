@@ -13,7 +13,7 @@ Ids = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class TopCandidates:
     """Of one row: best first, equals by ascending id. What is no number comes before all that are."""
 
     ids: Ids
@@ -33,8 +33,8 @@ class TopLogits:
     def __getitem__(self, rows: slice) -> TopLogits:
         return TopLogits(self.ids[rows], self.logits[rows])
 
-    def __iter__(self) -> Iterator[Best]:
-        return map(Best, self.ids, self.logits)
+    def __iter__(self) -> Iterator[TopCandidates]:
+        return map(TopCandidates, self.ids, self.logits)
 
 
 Rows = Floats | TopLogits

@@ -56,7 +56,7 @@ class PictureDecoder:
         name = format_of(data)
         try:
             answer = self._asked(name, data)
-        except Dead as gone:
+        except DecoderGone as gone:
             raise self._failed(name, str(gone)) from None
         if isinstance(answer, Refusal):
             raise self._failed(name, answer.reason)
@@ -77,7 +77,7 @@ class PictureDecoder:
     def _asked(self, name: str, data: bytes) -> Picture | Refusal:
         try:
             return self._kept.ask(lambda process: process.ask(name, data))
-        except Dead as gone:
+        except DecoderGone as gone:
             if not gone.idle:
                 raise
         return self._kept.ask(lambda process: process.ask(name, data))  # it ended just when the picture came
@@ -88,7 +88,7 @@ class PictureDecoder:
         return PictureError(f"the {'WebP' if name == 'WEBP' else name} picture cannot be read: {said}")
 
 
-class Dead(ChildGone):
+class DecoderGone(ChildGone):
     """The process ended; `idle`: by itself, because it had no picture for a while."""
 
     def __init__(self, reason: str, idle: bool = False) -> None:
@@ -113,12 +113,12 @@ class DecoderProcess(Child):
             self.send(data, end)
             return self._answer(self.receive(MOST_MESSAGE, end), end)
         except TimeoutError:
-            raise Dead(limits.FAULTS[limits.NO_TIME]) from None
+            raise DecoderGone(limits.FAULTS[limits.NO_TIME]) from None
         except (EOFError, OSError):
             code = self.exit_code()
-            raise Dead(_obituary(code), idle=again and code == 0) from None
+            raise DecoderGone(_obituary(code), idle=again and code == 0) from None
         except (ValueError, RecursionError):
-            raise Dead(UNREADABLE) from None
+            raise DecoderGone(UNREADABLE) from None
 
     def _answer(self, answer: object, end: float) -> Picture | Refusal:
         """What the process says, checked: a picture may have found a way to speak for it."""

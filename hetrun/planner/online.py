@@ -75,7 +75,7 @@ Parts = frozenset[tuple[str, WeightUse]]  # a backend, and a weight in the form 
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class PlanConditions:
     """What a plan must suit."""
 
     room: int  # bytes for weights, and for what backends hold besides
@@ -157,7 +157,7 @@ class OnlinePlanner:
         """What each unit takes of the host's memory on each backend that could hold it."""
         return self.sizes.host
 
-    def propose(self, current: PlanSet, now: Now) -> Proposal | None:
+    def propose(self, current: PlanSet, now: PlanConditions) -> Proposal | None:
         """A plan set that is better than the current one, or None."""
         self.costs.fresh()
         factors = self._factors(current, now)
@@ -183,7 +183,7 @@ class OnlinePlanner:
         must = self._must(before, now)
         return Proposal(replace(plans, reason=reason), used - now.held, drop, reason, must=must)
 
-    def annotate(self, plans: PlanSet, now: Now) -> PlanSet:
+    def annotate(self, plans: PlanSet, now: PlanConditions) -> PlanSet:
         """The same plans with what they are predicted to take."""
         times = {}
         for bucket, plan in plans.plans.items():
@@ -246,12 +246,12 @@ class OnlinePlanner:
 
     # --- what it would take
 
-    def point(self, bucket: str, ubatch: int, now: Now) -> tuple[int, float]:
+    def point(self, bucket: str, ubatch: int, now: PlanConditions) -> tuple[int, float]:
         """A typical pass of a bucket: tokens, and how many each of them sees."""
         tokens = min(MIDDLE.get(bucket, ubatch), ubatch)
         return tokens, now.depth.get(bucket, max(SHALLOW, tokens / 2) if tokens < 64 else tokens / 2)
 
-    def _factors(self, current: PlanSet, now: Now) -> dict[str, dict[str, float]]:
+    def _factors(self, current: PlanSet, now: PlanConditions) -> dict[str, dict[str, float]]:
         """How wrong the sum of units is for each bucket and backend, as real runs showed.
 
         What ran before is believed to be as wrong as it was then. Otherwise whatever does not run would look
@@ -271,7 +271,7 @@ class OnlinePlanner:
         return found
 
     def _demands(
-        self, current: PlanSet, now: Now, factors: Mapping[str, Mapping[str, float]]
+        self, current: PlanSet, now: PlanConditions, factors: Mapping[str, Mapping[str, float]]
     ) -> list[BucketDemand]:
         demands = []
         for bucket in BUCKETS:
@@ -318,7 +318,7 @@ class OnlinePlanner:
         known = [self._forecast.fact(turn(tokens), b) or 0.0 for b in self.candidates]
         return max([DOUBT * sum(min(times.values()) for times in chain.times), *known])
 
-    def _copies(self, now: Now) -> Copies:
+    def _copies(self, now: PlanConditions) -> Copies:
         """What copies take besides the home of every unit, which stays."""
         at_home = {b for _, b in now.home}
         fixed = {b: int(self._forecast.fact(HOLDS, b) or 0) for b in self.candidates if b not in at_home}
@@ -330,7 +330,7 @@ class OnlinePlanner:
         return Copies(host, fixed, room, own, own_room)
 
     def _place(
-        self, demands: Sequence[BucketDemand], now: Now, held: frozenset[Copy] | None
+        self, demands: Sequence[BucketDemand], now: PlanConditions, held: frozenset[Copy] | None
     ) -> list[BucketPlacement]:
         """The best placements: on the copies that are held, or on whatever fits."""
         copies = self._copies(now)
@@ -344,7 +344,7 @@ class OnlinePlanner:
         return closer(demands, placed, copies, self._rounding) if self._precision == "exact" else placed
 
     def _afresh(
-        self, demands: Sequence[BucketDemand], now: Now, kept: list[BucketPlacement]
+        self, demands: Sequence[BucketDemand], now: PlanConditions, kept: list[BucketPlacement]
     ) -> list[BucketPlacement]:
         """The best placements on whatever fits; those that are kept where none was found in time."""
         try:
@@ -371,7 +371,7 @@ class OnlinePlanner:
         kept: Sequence[BucketPlacement],
         wanted: Sequence[BucketPlacement],
         ubatch: int,
-        now: Now,
+        now: PlanConditions,
     ) -> bool:
         """Whether what has to be brought in for the better plan is worth its price."""
         missing = used_by(wanted) - now.held
@@ -392,7 +392,7 @@ class OnlinePlanner:
         kept: Sequence[BucketPlacement],
         wanted: Sequence[BucketPlacement],
         ubatch: int,
-        now: Now,
+        now: PlanConditions,
     ) -> bool:
         """Whether passes of the last minutes have lost as much without copies as these cost. To wait for that
         costs at most twice what the best choice in hindsight would have cost (a ski rental)."""
@@ -411,12 +411,12 @@ class OnlinePlanner:
         """The copies of whole units that a plan needs."""
         return frozenset((i, s.backend) for s in plan.segments for i in self.costs.members(s))
 
-    def price(self, missing: frozenset[Copy], now: Now) -> float:
+    def price(self, missing: frozenset[Copy], now: PlanConditions) -> float:
         """Seconds until these copies are there."""
         backends = sorted({b for _, b in missing})
         return self._price_of({b: self.sizes.moved(c for c in missing if c[1] == b) for b in backends}, now)
 
-    def _price_of(self, nbytes: Mapping[str, int], now: Now) -> float:
+    def _price_of(self, nbytes: Mapping[str, int], now: PlanConditions) -> float:
         """Seconds until so many bytes have come to each backend, which may have to begin before."""
         total = 0.0
         for b, size in nbytes.items():
@@ -425,11 +425,11 @@ class OnlinePlanner:
             total += size / rate if rate else 0.0
         return total
 
-    def _must(self, before: Sequence[BucketPlacement], now: Now) -> bool:
+    def _must(self, before: Sequence[BucketPlacement], now: PlanConditions) -> bool:
         """The current plan cannot stay: it needs what memory does not hold any more."""
         return not used_by(before) <= now.held or self._tight(now.held, now)
 
-    def _tight(self, held: frozenset[Copy], now: Now) -> bool:
+    def _tight(self, held: frozenset[Copy], now: PlanConditions) -> bool:
         copies = self._copies(now)
         return copies.total(held) > copies.room
 
@@ -441,7 +441,7 @@ class OnlinePlanner:
         before: Sequence[BucketPlacement],
         demands: Sequence[BucketDemand],
         placed: Sequence[BucketPlacement],
-        now: Now,
+        now: PlanConditions,
     ) -> PlanSet:
         """New plans where something changes; a bucket that stays keeps its plan, and what was compiled."""
         plans, moved = dict(current.plans), dict[str, tuple[int, tuple[Placement, ...]]]()
@@ -510,7 +510,7 @@ def _is_reached(bucket: str, ubatch: int) -> bool:
     return bucket != BUCKETS[-1] or ubatch > TOKENS[-1]
 
 
-def weight_of(bucket: str, now: Now) -> float:
+def weight_of(bucket: str, now: PlanConditions) -> float:
     """How often passes of a bucket run, usually and recently."""
     seen = sum(now.passes.values())
     return USUAL[bucket] + (sum(USUAL.values()) * now.passes.get(bucket, 0) / seen if seen else 0)

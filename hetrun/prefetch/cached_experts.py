@@ -37,7 +37,7 @@ from hetrun.prefetch.streamed_weights import (
     SMOOTHING,
     WORTH,
     Compute,
-    Late,
+    PassDelays,
     spare,
 )
 from hetrun.system.address_space import HUGE_PAGE
@@ -147,7 +147,7 @@ class FromExperts:
             lambda: ExpertCache(part.records, ExpertReading(part.buffers, readers, most=most)),
         )
         caching.prepare(part.records.mixtures, self.cache)
-        self._late, self._compute, self.hints = Late(), Compute(), HintTrial()
+        self._late, self._compute, self.hints = PassDelays(), Compute(), HintTrial()
         self._looked = self._shared = self._long_s = 0.0
         self._longest = FEW  # tokens of passes that there is room for
         self._last = self.cache.counts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hetrun.backend.weight_streaming import Mappable
 from hetrun.client.events import Streaming
-from hetrun.prefetch.streamed_weights import Late
+from hetrun.prefetch.streamed_weights import PassDelays
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class FromMaps:
 
     def __init__(self, part: MappedPart) -> None:
         self._part, self._mapping = part, part.mapping
-        self._late = Late()
+        self._late = PassDelays()
         self._read = 0
 
     def observe(self, seconds: float, tokens: int, given: int, answering: bool, gap: float) -> None:

@@ -49,7 +49,7 @@ def policy_of(streaming: str) -> Policy:
 
 
 @dataclass(slots=True)
-class Late:
+class PassDelays:
     """Recent passes: those of answers, or of prompts before there are any."""
 
     passes: int = 0
@@ -100,7 +100,7 @@ class Compute:
         least, each = self._least.value, self._each.value
         return least + (each * tokens if tokens > FEW else 0.0) if least or each else None
 
-    def times(self, late: Late, rate: float, found: float = 0.0) -> PassTimes | None:
+    def times(self, late: PassDelays, rate: float, found: float = 0.0) -> PassTimes | None:
         """What is worth keeping of the passes of answers; None: there were none."""
         least, n = self._least.value, late.answers
         if not least or not n:
@@ -158,7 +158,7 @@ class FromDisk:
             lambda: Streamer(cut, streamed.window, way.readers, way.direct, synchronous=synchronous),
         )
         self._kept = choose(cut, 0, self._policy)
-        self._late = Late()
+        self._late = PassDelays()
         self._compute = Compute()
         self._rate = DiskRate(streamed.disk.rate)
         self._looked = 0.0

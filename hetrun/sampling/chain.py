@@ -9,7 +9,7 @@ from functools import partial
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.sampling import filters
 from hetrun.sampling.candidates import Rule
-from hetrun.sampling.dry import Dry, Encode, find_breakers
+from hetrun.sampling.dry import DryRule, Encode, find_breakers
 from hetrun.sampling.penalties import penalties
 from hetrun.sampling.plugin_rules import brought
 
@@ -78,7 +78,7 @@ def _dry(s: Setting) -> list[Rule]:
     if last_n == 0 or p.dry_multiplier == 0 or p.dry_base < 1:
         return []
     breakers = find_breakers(p.dry_sequence_breakers, s.pieces(), s.encode) if s.pieces else {}
-    return [Dry(last_n, p.dry_multiplier, p.dry_base, p.dry_allowed_length, breakers)]
+    return [DryRule(last_n, p.dry_multiplier, p.dry_base, p.dry_allowed_length, breakers)]
 
 
 def _top_n_sigma(s: Setting) -> list[Rule]:

@@ -30,7 +30,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Dry:
+class DryRule:
     """The rule, with its breakers found."""
 
     last_n: int

@@ -20,7 +20,7 @@ ORDER = (filters.top_k, filters.top_p, filters.min_p, filters.temperature)
 
 
 @dataclass(frozen=True, slots=True)
-class Usual:
+class FastPath:
     """What the rules in `filters.py` and the draw do, for candidates in descending order of logits."""
 
     k: int
@@ -55,7 +55,7 @@ class Usual:
         return place
 
 
-def usual(chain: Sequence[Rule]) -> Usual | None:
+def usual(chain: Sequence[Rule]) -> FastPath | None:
     """The chain, if it is one of these."""
     known = {rule.func: rule.keywords for rule in chain if isinstance(rule, partial)}
     there = [function for function in ORDER if function in known]
@@ -64,4 +64,4 @@ def usual(chain: Sequence[Rule]) -> Usual | None:
     k, top_p, min_p, temperature = (known.get(function, {}) for function in ORDER)
     if k["k"] > MOST or top_p.get("min_keep") or min_p.get("min_keep"):
         return None
-    return Usual(k["k"], top_p.get("p", 1.0), min_p.get("p", 0.0), temperature.get("value", 1.0))
+    return FastPath(k["k"], top_p.get("p", 1.0), min_p.get("p", 0.0), temperature.get("value", 1.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetrun.graph.top_logits import Best
+from hetrun.graph.top_logits import TopCandidates
 from hetrun.sampling.interface import SampledToken, Sampler
 from hetrun.sampling.rng import Floats
 
@@ -34,7 +34,7 @@ class ForcedSampler:
         """Whether nothing can follow."""
         return self._real.finished
 
-    def sample(self, logits: Floats | Best) -> SampledToken:
+    def sample(self, logits: Floats | TopCandidates) -> SampledToken:
         """The script's next token; log-probabilities are those of the token that the real one chose."""
         choice = self._real.sample(logits)
         return choice._replace(token=self._script[self._at]) if self._at < len(self._script) else choice

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hetrun.graph.top_logits import Best
+from hetrun.graph.top_logits import TopCandidates
 from hetrun.sampling.rng import Floats
 
 
@@ -38,7 +38,7 @@ class Sampler(Protocol):
         """How many of the greatest logits it looks at, in any case; 0: it wants whole rows."""
         ...
 
-    def sample(self, logits: Floats | Best) -> SampledToken: ...
+    def sample(self, logits: Floats | TopCandidates) -> SampledToken: ...
 
     def accept(self, token: int) -> None: ...
 

@@ -15,7 +15,7 @@ from hetrun.sampling.rng import Floats
 from hetrun.system.native_library import Prototypes, load_built
 
 if TYPE_CHECKING:
-    from hetrun.sampling.fast_path import Usual
+    from hetrun.sampling.fast_path import FastPath
 
 NAME = "top_logits.so"  # beside this file
 VERSION = 2  # of their arguments
@@ -45,7 +45,7 @@ class NativeTopK(threading.local):
         found: int = self._find(row.ctypes.data, len(row), k, *self._results)
         return None if found == NOTHING else (self._places[:found], self._values[:found])
 
-    def draw(self, row: Floats, usual: Usual, u: float) -> int | None:
+    def draw(self, row: Floats, usual: FastPath, u: float) -> int | None:
         """The token on which u, in [0, 1), falls."""
         if not _fit(row, usual.k):
             return None

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams, temperature_of
 from hetrun.errors import BackendError, OptionError
-from hetrun.graph.top_logits import Best
+from hetrun.graph.top_logits import TopCandidates
 from hetrun.sampling.candidates import Candidates, Past, Rule
 from hetrun.sampling.chain import Pieces, Setting, build, is_greedy, one_temperature
 from hetrun.sampling.dry import Encode
-from hetrun.sampling.fast_path import Usual, usual
+from hetrun.sampling.fast_path import FastPath, usual
 from hetrun.sampling.interface import Constraint, SampledToken, Sampler
 from hetrun.sampling.logprobs import of_sampled, of_token
 from hetrun.sampling.mirostat import Mirostat, make_mirostat
@@ -104,8 +104,8 @@ class ChainSampler:
         """Mirostat's state, where it is on."""
         return self._mirostat.mu if self._mirostat else None
 
-    def sample(self, logits: Floats | Best) -> SampledToken:
-        if isinstance(logits, Best):
+    def sample(self, logits: Floats | TopCandidates) -> SampledToken:
+        if isinstance(logits, TopCandidates):
             return SampledToken(self._among(logits))
         row = self.permitted(logits) if self._bias or self._constraint else logits
         try:
@@ -120,7 +120,7 @@ class ChainSampler:
             return SampledToken(token, *of_sampled(left, token, self._params.logprobs))
         return SampledToken(token, *of_token(logits, token, self._params.logprobs))
 
-    def _among(self, best: Best) -> int:
+    def _among(self, best: TopCandidates) -> int:
         """The same of the greatest, where these are `enough`."""
         check_peak(best.logits[0])
         if self._usual is None:
@@ -139,7 +139,7 @@ class ChainSampler:
         return self.left(Candidates(None, row)).draw(self._past.chance(0))
 
     @staticmethod
-    def _draw(row: Floats, usual: Usual, u: float) -> int:
+    def _draw(row: Floats, usual: FastPath, u: float) -> int:
         if (lib := greatest()) and (token := lib.draw(row, usual, u)) is not None:
             return token
         ids, logits = leaders(row, usual.k)

@@ -14,7 +14,7 @@ PART = 32  # items at a time; 5 ms of the largest ones, tokens with 20 alternati
 TURN_S = 0.002  # of writing, before a break for other requests
 
 
-class Long:
+class LazyList:
     """A list whose items are made when they are written; it can be written once."""
 
     def __init__(self, *items: Iterable[object]) -> None:
@@ -31,7 +31,7 @@ class Long:
 
 
 def _known(value: object) -> list[object]:
-    if isinstance(value, Long):
+    if isinstance(value, LazyList):
         return value.all()
     raise TypeError(f"{type(value).__name__} is nothing that JSON can say")
 
@@ -71,13 +71,13 @@ def _texts(value: object) -> Iterator[str]:
                 yield from _texts(item)
                 between = ","
             yield "}"
-        case Long():
+        case LazyList():
             yield "["
             for i, part in enumerate(value.parts()):
                 yield f"{',' if i else ''}{json_text(part)[1:-1]}"
             yield "]"
         case list() if len(value) > PART:
-            yield from _texts(Long(value))
+            yield from _texts(LazyList(value))
         case list():
             yield "["
             for i, item in enumerate(value):

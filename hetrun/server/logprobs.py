@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hetrun.client.events import TokenLogprob
-from hetrun.server.json_stream import Long
+from hetrun.server.json_stream import LazyList
 
 LEAST_LOGPROB = -9999.0  # OpenAI's value for an impossible token; minus infinity is not JSON
 
@@ -94,10 +94,10 @@ def legacy(echo: Echo | None, answer: Sequence[TokenLogprob], offsets: Offsets, 
     assert len(scored) == len(echo.pieces) + len(answer), "a token of the prompt has no score"
     # Each list is made separately while it is written, so each names its tokens.
     return {
-        "tokens": Long(_names(echo, answer)),
-        "token_logprobs": Long(None if one is None else finite(one.logprob) for one in scored),
-        "top_logprobs": Long(map(_top, scored, _names(echo, answer))) if top else None,
-        "text_offset": Long(echo.offsets(), (offsets.of(one.piece or b"") for one in answer)),
+        "tokens": LazyList(_names(echo, answer)),
+        "token_logprobs": LazyList(None if one is None else finite(one.logprob) for one in scored),
+        "top_logprobs": LazyList(map(_top, scored, _names(echo, answer))) if top else None,
+        "text_offset": LazyList(echo.offsets(), (offsets.of(one.piece or b"") for one in answer)),
     }
 
 

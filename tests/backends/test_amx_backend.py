@@ -151,7 +151,7 @@ def test_every_op_is_run_once_and_weights_do_not_depend_on_what_is_kept(build: o
 
 def test_activations_run_inside_of_products_that_nothing_else_reads() -> None:
     ops = block(gated_once).ops
-    assert kinds(fusion.fuse(ops, (), True)) == ["Gated", "StackedLinear"]
+    assert kinds(fusion.fuse(ops, (), True)) == ["GatedProduct", "StackedLinear"]
     linear = "StackedLinear"
     assert kinds(fusion.fuse(ops, (ops[0].out,), True)) == [linear, linear, "swiglu", linear]
     assert kinds(fusion.fuse(ops, (), False)) == ["StackedLinear", "swiglu", "StackedLinear"]

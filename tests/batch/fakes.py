@@ -16,7 +16,7 @@ from hetrun.tools.batch.reorder_buffer import LineHeap, waiting_beside
 from hetrun.tools.batch.request_lines import CHAT, COMPLETIONS, Ask, ForAll, RequestReader
 from hetrun.tools.batch.result_lines import Reply
 from hetrun.tools.batch.resume import FinishedRequests
-from hetrun.tools.batch.runner import BatchRun, BatchTally, Ends
+from hetrun.tools.batch.runner import BatchChannels, BatchRun, BatchTally
 from hetrun.tools.batch.worker import Place
 
 ALL = ForAll({CHAT: chat.KNOWN, COMPLETIONS: completions.KNOWN}, sampling.LIMITS, sampling.FORMS)
@@ -63,14 +63,14 @@ class Echo(Place):
 
 
 @contextmanager
-def opened(source: Path, output: Path, resume: bool = False) -> Iterator[Ends]:
+def opened(source: Path, output: Path, resume: bool = False) -> Iterator[BatchChannels]:
     """The files of one run."""
     with (
         source.open("rb") as file,
         OutputFile(output, resume, source) as out,
         waiting_beside(out, resume) as waiting,
     ):
-        yield Ends(
+        yield BatchChannels(
             LineReader(file.fileno(), str(source)),
             out,
             FinishedRequests(out if resume else None),

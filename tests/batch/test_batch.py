@@ -18,7 +18,7 @@ from hetrun.tools.batch.reorder_buffer import LineHeap
 from hetrun.tools.batch.request_lines import Ask, ForAll, RequestReader
 from hetrun.tools.batch.result_lines import Reply
 from hetrun.tools.batch.resume import FinishedRequests
-from hetrun.tools.batch.runner import BatchRun, Ends
+from hetrun.tools.batch.runner import BatchChannels, BatchRun
 from hetrun.tools.batch.worker import Away
 from tests.batch.fakes import ALL, Echo, opened, results, run, said
 
@@ -285,7 +285,7 @@ def test_a_pipe_is_answered_before_it_ends(tmp_path: Path) -> None:
     async def talk() -> None:
         with OutputFile(tmp_path / "o", resume=False, source=None) as output:
             batch = BatchRun(
-                Ends(LineReader(out, "a pipe"), output, FinishedRequests(), LineHeap()),
+                BatchChannels(LineReader(out, "a pipe"), output, FinishedRequests(), LineHeap()),
                 RequestReader(ALL),
                 [Echo()],
             )

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from hetrun.api.local_model import LocalModel
 from hetrun.backend import Backend, Unavailable, registry
-from hetrun.backend.op_profile import ACTIVITIES, Activity, Spent, activity
+from hetrun.backend.op_profile import ACTIVITIES, Activity, ActivityTimes, activity
 from hetrun.backends.llamacpp.profiler import book, fused, question_seconds
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import Cancelled
@@ -46,8 +46,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_gguf(MODEL, tmp_path_factory.mktemp("explain") / "tiny.gguf")
 
 
-def spent(looking: float = 0.0, **seconds: float) -> Spent:
-    found = Spent()
+def spent(looking: float = 0.0, **seconds: float) -> ActivityTimes:
+    found = ActivityTimes()
     found.looking = looking
     for name, s in seconds.items():
         what: dict[str, Activity] = {a: a for a in ACTIVITIES}
@@ -59,7 +59,7 @@ def spent(looking: float = 0.0, **seconds: float) -> Spent:
 
 
 def test_nodes_get_the_time_from_the_answer_before_them_to_the_question_behind_them() -> None:
-    found = Spent()
+    found = ActivityTimes()
     nodes = ["RMS_NORM", "MUL", "MUL_MAT", "ROPE", "SET_ROWS", "FLASH_ATTN_EXT", "ADD"]
     # A norm with the product behind it is asked about once; each answer takes a hundredth.
     asked = [1.0, 3.0, 3.5, 4.5, 7.5, 8.0]
@@ -78,7 +78,7 @@ def test_nodes_get_the_time_from_the_answer_before_them_to_the_question_behind_t
 
 
 def test_what_a_question_takes_is_no_nodes_time() -> None:
-    found = Spent()
+    found = ActivityTimes()
     book(found, ["MUL_MAT", "ADD"], 0.0, [(1.0, 1.5), (1.6, 2.0)], 2.0, question=0.25)
     # The second node cannot have been there for less than no time.
     assert found.seconds == pytest.approx({"products": 0.75, "other": 0, "attention": 0, "norms": 0})
@@ -87,7 +87,7 @@ def test_what_a_question_takes_is_no_nodes_time() -> None:
 
 
 def test_a_run_whose_nodes_are_not_understood_books_nothing() -> None:
-    found = Spent()
+    found = ActivityTimes()
     book(found, ["RMS_NORM", "MUL", "MUL_MAT"], 0.0, [(1.0, 1.0)], 2.0)  # it was stopped
     book(found, [], 0.0, [], 2.0)
     assert found.total == found.looking == 0.0
@@ -305,14 +305,14 @@ def test_without_products_there_is_no_multiplier() -> None:
 # --- on a tiny model
 
 
-def looked_at(model: PlannedModel, backend: str, depth: int) -> Spent:
+def looked_at(model: PlannedModel, backend: str, depth: int) -> ActivityTimes:
     """What one token after `depth` others takes: the best of several steps, activity by activity."""
     tokens, last = np.ones(depth, np.int64), np.zeros(1, np.int64)
-    seq, best = model.alloc(), Spent()
+    seq, best = model.alloc(), ActivityTimes()
     best.seconds = dict.fromkeys(ACTIVITIES, float("inf"))
     model.step(Step((Chunk(seq, tokens, np.zeros(0, np.int64)),)))
     for _ in range(12):
-        found, before = Spent(), model.native_seconds
+        found, before = ActivityTimes(), model.native_seconds
         model.backends[backend].watch(found)
         model.step(Step((Chunk(seq, tokens[:1], last),)))
         model.backends[backend].watch(None)
@@ -328,7 +328,7 @@ def looked_at(model: PlannedModel, backend: str, depth: int) -> Spent:
 
 @pytest.mark.parametrize("backend", ["reference", "llamacpp"])
 def test_attention_grows_with_depth_and_products_do_not(backend: str, path: Path) -> None:
-    def work(loaded: LoadedModel) -> tuple[Spent, Spent]:
+    def work(loaded: LoadedModel) -> tuple[ActivityTimes, ActivityTimes]:
         assert isinstance(loaded.model, PlannedModel)
         return looked_at(loaded.model, backend, 4), looked_at(loaded.model, backend, DEEP)
 
@@ -341,8 +341,8 @@ def test_attention_grows_with_depth_and_products_do_not(backend: str, path: Path
 
 
 def test_a_run_that_is_looked_at_can_be_cancelled(path: Path) -> None:
-    def work(loaded: LoadedModel) -> Spent:
-        model, found, seq = loaded.model, Spent(), loaded.model.alloc()
+    def work(loaded: LoadedModel) -> ActivityTimes:
+        model, found, seq = loaded.model, ActivityTimes(), loaded.model.alloc()
         assert isinstance(model, PlannedModel)
         step = Step((Chunk(seq, np.ones(4, np.int64), np.array([3])),))
         model.backends["llamacpp"].watch(found)

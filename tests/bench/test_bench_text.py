@@ -29,7 +29,7 @@ from hetrun.tools.bench.options import TypedBenchOptions, options_of
 from hetrun.tools.bench.peer import MappedPeer, Peer
 from hetrun.tools.bench.process import BenchProcess
 from hetrun.tools.bench.sweep.budgets import SweepOptions
-from hetrun.tools.bench.texts import About, BenchText, open_text
+from hetrun.tools.bench.texts import BenchText, TextOrigin, open_text
 from tests.models import tiny
 from tests.models.tiny import TinyLlama
 
@@ -69,7 +69,7 @@ def settings(path: Path, **given: Any) -> Settings:  # noqa: ANN401 - those of S
 
 def numbered(n: int) -> BenchText:
     """A text in which each token says where it stands."""
-    return BenchText(About("numbers", "0" * 64, n), np.arange(n, dtype=np.int32))
+    return BenchText(TextOrigin("numbers", "0" * 64, n), np.arange(n, dtype=np.int32))
 
 
 # --- which stretches

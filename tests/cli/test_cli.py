@@ -26,7 +26,7 @@ from hetrun.cli.progress import ProgressRow
 from hetrun.cli.reports import devices as reports
 from hetrun.client.events import Streaming, Timings, accepted
 from hetrun.engine import query_handlers
-from hetrun.executor.autotune.cpu_contention import Others
+from hetrun.executor.autotune.cpu_contention import OtherPrograms
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.loader.vision import read_vision
 from hetrun.system.core_sets import core_sets
@@ -568,7 +568,7 @@ def test_devices_measures_what_products_reach(run: Run, monkeypatch: pytest.Monk
 def test_speeds_of_a_busy_machine_have_a_remark(
     run: Run, monkeypatch: pytest.MonkeyPatch, busy: float | None, said: bool
 ) -> None:
-    monkeypatch.setattr(Others, "look", lambda self, at: busy)
+    monkeypatch.setattr(OtherPrograms, "look", lambda self, at: busy)
     known = {name: d for name, d in registry.backends().items() if name == "reference"}
     monkeypatch.setattr(registry, "backends", lambda: known)
     assert ("other programs kept about 1.5 cores busy" in run("devices", "--measure").out) == said

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.planner.milp import Programme
-from hetrun.planner.two_device.cost import At
+from hetrun.planner.two_device.cost import PassSetting
 from hetrun.planner.two_device.planner import ConcurrentPlanner
 
 LONGEST_S, GAP = 20.0, 1e-3
@@ -19,13 +19,13 @@ def best_seconds(model: PlannedModel, depth: int) -> float | None:
     planner = model.autotuner.planner
     if not isinstance(planner, ConcurrentPlanner):
         return None
-    at = At(1, float(max(1, depth)), model.plans.plan(1).threads)
+    at = PassSetting(1, float(max(1, depth)), model.plans.plan(1).threads)
     room = {name: own.room for name, own in ((n, b.granted) for n, b in model.backends.items()) if own}
     ways = [_ways(planner, i, at) for i in range(len(planner.units))]
     return None if not all(ways) else least(ways, room)
 
 
-def _ways(planner: ConcurrentPlanner, unit: int, at: At) -> dict[str, Way]:
+def _ways(planner: ConcurrentPlanner, unit: int, at: PassSetting) -> dict[str, Way]:
     """What a unit takes on each backend that can run it and was measured."""
     scope, found = planner.units[unit].scope, dict[str, Way]()
     inside = [o for layer in planner.sides.layers for o in layer if o.scopes[0].startswith(f"{scope}.")]

@@ -15,7 +15,7 @@ from hetrun.backend.interpreter import OpFunction
 from hetrun.backends.reference.ops import TABLE
 from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import GenerateRequest
-from hetrun.client.queries import Foreseen, Layers, PlanNow, StateQuery, WhatIf
+from hetrun.client.queries import Layers, PlanForecast, PlanNow, StateQuery, WhatIf
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, default_model
 from hetrun.errors import BudgetError, OptionError
@@ -127,7 +127,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     undo()
 
 
-def assert_predicted(now: Foreseen, longer: Foreseen) -> None:
+def assert_predicted(now: PlanForecast, longer: PlanForecast) -> None:
     assert now.measured
     assert longer.full_tok_s is not None
     assert now.full_tok_s is not None

@@ -30,7 +30,7 @@ from hetrun.graph import Op
 from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.two_device.balance import HostLink
-from hetrun.planner.two_device.candidates import PlacementCandidate, Ways
+from hetrun.planner.two_device.candidates import CandidateSet, PlacementCandidate
 from hetrun.planner.two_device.plan_choice import is_concurrent
 from tests.engine.asking import Answer
 from tests.engine.simulated import MEASURING
@@ -156,7 +156,7 @@ def test_the_planner_measures_two_devices_and_keeps_both_busy(
     kind: str, machine: Machine, timeline: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for other in {"balanced": ["_shared"], "shared": ["_balanced", "_spread"]}[kind]:
-        monkeypatch.setattr(Ways, other, lambda *args, **kwargs: NOTHING)
+        monkeypatch.setattr(CandidateSet, other, lambda *args, **kwargs: NOTHING)
     # What is learnt while answers run is no reason to plan anew here.
     monkeypatch.setattr(Autotuner, "tend", lambda self, idle=False, between=None: None)
     # Answers go on in the passes of prompts: then all of them run together for long enough.

@@ -292,7 +292,7 @@ def machine(made: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A machine, on whose clock everything runs that measures."""
     world = World(made)
     monkeypatch.setattr("hetrun.executor.autotune.measurement.backend_probe.others_running", world.others)
-    monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: Others(world))
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.OtherPrograms", lambda: Others(world))
     monkeypatch.setattr("hetrun.executor.tuning_setup.this_machine", lambda: Counts(CORES, (1, 2), (2,)))
     kinds = {name: Device if name == DEVICE else Simulated for name in world.machine.names}
     with simulated.on(world, {name: partial(kind, name, world) for name, kind in kinds.items()}, monkeypatch):

@@ -38,7 +38,7 @@ from hetrun.executor.autotune.replanner import Replanner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.memory.kv.cache import KvCache
-from hetrun.planner.online import RATE, Now
+from hetrun.planner.online import RATE, PlanConditions
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.switch_cost import turn
 from hetrun.planner.trials import Trial
@@ -228,7 +228,9 @@ def test_static_is_an_option(small_model: Path) -> None:
 def test_a_backend_that_is_told_to_stop_has_not_failed(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(self: Explorer, now: Now, allowed: Collection[str], crowded: bool, idle: bool) -> None:
+    def stopped(
+        self: Explorer, now: PlanConditions, allowed: Collection[str], crowded: bool, idle: bool
+    ) -> None:
         raise Cancelled("the computation was stopped")
 
     monkeypatch.setattr(Explorer, "step", stopped)

@@ -16,9 +16,9 @@ import pytest
 
 from hetrun.api.local_model import LocalModel
 from hetrun.engine.loaded_model import LoadedModel
-from hetrun.executor.autotune.cpu_contention import Others
+from hetrun.executor.autotune.cpu_contention import OtherPrograms
 from hetrun.executor.autotune.decisions import SPARE
-from hetrun.executor.compiled_plan import Ran
+from hetrun.executor.compiled_plan import PassTiming
 from hetrun.executor.executor import Executor
 from tests.engine.test_cpu_contention import planned, step, threads
 from tests.models import tiny
@@ -51,7 +51,7 @@ def timed(executor: Executor) -> Iterator[dict[int, list[float]]]:
     """The seconds of passes meanwhile, by their threads."""
     observer, found = executor._observer, defaultdict[int, list[float]](list)
 
-    def listen(ran: Ran) -> None:
+    def listen(ran: PassTiming) -> None:
         found[ran.threads].append(ran.seconds)
 
     executor.observe(PassListener(listen, before=observer))
@@ -69,7 +69,7 @@ def all_threads_pay(passes: dict[int, list[float]]) -> bool:
 
 def others_compute() -> bool:
     """Whether other programs take cores here while we do nothing."""
-    others, start = Others(), perf_counter()
+    others, start = OtherPrograms(), perf_counter()
     others.look(start)
     sleep(2)
     found = others.look(perf_counter())

@@ -59,7 +59,7 @@ def crowd(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Crowd:
         return BARRIERS * alone if clock.threads + crowd.taken > CORES else alone
 
     clock.speed = speed
-    monkeypatch.setattr("hetrun.executor.autotune.autotuner.Others", lambda: crowd)
+    monkeypatch.setattr("hetrun.executor.autotune.autotuner.OtherPrograms", lambda: crowd)
     for module in ("loading.placement_planner", "tuning_setup"):
         monkeypatch.setattr(
             f"hetrun.executor.{module}.this_machine", lambda: PlannerMachine(CORES, (1, CORES), (CORES,))

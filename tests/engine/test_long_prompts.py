@@ -13,7 +13,7 @@ import pytest
 from hetrun.api.local_model import LocalModel
 from hetrun.backend import OwnMemory, WeightUse
 from hetrun.engine.loaded_model import LoadedModel
-from hetrun.executor.compiled_plan import Ran
+from hetrun.executor.compiled_plan import PassTiming
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.executor.steps import Chunk, Step
 from hetrun.graph import Op
@@ -64,7 +64,7 @@ def test_a_long_prompt_crosses_in_passes_of_the_device(link: float, monkeypatch:
         assert model.autotuner
         seq, left = model.alloc(), PROMPT
 
-        def note(ran: Ran) -> None:
+        def note(ran: PassTiming) -> None:
             heard.append((ran.tokens, model.plans.plans[ran.bucket].on_devices))
 
         executor = model._executor

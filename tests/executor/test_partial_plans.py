@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from hetrun.executor.compiled_plan import Ran
+from hetrun.executor.compiled_plan import PassTiming
 from hetrun.executor.steps import Step
 from hetrun.graph import Op, Value
 from hetrun.planner.partial_plans import PartialPlans
@@ -67,7 +67,7 @@ def test_a_plan_is_cut_once_and_forgotten_with_the_plan() -> None:
 def test_passes_of_both_kinds_in_turn() -> None:
     device = NullDevice()
     r = rig(GQA, {"null": device}, ubatch=16)
-    heard: list[Ran] = []
+    heard: list[PassTiming] = []
     r.executor.observe(PassListener(heard.append))
     a, b = r.kv.alloc(), r.kv.alloc()
     for _ in range(3):

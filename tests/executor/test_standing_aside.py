@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrun.backend import Available, Buffers, Done, Pass, PassShape, Runner, Segment, interpreter, registry
-from hetrun.backend.op_profile import Spent
+from hetrun.backend.op_profile import ActivityTimes
 from hetrun.backends.llamacpp import preemption
 from hetrun.backends.llamacpp.backend import LlamacppBackend
 from hetrun.errors import Cancelled
@@ -341,7 +341,7 @@ def test_the_times_of_pieces_are_seen_as_those_of_a_whole_pass() -> None:
     made = ggml_rig()
     device = made.backends["llamacpp"]
     for between in (None, lambda: None):
-        device.watch(spent := Spent())
+        device.watch(spent := ActivityTimes())
         start = perf_counter()
         made.step((made.kv.alloc(), TOKENS[:30], [29]), between=between)
         took = perf_counter() - start

@@ -19,7 +19,7 @@ from hetrun.graph.ops import Moe
 from hetrun.graph.quant import by_name
 from hetrun.graph.signature import units
 from hetrun.planner.costmodel import OpWork, WorkTimes
-from hetrun.planner.online import Now, PlannerInputs, Proposal
+from hetrun.planner.online import PlanConditions, PlannerInputs, Proposal
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.plan_file import load_plan
 from hetrun.planner.segment_cost import CALL
@@ -160,13 +160,13 @@ def on_the_host() -> PlanSet:
     return PlanSet(make_plans(GRAPH, buckets), 512, "a test", devices={FAR: {}})
 
 
-def now(room: int, **more: object) -> Now:
+def now(room: int, **more: object) -> PlanConditions:
     home = frozenset((i, HOST) for i in range(len(UNITS)))
     started = frozenset([HOST, FAR])
-    return Now(1 << 40, home, home, started, {}, {}, eager=True, own_room={FAR: room}, **more)  # type: ignore[arg-type]
+    return PlanConditions(1 << 40, home, home, started, {}, {}, eager=True, own_room={FAR: room}, **more)  # type: ignore[arg-type]
 
 
-def follow(before: Now, proposal: Proposal) -> Now:
+def follow(before: PlanConditions, proposal: Proposal) -> PlanConditions:
     """What the autotuner makes of a proposal."""
     held = (before.held | proposal.bring) - proposal.drop
     return replace(before, held=held, parts=proposal.parts)
@@ -176,7 +176,7 @@ def experts(plans: PlanSet, bucket: str = "1") -> dict[str, tuple[int, ...]]:
     return sets_of([plans.plans[bucket]], FAR)
 
 
-def on_device(moment: Now) -> int:
+def on_device(moment: PlanConditions) -> int:
     """Bytes that lie there."""
     uses = [use for b, use in moment.parts if b == FAR]
     uses += [use for i, b in moment.held if b == FAR for use in Far().wants(UNITS[i].ops)]

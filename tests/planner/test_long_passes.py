@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hetrun.backend import Available, Backend, Descriptor, OwnMemory, WeightUse, registry
-from hetrun.executor.compiled_plan import Ran
+from hetrun.executor.compiled_plan import PassTiming
 from hetrun.executor.loading import placement_planner
 from hetrun.executor.loading.load_plan import LoadPlan, prepare
 from hetrun.executor.loading.memory_estimates import crossing_bytes, work_bytes
@@ -21,7 +21,7 @@ from hetrun.graph import Op
 from hetrun.graph.signature import units
 from hetrun.loader.open_model import open_model
 from hetrun.planner.costmodel import OpWork, WorkTimes
-from hetrun.planner.online import Now, PlannerInputs
+from hetrun.planner.online import PlanConditions, PlannerInputs
 from hetrun.planner.options import Options, PlannerMachine, Wishes
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.plan_file import load_plan as load_saved
@@ -84,7 +84,7 @@ def planned(ubatch: int, host_ubatch: int) -> tuple[PlanSet, ConcurrentPlanner]:
     plans = PlanSet(make_plans(GRAPH, buckets, (GPU, CROSSING)), ubatch, "", host_ubatch=host_ubatch)
     home = frozenset((i, HOST) for i in range(len(UNITS)))
     room = {GPU: TOTAL // 4}
-    now = Now(1 << 40, home, home, frozenset(BACKENDS), {}, {}, eager=True, own_room=room)
+    now = PlanConditions(1 << 40, home, home, frozenset(BACKENDS), {}, {}, eager=True, own_room=room)
     for _ in range(4):
         if (proposal := planner.propose(plans, now)) is None:
             return plans, planner
@@ -169,7 +169,7 @@ def test_passes_are_cut_by_the_plan_that_runs_them() -> None:
     host = replace(plans, plans=make_plans(graph, everywhere, ("far",)))
     made = rig(TINY, backends, plans=plans, context=1024, ubatch=600)
 
-    def hear(ran: Ran) -> None:
+    def hear(ran: PassTiming) -> None:
         heard.append((ran.bucket, ran.tokens))
 
     made.executor.observe(PassListener(hear))

@@ -12,7 +12,7 @@ from hetrun.graph import Op
 from hetrun.graph.signature import coarse, form_of, of_wanted_rows, units
 from hetrun.planner import residency
 from hetrun.planner.costmodel import OpWork, WorkTimes
-from hetrun.planner.online import HOLDS, RATE, START, Now, OnlinePlanner, PlannerInputs
+from hetrun.planner.online import HOLDS, RATE, START, OnlinePlanner, PlanConditions, PlannerInputs
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, make_plans
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.switch_cost import turn
@@ -66,9 +66,9 @@ def static(name: str = "cpu", ubatch: int = 512) -> PlanSet:
     return PlanSet(make_plans(GRAPH, buckets), ubatch, "a test", memory={"weights": 1})
 
 
-def now(held: str = "cpu", room: int = 1 << 40, **more: object) -> Now:
+def now(held: str = "cpu", room: int = 1 << 40, **more: object) -> PlanConditions:
     home = frozenset((i, held) for i in range(len(UNITS)))
-    return Now(room, home, home, frozenset([held]), {}, {}, **more)  # type: ignore[arg-type]
+    return PlanConditions(room, home, home, frozenset([held]), {}, {}, **more)  # type: ignore[arg-type]
 
 
 def backends_of(plans: PlanSet, bucket: str) -> set[str]:
@@ -369,7 +369,8 @@ def test_unused_copies_go_when_memory_is_tight() -> None:
     held = frozenset((i, b) for i in range(len(UNITS)) for b in ("cpu", "amx"))
     home = sum(decide.nbytes[i, "cpu"] for i in range(len(UNITS)))
     proposal = decide.propose(
-        static(), Now(home, frozenset((i, "cpu") for i in range(len(UNITS))), held, frozenset(), {}, {})
+        static(),
+        PlanConditions(home, frozenset((i, "cpu") for i in range(len(UNITS))), held, frozenset(), {}, {}),
     )
     assert proposal is not None
     assert {b for _, b in proposal.drop} == {"amx"}

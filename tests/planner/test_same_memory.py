@@ -18,7 +18,7 @@ from hetrun.memory.kv.cache import KvCache
 from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.plan import BUCKETS, Placement, make_plans
 from hetrun.planner.trials import BESIDE, Trial
-from hetrun.planner.two_device.cost import At
+from hetrun.planner.two_device.cost import PassSetting
 from tests.planner.test_two_device_planner import (
     BUCKET,
     CPU,
@@ -121,10 +121,10 @@ def test_passes_in_which_both_are_busy_are_predicted_with_that() -> None:
     patch.undo()
     assert proposal is not None
     plan = proposal.plans.plans["1"]
-    before = decide.sides.clock(plan, At(1, 1.0, 1))
+    before = decide.sides.clock(plan, PassSetting(1, 1.0, 1))
     many = decide.pass_seconds(proposal.plans.plans[BUCKET], 512, 256.0)
     decide._forecast.learn_fact(BESIDE, FAR, 1.5)
-    after = decide.sides.clock(plan, At(1, 1.0, 1))
+    after = decide.sides.clock(plan, PassSetting(1, 1.0, 1))
     assert before
     assert after
     # Balanced: what crosses takes about as long as what the host does.
@@ -133,7 +133,7 @@ def test_passes_in_which_both_are_busy_are_predicted_with_that() -> None:
     assert list(shorter.values()) == pytest.approx([after.seconds / before.seconds] * len(shorter))
     assert decide.pass_seconds(proposal.plans.plans[BUCKET], 512, 256.0) == many
     host = make_plans(GRAPH, dict.fromkeys(BUCKETS, (1, (Placement("", HOST, ""),))))["1"]
-    alone = decide.sides.clock(host, At(1, 1.0, 1))
+    alone = decide.sides.clock(host, PassSetting(1, 1.0, 1))
     assert alone
     assert alone.seconds == pytest.approx(sum(CPU.values()) * 2 + 1.0)
 

@@ -11,7 +11,7 @@ import pytest
 from hetrun.backend import Backend, WeightUse
 from hetrun.graph.signature import Unit, units
 from hetrun.planner.costmodel import WorkTimes
-from hetrun.planner.online import Now, PlannerInputs
+from hetrun.planner.online import PlanConditions, PlannerInputs
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.trials import LINK, alone
@@ -116,14 +116,14 @@ def planned(machine: Machine, room: int, many: float = 100.0) -> tuple[PlanSet, 
     )
     plans = PlanSet(make_plans(GRAPH, dict.fromkeys(BUCKETS, (1, (Placement("", HOST, "a test"),)))), 512, "")
     home = frozenset((i, HOST) for i in range(len(UNITS)))
-    state = Now(1 << 40, home, home, frozenset(BACKENDS), {}, {}, eager=True, own_room={GPU: room})
+    state = PlanConditions(1 << 40, home, home, frozenset(BACKENDS), {}, {}, eager=True, own_room={GPU: room})
     for _ in range(3):
         proposal = planner.propose(plans, state)
         if proposal is None:
             return plans, planner
         plans = proposal.plans
         held = (state.held | proposal.bring) - proposal.drop
-        state = Now(
+        state = PlanConditions(
             *(1 << 40, home, held, frozenset(BACKENDS), {}, {}),
             eager=True,
             parts=proposal.parts,
@@ -164,7 +164,7 @@ def test_one_token_is_as_fast_as_the_best_placement_of_all(name: str, part: floa
     assert found[GPU] <= room
     # The last gap is smaller than any part of a layer.
     assert found[GPU] > room - max(size(UNITS[i]) for i in INSIDE)
-    now = Now(1 << 40, frozenset(), frozenset(), frozenset(), {}, {})
+    now = PlanConditions(1 << 40, frozenset(), frozenset(), frozenset(), {}, {})
     tokens, depth = planner.point("1", 512, now)
     seconds = planner.pass_seconds(plan, tokens, depth)
     assert seconds

@@ -19,14 +19,14 @@ from hetrun.executor.autotune.setup import Setup, planner_for
 from hetrun.graph import Graph, Op
 from hetrun.graph.signature import units
 from hetrun.planner.costmodel import OpWork, WorkTimes
-from hetrun.planner.online import WORTH, Now, OnlinePlanner, PlannerInputs, Proposal
+from hetrun.planner.online import WORTH, OnlinePlanner, PlanConditions, PlannerInputs, Proposal
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, Stages, cut, make_plans
 from hetrun.planner.plan_file import load_plan
 from hetrun.planner.segment_cost import CALL
 from hetrun.planner.trials import LINK, TOKENS, alone
 from hetrun.planner.two_device.balance import PARTS, operations
-from hetrun.planner.two_device.candidates import PlacementCandidate, Ways, share
-from hetrun.planner.two_device.cost import At
+from hetrun.planner.two_device.candidates import CandidateSet, PlacementCandidate, share
+from hetrun.planner.two_device.cost import PassSetting
 from hetrun.planner.two_device.expert_cost import OperationCost
 from hetrun.planner.two_device.plan_choice import is_concurrent
 from hetrun.planner.two_device.planner import ConcurrentPlanner
@@ -102,12 +102,12 @@ def on_the_host() -> PlanSet:
     return PlanSet(make_plans(GRAPH, buckets), 512, "a test")
 
 
-def now(room: int = 1 << 40, **more: object) -> Now:
+def now(room: int = 1 << 40, **more: object) -> PlanConditions:
     home = frozenset((i, HOST) for i in range(len(UNITS)))
-    return Now(room, home, home, frozenset([HOST, FAR]), {}, {}, eager=True, **more)  # type: ignore[arg-type]
+    return PlanConditions(room, home, home, frozenset([HOST, FAR]), {}, {}, eager=True, **more)  # type: ignore[arg-type]
 
 
-def follow(before: Now, proposal: Proposal) -> Now:
+def follow(before: PlanConditions, proposal: Proposal) -> PlanConditions:
     """What the autotuner makes of a proposal."""
     held = (before.held | proposal.bring) - proposal.drop
     return replace(before, held=held, parts=proposal.parts)
@@ -120,7 +120,7 @@ def same(seconds: float) -> dict[str, float]:
 def without(kind: str) -> pytest.MonkeyPatch:
     """No candidates of one kind."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(Ways, kind, lambda *args, **kwargs: PlacementCandidate((), 0.0))
+    patch.setattr(CandidateSet, kind, lambda *args, **kwargs: PlacementCandidate((), 0.0))
     return patch
 
 
@@ -436,7 +436,7 @@ def test_operations_are_tried_on_every_side() -> None:
     for o in (o for layer in OPERATIONS for o in layer):
         for tokens in TOKENS:
             works = [t.work for t in there if t.tokens * t.sequences == tokens]
-            assert decide.sides.work(o, FAR, At(tokens, 1.0, 1)) in works
+            assert decide.sides.work(o, FAR, PassSetting(tokens, 1.0, 1)) in works
     deep = [t for t in there if t.seen]
     assert {t.name for t in deep} == {"score"}
 

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from hetrun.client.events import TokenLogprob
 from hetrun.server import json_stream
-from hetrun.server.json_stream import PART, Long, json_text, long_text
+from hetrun.server.json_stream import PART, LazyList, json_text, long_text
 from hetrun.server.logprobs import entry
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
@@ -27,8 +27,8 @@ def test_the_text_is_that_of_json(value: object, items: list[object], further: i
     def said(long: object, plain: object) -> dict[str, object]:
         return {"value": value, "nested": [{"long": long, "plain": plain}]}
 
-    def long() -> Long:
-        return Long(items, range(further))
+    def long() -> LazyList:
+        return LazyList(items, range(further))
 
     expected = json.dumps(said([*items, *range(further)], list(range(further))), separators=(",", ":"))
     assert asyncio.run(long_text(said(long(), list(range(further))))) == expected
@@ -49,7 +49,7 @@ async def test_others_have_their_turns_while_much_is_written(monkeypatch: pytest
             await asyncio.sleep(0)
 
     others = asyncio.create_task(counting())
-    said = {"choices": [{"logprobs": {"content": Long(map(entry, [scored] * 50 * PART))}}]}
+    said = {"choices": [{"logprobs": {"content": LazyList(map(entry, [scored] * 50 * PART))}}]}
     text = await long_text(said)
     others.cancel()
     assert len(json.loads(text)["choices"][0]["logprobs"]["content"]) == 50 * PART

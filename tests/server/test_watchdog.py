@@ -23,7 +23,7 @@ from hetrun.client.engine_client import WorkerClient
 from hetrun.client.events import CurrentStep, Event, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.client.watchdog import Watchdog
-from hetrun.client.wire_protocol import Message, Patience, Pulse, Stuck, Unstuck
+from hetrun.client.wire_protocol import Message, Patience, Pulse, StepResumed, StepStalled
 from hetrun.config import Settings
 from hetrun.errors import BackendError
 from hetrun.server.app import create_app
@@ -225,9 +225,9 @@ class Step:
 def test_how_long_a_step_may_take() -> None:
     step, doing = Step(), CurrentStep(1.0, 0.5, "blk.0")  # 20 times 0.5 s
     assert [step.look(doing) for _ in range(11)] == [[]] * 11
-    assert step.look(doing) == [Stuck("blk.0", 11.0, 0.5, 10.0)]
-    assert step.look(doing) == [Stuck("blk.0", 12.0, 0.5, 10.0)]
-    assert step.look(CurrentStep(9.0, 0.5, "blk.0")) == [Unstuck()]
+    assert step.look(doing) == [StepStalled("blk.0", 11.0, 0.5, 10.0)]
+    assert step.look(doing) == [StepStalled("blk.0", 12.0, 0.5, 10.0)]
+    assert step.look(CurrentStep(9.0, 0.5, "blk.0")) == [StepResumed()]
     assert step.look(None) == []
 
 
@@ -235,7 +235,7 @@ def test_a_quick_step_has_five_seconds_and_an_unknown_one_a_minute() -> None:
     for expected, limit in ((0.001, 5), (None, 60)):
         step, doing = Step(), CurrentStep(1.0, expected, "")
         assert [step.look(doing) for _ in range(limit + 1)] == [[]] * (limit + 1)
-        assert step.look(doing) == [Stuck("", limit + 1.0, expected, float(limit))]
+        assert step.look(doing) == [StepStalled("", limit + 1.0, expected, float(limit))]
 
 
 def test_steps_that_change_are_never_stuck_and_a_night_is_no_long_step() -> None:
@@ -251,8 +251,8 @@ def test_a_step_in_which_segments_begin_gets_on() -> None:
     assert [step.look(CurrentStep(1.0, 0.001, "model", i)) for i in range(20)] == [[]] * 20, "pass after pass"
     still = CurrentStep(1.0, 0.001, "model", 19)
     assert [step.look(still) for _ in range(5)] == [[]] * 5
-    assert step.look(still) == [Stuck("model", 6.0, 0.001, 5.0)]
-    assert step.look(CurrentStep(1.0, 0.001, "model", 20)) == [Unstuck()]
+    assert step.look(still) == [StepStalled("model", 6.0, 0.001, 5.0)]
+    assert step.look(CurrentStep(1.0, 0.001, "model", 20)) == [StepResumed()]
 
 
 def test_a_step_that_waits_for_cores_has_more_time_and_is_not_reported(
@@ -269,7 +269,7 @@ def test_a_step_that_waits_for_cores_has_more_time_and_is_not_reported(
         in record.getMessage()
     )
     assert capfd.readouterr() == ("", ""), "no stacks"
-    assert step.look(doing) == [Stuck(doing.what, 21.0, 0.127, 20.0)]
+    assert step.look(doing) == [StepStalled(doing.what, 21.0, 0.127, 20.0)]
 
 
 def test_a_hang_beside_busy_programs_is_noticed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -277,15 +277,15 @@ def test_a_hang_beside_busy_programs_is_noticed(capfd: pytest.CaptureFixture[str
     step.queue.waited = 0.01  # threads that sleep for ever wait for no core; only the watchdog itself does
     assert [step.look(doing) for _ in range(6)] == [[]] * 6
     (stuck,) = step.look(doing)
-    assert isinstance(stuck, Stuck)
+    assert isinstance(stuck, StepStalled)
     assert (stuck.what, stuck.seconds) == ("blk.0", 6.0)
     assert 5.0 < stuck.limit_s < 5.1
     assert "thread 0x" in capfd.readouterr().err
     step.queue.waited = 3.9  # four that spin for ever
     spinning = CurrentStep(2.0, 0.001, "blk.0")
-    assert step.look(spinning) == [Unstuck()]
+    assert step.look(spinning) == [StepResumed()]
     assert [step.look(spinning) for _ in range(40)] == [[]] * 40, "eight times five seconds"
-    assert step.look(spinning) == [Stuck("blk.0", 41.0, 0.001, 40.0)]
+    assert step.look(spinning) == [StepStalled("blk.0", 41.0, 0.001, 40.0)]
 
 
 # The process says nothing and is not looked at by itself in a test: an hour is longer.

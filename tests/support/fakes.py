@@ -52,9 +52,9 @@ from hetrun.client.queries import (
     Detokenize,
     EngineState,
     FillPrompt,
-    Foreseen,
     LayerPlace,
     Layers,
+    PlanForecast,
     PlanNow,
     PromptLength,
     Question,
@@ -373,7 +373,7 @@ def deadlock(libc: ctypes.CDLL, seconds: float | None) -> None:
     libc.pthread_mutex_lock(lock)
 
 
-def _foreseen(changes: Mapping[str, object]) -> Foreseen:
+def _foreseen(changes: Mapping[str, object]) -> PlanForecast:
     """More context takes more memory, and half the threads are half as fast."""
     if wrong := [name for name in ("ctx", "threads") if not str(changes.get(name, "1")).isdecimal()]:
         raise OptionError(f"{wrong[0]} must be an integer, not {changes[wrong[0]]!r}")
@@ -385,7 +385,7 @@ def _foreseen(changes: Mapping[str, object]) -> Foreseen:
     memory = {"weights": 98 << 20, "KV": context << 14, "limit": ram}
     kv_type = str(changes.get("kv_type", "f16"))
     speeds = 75.0 * threads, 50.0 * threads, 400.0 * threads
-    return Foreseen(context, *speeds, memory, {}, 0, True, threads, kv_type, ("from a test",))
+    return PlanForecast(context, *speeds, memory, {}, 0, True, threads, kv_type, ("from a test",))
 
 
 def _prompt(request: GenerateRequest) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hetrun.backend import Pass
-from hetrun.executor.compiled_plan import Ran
+from hetrun.executor.compiled_plan import PassTiming
 from hetrun.executor.pass_observer import PassObserver
 
 
@@ -14,7 +14,7 @@ class PassListener(PassObserver):
 
     def __init__(
         self,
-        observe: Callable[[Ran], object] = lambda ran: None,
+        observe: Callable[[PassTiming], object] = lambda ran: None,
         prepare: Callable[[Pass], object] = lambda work: None,
         before: PassObserver | None = None,
     ) -> None:
@@ -25,7 +25,7 @@ class PassListener(PassObserver):
         if self._before:
             self._before.prepare(work)
 
-    def observe(self, ran: Ran) -> None:
+    def observe(self, ran: PassTiming) -> None:
         self._observe(ran)
         if self._before:
             self._before.observe(ran)

@@ -16,7 +16,7 @@ from textual.widgets import Button, Input, Static, TextArea
 
 from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.client.interface import ChatClient, Health
-from hetrun.client.queries import EngineState, Foreseen, LayerPlace, StateQuery
+from hetrun.client.queries import EngineState, LayerPlace, PlanForecast, StateQuery
 from hetrun.config import Settings
 from hetrun.errors import OptionError
 from hetrun.tui.app import ChatApp
@@ -437,7 +437,7 @@ async def test_a_dialog_is_as_high_as_its_content(engine: FakeEngine) -> None:
 
 
 def test_unknown_speeds_are_a_sentence() -> None:
-    now = Foreseen(2048, None, None, None, {"limit": 19010 << 20}, {}, 0, False, 2, "f16")
+    now = PlanForecast(2048, None, None, None, {"limit": 19010 << 20}, {}, 0, False, 2, "f16")
     text = compared(now, replace(now, context=4096), 60, 53.0).plain
     assert "unknown" not in text
     assert "Speeds cannot be predicted here" in text

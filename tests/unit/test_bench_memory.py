@@ -21,7 +21,15 @@ from hetrun.tools.bench.memory_bandwidth import (
     rounded,
     usual,
 )
-from hetrun.tools.bench.read_kernels import LINE, InC, ReadBlock, Reader, ReadRound, by_search, side_by_side
+from hetrun.tools.bench.read_kernels import (
+    LINE,
+    CompiledRead,
+    ReadBlock,
+    Reader,
+    ReadRound,
+    by_search,
+    side_by_side,
+)
 from hetrun.tools.bench.roofline import Demands, LayerExperts, ReadBytes
 
 GIGA = 1e9
@@ -80,7 +88,7 @@ def test_the_library_knows_ways_for_every_processor() -> None:
     if ways == (by_search,):
         pytest.skip("there was no C compiler when hetrun was installed")
     assert len(ways) >= 3
-    assert [way.way for way in ways if isinstance(way, InC)] == list(range(len(ways)))
+    assert [way.way for way in ways if isinstance(way, CompiledRead)] == list(range(len(ways)))
 
 
 def test_threads_that_wait_are_freed_where_another_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

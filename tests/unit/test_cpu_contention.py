@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.executor.autotune.cpu_contention import Others
+from hetrun.executor.autotune.cpu_contention import OtherPrograms
 
 STAT = """cpu  1000 0 0 0 0 0 0 0 0 0
 cpu0 {0} 10 20 5000 400 1 2 3 0 0
@@ -36,7 +36,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_it_is_what_the_cores_did_less_what_this_process_did(machine: Machine) -> None:
-    others = Others(machine.file, (0, 1))
+    others = OtherPrograms(machine.file, (0, 1))
     assert others.count == 2
     assert others.look(10.0) is None, "there is nothing to compare with"
     machine.ticks(50, 50, 50)
@@ -47,7 +47,7 @@ def test_it_is_what_the_cores_did_less_what_this_process_did(machine: Machine) -
 
 
 def test_less_than_our_own_is_no_answer(machine: Machine) -> None:
-    others = Others(machine.file, (0, 1))
+    others = OtherPrograms(machine.file, (0, 1))
     others.look(10.0)
     machine.own += 2.0
     machine.ticks(10, 10, 0)
@@ -59,7 +59,7 @@ def test_less_than_our_own_is_no_answer(machine: Machine) -> None:
 
 @pytest.mark.parametrize("text", ["", "cpu0 1 2", "cpu0 a b c d e f g h\ncpu1 1 2 3 4 5 6 7 8", "cpux 1 2"])
 def test_what_cannot_be_read_is_not_known(machine: Machine, text: str) -> None:
-    others = Others(machine.file, (0, 1))
+    others = OtherPrograms(machine.file, (0, 1))
     others.look(10.0)
     machine.file.write_text(text)
     assert others.look(11.0) is None
@@ -69,15 +69,15 @@ def test_what_cannot_be_read_is_not_known(machine: Machine, text: str) -> None:
 
 
 def test_no_file_and_cores_that_are_not_in_it(machine: Machine) -> None:
-    gone = Others(machine.file.with_name("none"), (0,))
-    elsewhere = Others(machine.file, (0, 9))
+    gone = OtherPrograms(machine.file.with_name("none"), (0,))
+    elsewhere = OtherPrograms(machine.file, (0, 9))
     for at in (1.0, 2.0):
         assert gone.look(at) is None
         assert elsewhere.look(at) is None
 
 
 def test_this_machine_can_be_asked() -> None:
-    others = Others()
+    others = OtherPrograms()
     others.look(0.0)
     found = others.look(1e-9)
     assert found is None or found >= 0

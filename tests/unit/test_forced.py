@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.graph.top_logits import Best
+from hetrun.graph.top_logits import TopCandidates
 from hetrun.sampling.batch import choose
 from hetrun.sampling.forced import ForcedSampler
 from hetrun.sampling.sampler import make_sampler
@@ -30,7 +30,7 @@ def test_the_script_is_taken_and_then_what_the_real_one_chooses() -> None:
 def test_a_step_is_what_it_is_for_users() -> None:
     real = make_sampler(SamplingParams(temperature=0))
     assert greedy().enough == real.enough == 1
-    assert greedy().sample(Best(np.array([1], np.int32), np.array([3.0], np.float32))).token == 3
+    assert greedy().sample(TopCandidates(np.array([1], np.int32), np.array([3.0], np.float32))).token == 3
     # Rows of several are not chosen from together: each has its own script.
     assert choose([greedy(), greedy()], np.stack([ROW, ROW])) == [None, None]
 

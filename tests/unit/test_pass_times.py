@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetrun.prefetch.pass_times import Passes, PassTimes, basis_of, learn
-from hetrun.prefetch.streamed_weights import Compute, Late
+from hetrun.prefetch.streamed_weights import Compute, PassDelays
 
 
 def test_a_pass_takes_the_longer_of_reading_and_computing(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_each_tenth_of_the_weights_has_times_of_its_own(tmp_path: Path) -> None:
 
 
 def test_only_passes_of_answers_are_kept() -> None:
-    compute, late = Compute(), Late()
+    compute, late = Compute(), PassDelays()
     compute.observe(32, 0.2)
     late.add(0.2, 0.1, 50_000_000, 32, answering=False)
     assert compute.times(late, rate=1e9) is None
@@ -48,7 +48,7 @@ def test_only_passes_of_answers_are_kept() -> None:
 
 
 def test_what_comes_between_passes_of_an_answer_counts() -> None:
-    compute, late = Compute(), Late()
+    compute, late = Compute(), PassDelays()
     compute.observe(1, 0.02)
     late.add(0.9, 0.1, 50_000_000, 32, answering=False)
     late.add(0.06, 0.04, 40_000_000, 1, answering=True, gap=0.01)

@@ -20,7 +20,7 @@ from hetrun.sampling import native, top_k as pruning
 from hetrun.sampling.batch import choose
 from hetrun.sampling.candidates import Candidates, Past
 from hetrun.sampling.chain import Setting, build
-from hetrun.sampling.fast_path import Usual
+from hetrun.sampling.fast_path import FastPath
 from hetrun.sampling.interface import Sampler
 from hetrun.sampling.rng import falls_on, uniform
 from hetrun.sampling.sampler import ChainSampler, make_sampler
@@ -198,7 +198,7 @@ def test_plain_floats_choose_as_numpy_does(logits: Row, params: SamplingParams) 
 @given(
     logits=rows,
     usual=st.builds(
-        Usual,
+        FastPath,
         k=st.integers(1, native.MOST),
         p=st.sampled_from([0.0, 0.3, 0.95, 1.0]),
         min_p=st.sampled_from([0.0, 0.05, 0.7, 1.0]),
@@ -206,7 +206,7 @@ def test_plain_floats_choose_as_numpy_does(logits: Row, params: SamplingParams) 
     ),
     u=st.floats(0, 1, exclude_max=True),
 )
-def test_c_draws_what_plain_floats_draw(logits: Row, usual: Usual, u: float) -> None:
+def test_c_draws_what_plain_floats_draw(logits: Row, usual: FastPath, u: float) -> None:
     lib = native.greatest()
     assert lib is not None
     usual = replace(usual, k=min(usual.k, len(logits)))

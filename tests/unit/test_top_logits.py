@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import BackendError
-from hetrun.graph.top_logits import Best, TopLogits
+from hetrun.graph.top_logits import TopCandidates, TopLogits
 from hetrun.sampling.interface import Sampler
 from hetrun.sampling.sampler import make_sampler
 from tests.support.examples import examples
@@ -16,10 +16,10 @@ from tests.support.examples import examples
 WIDTH = 300
 
 
-def best(row: np.ndarray, k: int) -> Best:
+def best(row: np.ndarray, k: int) -> TopCandidates:
     """As a device gives them: what is no number first, equals by ascending id."""
     ids = np.lexsort((np.arange(len(row)), -row, ~np.isnan(row)))[:k].astype(np.int32)
-    return Best(ids, row[ids])
+    return TopCandidates(ids, row[ids])
 
 
 def sampler(**given: object) -> Sampler:

@@ -14,7 +14,7 @@ from textual.timer import Timer
 from textual.widgets import Button, Input, Label, Static
 
 from hetrun.client.interface import ChatClient
-from hetrun.client.queries import Foreseen, WhatIf
+from hetrun.client.queries import PlanForecast, WhatIf
 from hetrun.errors import HetrunError
 from hetrun.system.terminal_text import align_columns, visible
 from hetrun.system.units import format_bytes
@@ -64,7 +64,7 @@ class WhatIfScreen(Dialog[dict[str, object] | None]):
         self._client = client
         self._measured = measured
         self._can_apply = can_apply
-        self._now: Foreseen | None = None
+        self._now: PlanForecast | None = None
         self._soon: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -112,7 +112,7 @@ class WhatIfScreen(Dialog[dict[str, object] | None]):
         else:
             shown.update(compared(self._now, then, max(shown.size.width, 40), self._measured))
 
-    def _name_what_holds(self, now: Foreseen) -> None:
+    def _name_what_holds(self, now: PlanForecast) -> None:
         limit = now.memory.get("limit")
         known = {
             "ctx": str(now.context),
@@ -166,7 +166,7 @@ def typed_size(nbytes: int) -> str:
     return f"{nbytes >> 20}MiB" if gib < 1 else f"{gib:.1f}GiB".replace(".0G", "G")
 
 
-def compared(now: Foreseen, then: Foreseen, width: int, measured: float = 0.0) -> Content:
+def compared(now: PlanForecast, then: PlanForecast, width: int, measured: float = 0.0) -> Content:
     """A table of what is and what would be."""
     speeds = [("context", f"{now.context:,}", f"{then.context:,}"), *_speeds(now, then)]
     rows = [("from disk each pass", _size(now.streamed_bytes), _size(then.streamed_bytes))]
@@ -193,7 +193,7 @@ def _styled(row: str, is_changed: bool) -> Content:
     return Content(now) + Content.styled(then, "$text-primary bold" if is_changed else "")
 
 
-def _speeds(now: Foreseen, then: Foreseen) -> list[tuple[str, str, str]]:
+def _speeds(now: PlanForecast, then: PlanForecast) -> list[tuple[str, str, str]]:
     """Those that are known of one of both."""
     rates = (
         ("decode, tokens/s", now.decode_tok_s, then.decode_tok_s),
@@ -203,7 +203,7 @@ def _speeds(now: Foreseen, then: Foreseen) -> list[tuple[str, str, str]]:
     return [(name, _rate(a), _rate(b)) for name, a, b in rates if a is not None or b is not None]
 
 
-def _of_speeds(now: Foreseen, then: Foreseen, measured: float) -> list[str]:
+def _of_speeds(now: PlanForecast, then: PlanForecast, measured: float) -> list[str]:
     """Where they come from, and why the panel shows other ones."""
     if not _speeds(now, then):
         return ["Speeds cannot be predicted here: nothing was measured of this model on its machine."]

@@ -13,7 +13,7 @@ from hetrun.backends.cuda.memory import FEW_BYTES, Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class RecordedTransfer:
     """Parts, each with its memory on the host, and the work that moves all of them."""
 
     parts: Sequence[Bytes]
@@ -22,11 +22,11 @@ class Crossing:
 
 def crossing(
     driver: Driver, parts: Sequence[tuple[Address, int]], move: Callable[[Address, int, int], Work]
-) -> Crossing:
+) -> RecordedTransfer:
     """Of parts of an arena, by address and size. `move` makes work of an address, one of the host, and a
     size; parts that lie next to each other move together, as long as they are few bytes."""
     if not parts:
-        return Crossing([], [])
+        return RecordedTransfer([], [])
     memory = driver.pinned(sum(in_arena(size) for _, size in parts))
     begins, at = [], 0
     for _, size in parts:
@@ -41,6 +41,6 @@ def crossing(
             runs.append((address, begin, size))
     host = int(memory.ctypes.data)
     work = [move(address, host + begin, size) for address, begin, size in runs]
-    return Crossing(
+    return RecordedTransfer(
         [memory[begin : begin + size] for begin, (_, size) in zip(begins, parts, strict=True)], work
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hetrun.backend.fusion import Gated
+from hetrun.backend.fusion import GatedProduct
 from hetrun.backends.cuda import matmul_launch
 from hetrun.backends.cuda.driver import Address, Argument
 from hetrun.backends.cuda.int8 import launch
@@ -32,7 +32,7 @@ def products(e: CudaEmitter, x: Value, weight: DeviceWeight, outputs: Sequence[M
     _launch(e, x, weight, f"products_{size}", size, blocks, *matmul_launch.three(outputs))
 
 
-def gated(e: CudaEmitter, item: Gated, target: Address, act: int) -> None:
+def gated(e: CudaEmitter, item: GatedProduct, target: Address, act: int) -> None:
     """A gate inside of its products."""
     (gate, *gate_bias), (up, *up_bias) = e.held(item.gate), e.held(item.up)
     x, n, width = item.gate.inputs[0], e.rows(item.act.out), item.act.out.width

@@ -62,7 +62,7 @@ class StateLanding:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenStates:
     """What a pass writes: slots, their places, and what is known there then."""
 
     mirror: StateMirror
@@ -79,7 +79,7 @@ class StateAddresses:
 
     read: Ints
     write: Ints
-    written: Written
+    written: WrittenStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class StateMirror:
             made[slot], copy.known, write[token] = (copy, knowledge), None, copy.address
         self._writing |= made.keys()
         self._give_back(self._spare)
-        return StateAddresses(read, write, Written(self, made))
+        return StateAddresses(read, write, WrittenStates(self, made))
 
     def _asked(self, work: Pass) -> StateAccess:
         """What a pass wants of each of its mirrors."""

@@ -13,7 +13,7 @@ from hetrun.cli.exit_codes import OUR_FAULT
 from hetrun.cli.output import in_json
 from hetrun.cli.progress import ProgressRow, rows
 from hetrun.errors import BackendUnavailable, OptionError
-from hetrun.executor.autotune.cpu_contention import Others
+from hetrun.executor.autotune.cpu_contention import OtherPrograms
 from hetrun.option_types import names
 from hetrun.system.core_sets import core_sets, to_text
 from hetrun.system.cpu_topology import this_machine
@@ -90,7 +90,7 @@ def _measure(found: dict[str, dict[str, Any]]) -> float | None:
     """Put what products reach into the rows; how many cores other programs kept busy, if that is known."""
     known = registry.backends()
     able = [d for name, d in known.items() if found[name]["available"] and not (d.way_of or d.whole)]
-    others = Others()
+    others = OtherPrograms()
     others.look(perf_counter())
     with rows("measuring") as draw:
         for n, descriptor in enumerate(able):

@@ -41,7 +41,7 @@ FIRST_ROW_S = 0.02  # that a row takes, before one was made: a guess on the slow
 
 
 @runtime_checkable
-class Lends(Protocol):
+class BudgetLender(Protocol):
     """A model that leaves a part of its budget to what encodes pictures."""
 
     def lend(self, held: int, most: int) -> None:
@@ -85,7 +85,7 @@ class PictureStore:
         setup: PictureSetup,
         encoding: Encoding,
         decode: Callable[[bytes], Picture],
-        model: Lends,
+        model: BudgetLender,
         prefixes: Prefixes | None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:

@@ -19,9 +19,9 @@ from hetrun.executor.autotune.thread_trials import ThreadTrials, key_of
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.usage import PassUsage
 from hetrun.executor.autotune.yardstick import Yardstick
-from hetrun.executor.compiled_plan import Ran
+from hetrun.executor.compiled_plan import PassTiming
 from hetrun.planner.bandit import CERTAIN, EVENT, JUMP, PROVEN, ROUGH, Arm, Race, TrialBudget, Verdict
-from hetrun.planner.online import Now, weight_of
+from hetrun.planner.online import PlanConditions, weight_of
 from hetrun.planner.plan import BUCKETS, Placement, Plan, PlanSet, make_plans
 from hetrun.planner.residency import Copy
 
@@ -160,7 +160,7 @@ class ActivePlan:
     def _copies(self, arms: Sequence[Arm]) -> frozenset[Copy]:
         return frozenset[Copy]().union(*(self._planner.copies_of(arm.plan) for arm in arms))
 
-    def gain(self, copies: frozenset[Copy], now: Now) -> float:
+    def gain(self, copies: frozenset[Copy], now: PlanConditions) -> float:
         """What is gained, of the time of usual passes, by more than these copies of weights."""
         with_all = without = 0.0
         for bucket, race in self._races.items():
@@ -197,7 +197,7 @@ class ActivePlan:
 
     # --- passes
 
-    def observe(self, ran: Ran) -> None:
+    def observe(self, ran: PassTiming) -> None:
         """A pass ran: what it took counts for its plan, and for the forecast where nothing disturbed it."""
         race = self._races[ran.bucket]
         yard = self._yard.of_pass(ran.bucket, ran.tokens, ran.depth, ran.several)

@@ -15,7 +15,7 @@ from hetrun.backend import Backend, Pass
 from hetrun.executor.autotune.active_plan import ActivePlan
 from hetrun.executor.autotune.backend_pool import BackendPool
 from hetrun.executor.autotune.comparison_scheduler import ComparisonScheduler
-from hetrun.executor.autotune.cpu_contention import Others
+from hetrun.executor.autotune.cpu_contention import OtherPrograms
 from hetrun.executor.autotune.crowd_watch import CrowdWatch
 from hetrun.executor.autotune.drift import Watcher
 from hetrun.executor.autotune.explorer import Explorer
@@ -30,7 +30,7 @@ from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.executor.autotune.tuning_parts import TuningParts
 from hetrun.executor.autotune.weight_migration import Weights
 from hetrun.executor.autotune.yield_point import YieldPoint
-from hetrun.executor.compiled_plan import Ran
+from hetrun.executor.compiled_plan import PassTiming
 from hetrun.executor.executor import Executor
 from hetrun.executor.pass_observer import PassObserver
 from hetrun.executor.steps import Between
@@ -59,7 +59,7 @@ class TunedPasses(PassObserver):
     def prepare(self, work: Pass) -> None:
         self._choices.ask(work)
 
-    def observe(self, ran: Ran) -> None:
+    def observe(self, ran: PassTiming) -> None:
         self._active_plan.observe(ran)
 
 
@@ -99,7 +99,7 @@ class Autotuner:
             setup=setup,
             planner=planner,
         )
-        others = Others()
+        others = OtherPrograms()
         # With one number of threads there is nothing to choose, whatever others do.
         self._crowd = CrowdWatch(others.look if len(setup.threads) > 1 else lambda at: 0.0)
         self._active_plan = ActivePlan(model, self._crowd, others.count)

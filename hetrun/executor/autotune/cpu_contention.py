@@ -13,7 +13,7 @@ BUSY = (1, 2, 3, 6, 7, 8)
 WRONG = 0.5  # cores: so much more than all that runs cannot be our own
 
 
-class Others:
+class OtherPrograms:
     """Compares what the cores did with what this process did, between one look and the next.
 
     A container may see other cores than its own, or none at all. Where they cannot be read, nothing is known,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetrun.planner.costmodel import OpWork, WorkTimes
-from hetrun.planner.online import Now, OnlinePlanner
+from hetrun.planner.online import OnlinePlanner, PlanConditions
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.segment_cost import size_of
 
@@ -38,7 +38,7 @@ class Watcher:
         self._before: list[dict[str, tuple[int, list[str]]]] = []  # the last plans, by bucket
         self.ready_at = 0.0  # no change before this moment
 
-    def watch(self, plans: PlanSet, now: Now, candidates: Iterable[str]) -> None:
+    def watch(self, plans: PlanSet, now: PlanConditions, candidates: Iterable[str]) -> None:
         """Note the times of what is in use, and of what is not."""
         costs, found = self._planner.costs, dict[tuple[OpWork, int], WatchedTime]()
         self._depths = {bucket: self._planner.point(bucket, plans.ubatch, now)[1] for bucket in plans.plans}
@@ -72,7 +72,7 @@ class Watcher:
                 )
         return ""
 
-    def moved(self, now: Now) -> str:
+    def moved(self, now: PlanConditions) -> str:
         """Whether sequences have become much longer or shorter than the plan was made for; empty if not."""
         for bucket, depth in now.depth.items():
             before = self._depths.get(bucket, depth)

@@ -11,7 +11,7 @@ from hetrun.executor.autotune.measurement.survey import estimate, in_slices
 from hetrun.executor.autotune.tuned_model import TunedModel
 from hetrun.graph import Op
 from hetrun.graph.signature import of_wanted_rows
-from hetrun.planner.online import Now
+from hetrun.planner.online import PlanConditions
 from hetrun.planner.plan import BUCKETS, Plan
 from hetrun.planner.trials import Trial
 
@@ -51,7 +51,7 @@ class Explorer:
         self._tried: dict[tuple[str, str], int] = {}  # form and backend -> the turn of its last comparison
         self._open: PlanComparison | None = None
 
-    def step(self, now: Now, allowed: Collection[str], crowded: bool, idle: bool) -> float | None:
+    def step(self, now: PlanConditions, allowed: Collection[str], crowded: bool, idle: bool) -> float | None:
         """A slice of a comparison, which may take longer while the engine is `idle`; in the end by how much
         an estimate was off, as a logarithm (infinite: there was none). None: it goes on the next time."""
         self._longest = IDLE_LONGEST_S if idle else LONGEST_S
@@ -82,7 +82,9 @@ class Explorer:
             self._prober.give_back(self.trying)  # memory is for what plans need
             self._open = None
 
-    def _choose(self, now: Now, allowed: Collection[str], idle: bool) -> tuple[Trial, Trial] | None:
+    def _choose(
+        self, now: PlanConditions, allowed: Collection[str], idle: bool
+    ) -> tuple[Trial, Trial] | None:
         """What is tried next, beside what runs now; None if nothing can be."""
         recent = self._executor.recent
         bucket = max(BUCKETS, key=lambda b: recent[b].seconds)

@@ -9,7 +9,7 @@ from hetrun.errors import BudgetError, Cancelled
 from hetrun.executor.autotune.drift import Watcher
 from hetrun.executor.autotune.tuning_parts import TuningParts
 from hetrun.executor.loading.device_memory import within
-from hetrun.planner.online import Now, Proposal
+from hetrun.planner.online import PlanConditions, Proposal
 from hetrun.planner.residency import Copy
 
 log = logging.getLogger(__name__)
@@ -25,11 +25,13 @@ class Replanner:
         self._state, self._pool, self._weights = parts.state, parts.pool, parts.weights
         self._active_plan, self._explorer, self._watcher = parts.active_plan, parts.explorer, watcher
 
-    def now(self, waiting: int = 0, eager: bool = False, ran: Mapping[str, float] | None = None) -> Now:
+    def now(
+        self, waiting: int = 0, eager: bool = False, ran: Mapping[str, float] | None = None
+    ) -> PlanConditions:
         """What a plan must suit at this moment."""
         state = self._state
         recent = {b: r for b, r in self._executor.recent.items() if r.passes}
-        return Now(
+        return PlanConditions(
             room=self._setup.room,
             home=state.home,
             held=frozenset(state.held),
@@ -68,7 +70,7 @@ class Replanner:
             return False
         return self._bring(proposal, now) and self._adopt(proposal, now, cause, first)
 
-    def _bring(self, proposal: Proposal, now: Now) -> bool:
+    def _bring(self, proposal: Proposal, now: PlanConditions) -> bool:
         """Whether the weights are there that a plan needs; a backend that cannot take them is excluded."""
         try:
             if proposal.bring or proposal.parts - now.parts:
@@ -87,7 +89,7 @@ class Replanner:
             return False
         return True
 
-    def _adopt(self, proposal: Proposal, now: Now, cause: str, first: bool) -> bool:
+    def _adopt(self, proposal: Proposal, now: PlanConditions, cause: str, first: bool) -> bool:
         """Put a plan into force, or on trial; whether it is new."""
         rough = any(map(self._active_plan.rough, proposal.plans.plans.values()))
         direct = proposal.must or (first and not rough)

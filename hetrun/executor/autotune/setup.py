@@ -10,7 +10,7 @@ from hetrun.backend import Backend, Precision
 from hetrun.executor.loading.device_memory import Own
 from hetrun.graph import Graph
 from hetrun.planner.costmodel import WorkTimes
-from hetrun.planner.online import Now, OnlinePlanner, PlannerInputs, Proposal
+from hetrun.planner.online import OnlinePlanner, PlanConditions, PlannerInputs, Proposal
 from hetrun.planner.plan import PlanSet
 from hetrun.planner.residency import Copy
 from hetrun.planner.weight_sizes import RowBytes
@@ -63,7 +63,7 @@ def planned(planner: OnlinePlanner, plans: PlanSet, setup: Setup) -> PlanSet:
     """What a model would be run by, as far as times are known already, and what could come later."""
     home = home_of(planner, setup)
     own_room = {name: own.room for name, own in setup.own.items()}
-    now = Now(setup.room, home, home, frozenset(), {}, {}, eager=setup.eager, own_room=own_room)
+    now = PlanConditions(setup.room, home, home, frozenset(), {}, {}, eager=setup.eager, own_room=own_room)
     proposal = planner.propose(plans, now)
     found = proposal.plans if proposal else planner.annotate(plans, now)
     if setup.eager:

@@ -70,7 +70,7 @@ def backend_for(source: ModelSource, names: tuple[str, ...] | None) -> Descripto
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class LibraryMemory:
     """Bytes that a model takes, estimated from what its file says."""
 
     weights: int
@@ -88,7 +88,7 @@ class Needs:
         return left // self.per_token if self.per_token else MOST_CONTEXT * (left >= 0)
 
 
-def needs(source: ModelSource, kv_type: str, ubatch: int) -> Needs:
+def needs(source: ModelSource, kv_type: str, ubatch: int) -> LibraryMemory:
     """An estimate; a model may keep other things than these, and take more or less."""
     layers = source.require_int("block_count", 1, MOST_LAYERS)
     embd = source.require_int("embedding_length", 1, MOST_WIDTH)
@@ -107,7 +107,7 @@ def needs(source: ModelSource, kv_type: str, ubatch: int) -> Needs:
     vocabulary = source.find("token_embd.weight")
     n_vocab = vocabulary.shape[0] if vocabulary else 0
     ffn = max(_of_layers(source, "feed_forward_length", layers), default=0.0)
-    return Needs(
+    return LibraryMemory(
         weights=source.nbytes,
         per_token=int(sum(kv_heads) * width * bytes_per_number),
         per_sequence=4 * layers * kept,
@@ -129,7 +129,7 @@ def _most_wanted(ubatch: int) -> int:
     return max(SMALL, ubatch // 4)
 
 
-def choose_setup(source: ModelSource, options: Options, need: Needs, ubatch: int) -> WholeSetup:
+def choose_setup(source: ModelSource, options: Options, need: LibraryMemory, ubatch: int) -> WholeSetup:
     """How many sequences of how many tokens; all of their memory is taken when the model is loaded."""
     trained = source.require_int("context_length", 1, MOST_CONTEXT)
     fixed, free = need.weights + need.per_run, free_memory()
@@ -170,7 +170,7 @@ class LibraryPlan:
     files: Mapping[str, Stamp]  # the parts of its file
     whole: LibraryBackend
     setup: WholeSetup
-    need: Needs
+    need: LibraryMemory
     plans: PlanSet
 
 
@@ -207,7 +207,7 @@ def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Libra
 
 
 def _plans(
-    source: ModelSource, backend: Descriptor, options: Options, setup: WholeSetup, need: Needs
+    source: ModelSource, backend: Descriptor, options: Options, setup: WholeSetup, need: LibraryMemory
 ) -> PlanSet:
     """One segment that holds everything, the same for every bucket."""
     assert backend.whole is not None

@@ -11,7 +11,7 @@ from hetrun.graph.sharding import Kind, Share, shared_by_heads
 from hetrun.graph.signature import coarse
 from hetrun.planner.plan import Placement, Plan
 from hetrun.planner.two_device.balance import SCORE, OpGroup, balance, placements
-from hetrun.planner.two_device.cost import PRODUCTS, At, Sides
+from hetrun.planner.two_device.cost import PRODUCTS, DeviceTimes, PassSetting
 from hetrun.planner.two_device.expert_cost import OperationCost
 
 WORTH = 0.03  # of an operation's time: what sharing it out must bring
@@ -51,10 +51,12 @@ Taken = tuple[float, list[Placement]]  # what some operations take, and what of 
 Split = Callable[[OpGroup], Taken]
 
 
-class Ways:
+class CandidateSet:
     """Candidates for one size of pass."""
 
-    def __init__(self, sides: Sides, pair: Pair, at: At, staying: Mapping[str, str], split: Split) -> None:
+    def __init__(
+        self, sides: DeviceTimes, pair: Pair, at: PassSetting, staying: Mapping[str, str], split: Split
+    ) -> None:
         """`staying`: units that run on a third backend in any case, and on which; the pair has the others.
         `split`: what becomes of a mixture, by the experts that lie on the other device."""
         self._sides, self._pair, self._experts = sides, pair, split
@@ -68,7 +70,7 @@ class Ways:
         stays = (Placement(unit, b, "its weights stay there") for unit, b in staying.items())
         self._rest = (Placement("", pair.host, f"while {pair.other} computes"), *stays)
 
-    def _parts(self, layer: Sequence[OpGroup], at: At) -> list[Part]:
+    def _parts(self, layer: Sequence[OpGroup], at: PassSetting) -> list[Part]:
         """What was measured of a layer on both sides; nothing if something was not."""
         found: list[Part] = []
         for o in layer:

@@ -41,7 +41,7 @@ SHALLOW = 512  # tokens in the past of each of several sequences
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class PassSetting:
     """A size of pass, and with how many threads it is computed."""
 
     tokens: int
@@ -63,7 +63,7 @@ class ClockedPass:
     segments: Mapping[str, float]
 
 
-class Sides:
+class DeviceTimes:
     """Times of a graph's operations on either side."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Sides:
         layers = {f"{name}.{o.name}": o for name, layer in found.items() for o in layer}
         self._operations = layers | {o.name: o for o in self.outside}
         self._sizes = {key: sum(map(_size, o.ops)) for key, o in self._operations.items()}
-        self._asked: dict[tuple[str, str, At], OperationCost | None] = {}
+        self._asked: dict[tuple[str, str, PassSetting], OperationCost | None] = {}
         self._parts = IdentityCache[Sequence[Op], Mapping[str, float]]()
         self._mixtures = IdentityCache[Sequence[Op], Mapping[str, Op]]()
         self.likely: Likely = unknown
@@ -105,7 +105,7 @@ class Sides:
 
     # --- one operation
 
-    def work(self, o: OpGroup, backend: str, at: At) -> OpWork:
+    def work(self, o: OpGroup, backend: str, at: PassSetting) -> OpWork:
         """Where its times are kept."""
         device = alone(backend) if self._backends[backend].asynchronous else backend
         return OpWork(o.form, device, at.threads, at.several)
@@ -114,7 +114,7 @@ class Sides:
         """Whether a backend can run it."""
         return all(self._backends[backend].supports(op) for op in o.ops)
 
-    def cost(self, o: OpGroup, backend: str, at: At) -> OperationCost | None:
+    def cost(self, o: OpGroup, backend: str, at: PassSetting) -> OperationCost | None:
         """What it takes there; None if it was never measured."""
         key = o.form, backend, at
         if key not in self._asked:
@@ -123,7 +123,7 @@ class Sides:
             self._asked[key] = self._cost(o, backend, at) if self.able(o, backend) else None
         return self._asked[key]
 
-    def _cost(self, o: OpGroup, backend: str, at: At) -> OperationCost | None:
+    def _cost(self, o: OpGroup, backend: str, at: PassSetting) -> OperationCost | None:
         work = self.work(o, backend, at)
         seconds = self._forecast.seconds(work, at.tokens, at.depth)
         if seconds is None:
@@ -176,7 +176,7 @@ class Sides:
 
     def works(self, plan: Plan, tokens: int) -> dict[OpWork, bool]:
         """Every operation on every backend of a plan, and whether the plan runs it there."""
-        at = At(tokens, 0.0, plan.threads)
+        at = PassSetting(tokens, 0.0, plan.threads)
         used = {(self._operations[k].form, s.backend) for s in plan.segments for k in self._parts_of(s)}
         return {
             self.work(o, b, at): (o.form, b) in used
@@ -201,7 +201,7 @@ class Sides:
 
     # --- passes
 
-    def clock(self, plan: Plan, at: At) -> ClockedPass | None:
+    def clock(self, plan: Plan, at: PassSetting) -> ClockedPass | None:
         """What a pass takes: its stages one after the other, or the link's copies if those take longer."""
         chain, loads, found = 0.0, dict[str, float](), list[tuple[Segment, float, float, float]]()
         for stage in plan.stages:
@@ -225,12 +225,12 @@ class Sides:
         slower = 1 + longer / (chain + wait) if longer else 1.0
         return ClockedPass(chain + wait + longer, {name: slower * seconds for name, seconds in spans.items()})
 
-    def _beside(self, backend: str, at: At) -> float:
+    def _beside(self, backend: str, at: PassSetting) -> float:
         """How much longer, relative, the host's work and what crosses take at once, as both read the same
         memory: in passes so small that the host waits for that and not for its cores."""
         return (self._forecast.fact(BESIDE, backend) or 1.0) - 1 if at.tokens <= SMALL and backend else 0.0
 
-    def _segment(self, s: Segment, at: At) -> OperationCost | None:
+    def _segment(self, s: Segment, at: PassSetting) -> OperationCost | None:
         """A segment as the sum of its operations, or parts of them, which share one call."""
         times, load = list[float](), 0.0
         mixtures = self._mixtures_of(s)
@@ -267,19 +267,19 @@ class Sides:
     def _shares_of_mixtures(self, ops: Sequence[Op]) -> Mapping[str, Op]:
         return {self._key(op): op for op in ops if isinstance(op.attrs, Moe) and is_share(op.attrs)}
 
-    def _part_of_mixture(self, op: Op, o: OpGroup, backend: str, at: At) -> float:
+    def _part_of_mixture(self, op: Op, o: OpGroup, backend: str, at: PassSetting) -> float:
         """How much of a mixture's work its share has: its experts are chosen by more or fewer tokens."""
         assert isinstance(op.attrs, Moe)
         heat = heat_of(mixture_of(o), self.likely)
         rates = self.rates(o, backend, at, heat)
         return rates.part(heat, computed(op.attrs, heat), at.tokens) if rates else 0.0
 
-    def rates(self, o: OpGroup, backend: str, at: At, heat: Floats) -> ExpertRates | None:
+    def rates(self, o: OpGroup, backend: str, at: PassSetting, heat: Floats) -> ExpertRates | None:
         """What experts of a mixture take on a backend; None if that was never measured."""
         one, many = self.cost(o, backend, replace(at, tokens=1)), self.cost(o, backend, at)
         return rates_of(one, many, heat, at.tokens) if one and many else None
 
-    def measured(self, s: Segment, at: At) -> float | None:
+    def measured(self, s: Segment, at: PassSetting) -> float | None:
         """A segment, from the moment it is given to its end, if runs of about this size were measured."""
         work = OpWork(self._costs.form(s), s.backend, at.threads)
         size = size_of(s.ops, at.tokens, at.depth)

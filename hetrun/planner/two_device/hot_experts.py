@@ -31,7 +31,7 @@ from hetrun.planner.online import Likely
 from hetrun.planner.plan import Placement, Plan
 from hetrun.planner.two_device.balance import OpGroup
 from hetrun.planner.two_device.candidates import PlacementCandidate, Split, Taken
-from hetrun.planner.two_device.cost import At, Sides
+from hetrun.planner.two_device.cost import DeviceTimes, PassSetting
 from hetrun.planner.two_device.expert_cost import ExpertRates, Seconds, by_heat, heat_of, mixture_of
 
 WORTH = 0.03  # of a mixture's time: what other experts there must bring
@@ -48,7 +48,7 @@ Sets = Mapping[str, Experts]  # by the scope of a mixture: those that lie on the
 class PassSize:
     """A size of pass, and how often there are such ones."""
 
-    at: At
+    at: PassSetting
     weight: float
 
 
@@ -107,7 +107,7 @@ class MixtureLayer:
 class HotExperts:
     """Which experts of a graph lie on which device."""
 
-    def __init__(self, sides: Sides, backends: Mapping[str, Backend]) -> None:
+    def __init__(self, sides: DeviceTimes, backends: Mapping[str, Backend]) -> None:
         self._sides, self._backends = sides, backends
         self.mixtures = [o for layer in sides.layers for o in layer if _is_mixture(o)]
         self.kept_free: dict[str, int] = {}  # by device bytes that nothing else gets
@@ -180,7 +180,7 @@ class HotExperts:
             for scope, experts in sets_of([plan], b).items()
         )
 
-    def split(self, host: str, other: str, at: At) -> Split:
+    def split(self, host: str, other: str, at: PassSetting) -> Split:
         """For each mixture what it takes with both sides at once, and the placements of that."""
 
         def taken(o: OpGroup) -> Taken:
@@ -213,7 +213,7 @@ class HotExperts:
         return taken
 
     def beside(
-        self, in_turn: Plan, there: Container[str], host: str, at: At, split: Split
+        self, in_turn: Plan, there: Container[str], host: str, at: PassSetting, split: Split
     ) -> Iterator[PlacementCandidate]:
         """A plan in which backends take turns, with experts on the other device beside those of the host;
         `there`: the units that the host runs by it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hetrun.planner.costmodel import WorkTimes
-from hetrun.planner.online import Now
+from hetrun.planner.online import PlanConditions
 from hetrun.planner.plan import Plan
 from hetrun.planner.trials import LINK
 from hetrun.planner.two_device.balance import HostLink, Migration
@@ -26,12 +26,12 @@ class KvMigration:
         """`alone`: backends that work by themselves, over a link."""
         self._forecast, self._num_layers, self._alone = forecast, num_layers, alone
 
-    def layer_seconds(self, backend: str, now: Now, steps: float) -> float:
+    def layer_seconds(self, backend: str, now: PlanConditions, steps: float) -> float:
         """Those of one layer, all of which come from or go to a backend."""
         rate, layers = self._forecast.fact(LINK, backend), self._num_layers
         return Migration(now.kv_bytes / layers, HostLink(rate), steps).seconds if rate and layers else 0.0
 
-    def seconds(self, before: Plan, after: Plan, now: Now, steps: float) -> float:
+    def seconds(self, before: Plan, after: Plan, now: PlanConditions, steps: float) -> float:
         """Those of all heads that are on another side after a change of plan."""
         was, total = scoring_of(before), 0.0
         for layer, sides in scoring_of(after).items():

@@ -28,9 +28,9 @@ from hetrun.planner.online import (
     USUAL,
     WORTH,
     Likely,
-    Now,
     OnlinePlanner,
     Parts,
+    PlanConditions,
     PlannerInputs,
     Proposal,
     weight_of,
@@ -49,8 +49,8 @@ from hetrun.planner.plan import (
 from hetrun.planner.precision import PRICE
 from hetrun.planner.residency import Copies, Copy
 from hetrun.planner.trials import Trial
-from hetrun.planner.two_device.candidates import Pair, PlacementCandidate, Ways, scoring_of
-from hetrun.planner.two_device.cost import At, Sides
+from hetrun.planner.two_device.candidates import CandidateSet, Pair, PlacementCandidate, scoring_of
+from hetrun.planner.two_device.cost import DeviceTimes, PassSetting
 from hetrun.planner.two_device.extra_weights import NO_PARTS, PartsHeld, PartsRoom
 from hetrun.planner.two_device.hot_experts import ExpertDevice, HotExperts, PassSize
 from hetrun.planner.two_device.kv_migration import KvMigration, steps_to_pay
@@ -77,7 +77,7 @@ class ConcurrentPlanner(OnlinePlanner):
         inputs: PlannerInputs,
     ) -> None:
         super().__init__(graph, backends, forecast, inputs)
-        self.sides = Sides(graph, backends, forecast, self.costs)
+        self.sides = DeviceTimes(graph, backends, forecast, self.costs)
         self._backends = backends
         self._mixtures = {i for i, u in enumerate(self.units) if any(isinstance(o.attrs, Moe) for o in u.ops)}
         self._in_turn: dict[str, Plan] = {}  # what a bucket with two devices would run by otherwise
@@ -94,7 +94,7 @@ class ConcurrentPlanner(OnlinePlanner):
 
         self._cut = cut_once
 
-    def propose(self, current: PlanSet, now: Now) -> Proposal | None:
+    def propose(self, current: PlanSet, now: PlanConditions) -> Proposal | None:
         self.sides.fresh()
         before = replace(current, plans={b: self._without(b, p) for b, p in current.plans.items()})
         proposal = super().propose(before, now)
@@ -153,7 +153,7 @@ class ConcurrentPlanner(OnlinePlanner):
         return self._in_turn[bucket]
 
     def _choose(
-        self, bucket: str, mine: Plan, after: PlanSet, now: Now, room: PartsRoom
+        self, bucket: str, mine: Plan, after: PlanSet, now: PlanConditions, room: PartsRoom
     ) -> PlanChoice | None:
         """Two devices at once, as they are or in a new way; None if they had better take turns."""
         tokens, depth = self.point(bucket, after.ubatch, now)
@@ -170,7 +170,7 @@ class ConcurrentPlanner(OnlinePlanner):
         steps = steps_to_pay(in_turn)
         # The host has its part in each of them.
         n = min(tokens, self.host_ubatch or tokens)
-        at = At(n, depth, self.threads[-1])
+        at = PassSetting(n, depth, self.threads[-1])
         for candidate in self._candidates(at, mine, after.plans[bucket], now, steps):
             if self._wrong.get(bucket, 1.0) * candidate.seconds * tokens / n >= limit:
                 continue
@@ -200,7 +200,7 @@ class ConcurrentPlanner(OnlinePlanner):
     def _seconds_in_turn(self, plan: Plan, tokens: int, depth: float) -> float | None:
         """As real passes showed; before there are any, not less than by the clock that judges the others."""
         n, times = self.cut_by(plan, tokens)
-        at = At(n, depth, plan.threads)
+        at = PassSetting(n, depth, plan.threads)
         predicted = self.pass_seconds(plan, tokens, depth, at.several)
         if predicted is None or None not in [self.sides.measured(s, at) for s in plan.segments]:
             return predicted
@@ -209,7 +209,7 @@ class ConcurrentPlanner(OnlinePlanner):
 
     def _clocked(self, bucket: str, plan: Plan, tokens: int, depth: float) -> float | None:
         n, times = self.cut_by(plan, tokens)
-        found = self.sides.clock(plan, At(n, depth, plan.threads))
+        found = self.sides.clock(plan, PassSetting(n, depth, plan.threads))
         return self._wrong.get(bucket, 1.0) * times * found.seconds if found else None
 
     def observe(self, bucket: str, factor: float) -> None:
@@ -225,7 +225,7 @@ class ConcurrentPlanner(OnlinePlanner):
         return Plan(bucket, threads, candidate.placements, stages)
 
     def _candidates(
-        self, at: At, mine: Plan, in_turn: Plan, now: Now, steps: float
+        self, at: PassSetting, mine: Plan, in_turn: Plan, now: PlanConditions, steps: float
     ) -> Iterator[PlacementCandidate]:
         hosts = [b for b in self.candidates if b not in self._alone]
         others = [b for b in self.candidates if b in self._alone]
@@ -234,7 +234,7 @@ class ConcurrentPlanner(OnlinePlanner):
             pair = Pair(host, other, self._migration.layer_seconds(other, now, steps))
             staying = {unit: b for unit, b in there.items() if b != other}
             experts = self.hot.split(host, other, at)
-            yield from Ways(self.sides, pair, at, staying, experts).candidates(scoring)
+            yield from CandidateSet(self.sides, pair, at, staying, experts).candidates(scoring)
             yield from self.hot.beside(in_turn, self._units_of(in_turn, [host]), host, at, experts)
 
     def _units_of(self, plan: Plan, backends: Collection[str]) -> dict[str, str]:
@@ -244,7 +244,7 @@ class ConcurrentPlanner(OnlinePlanner):
 
     # --- memory
 
-    def _copies(self, now: Now) -> Copies:
+    def _copies(self, now: PlanConditions) -> Copies:
         copies = super()._copies(now)
         own_room = {b: max(0, n - self._held.own_bytes(now.parts, b)) for b, n in copies.own_room.items()}
         own = dict(copies.own_bytes)
@@ -255,11 +255,11 @@ class ConcurrentPlanner(OnlinePlanner):
                 own |= dict.fromkeys(mixtures, room + 1)
         return replace(copies, own_bytes=own, own_room=own_room)
 
-    def _place_experts(self, current: PlanSet, after: PlanSet, now: Now) -> None:
+    def _place_experts(self, current: PlanSet, after: PlanSet, now: PlanConditions) -> None:
         """Decide which experts lie on which device, in what room whole units leave."""
         coming = self._copies_used(after.plans) | now.held
         points = [
-            PassSize(At(*self.point(b, after.ubatch, now), self.threads[-1]), weight_of(b, now))
+            PassSize(PassSetting(*self.point(b, after.ubatch, now), self.threads[-1]), weight_of(b, now))
             for b in BUCKETS
         ]
         homes = {b: [i for i in self._mixtures if (i, b) in now.home] for _, b in now.home}
@@ -271,7 +271,7 @@ class ConcurrentPlanner(OnlinePlanner):
             device = ExpertDevice(host, b, free, scopes)
             self.hot.choose(device, points, current.plans.values(), fixed=not now.eager)
 
-    def _room(self, after: PlanSet, now: Now) -> PartsRoom:
+    def _room(self, after: PlanSet, now: PlanConditions) -> PartsRoom:
         """What there is for parts, beside the copies that the plans bring in which take turns."""
         copies = self._copies(now)
         coming = self._copies_used(after.plans) - now.held
@@ -282,7 +282,12 @@ class ConcurrentPlanner(OnlinePlanner):
         )
 
     def _within(
-        self, chosen: Mapping[str, PlanChoice], current: PlanSet, after: PlanSet, now: Now, room: PartsRoom
+        self,
+        chosen: Mapping[str, PlanChoice],
+        current: PlanSet,
+        after: PlanSet,
+        now: PlanConditions,
+        room: PartsRoom,
     ) -> dict[str, PlanChoice]:
         """Of the plans with two devices those that fit into memory together and are worth what they need;
         what stays comes first, then what gains most. Where there is no room for one, there may be for
@@ -309,7 +314,7 @@ class ConcurrentPlanner(OnlinePlanner):
         """What a plan needs besides whole units."""
         return self._held.needed(choice.plan) - room.whole if choice else NO_PARTS
 
-    def _is_worth(self, missing: Parts, choice: PlanChoice, after: PlanSet, now: Now) -> bool:
+    def _is_worth(self, missing: Parts, choice: PlanChoice, after: PlanSet, now: PlanConditions) -> bool:
         """The rule of the planner: in the long run, or for the prompt that waits."""
         if not missing or now.eager:
             return True
@@ -329,7 +334,7 @@ class ConcurrentPlanner(OnlinePlanner):
 
     # --- what the autotuner asks
 
-    def annotate(self, plans: PlanSet, now: Now) -> PlanSet:
+    def annotate(self, plans: PlanSet, now: PlanConditions) -> PlanSet:
         found = super().annotate(plans, now)
         expected = dict(found.expected)
         for bucket, plan in plans.plans.items():
@@ -337,7 +342,7 @@ class ConcurrentPlanner(OnlinePlanner):
                 continue
             tokens, depth = self.point(bucket, plans.ubatch, now)
             n, passes = self.cut_by(plan, tokens)
-            at = At(n, depth, plan.threads)
+            at = PassSetting(n, depth, plan.threads)
             clocked, wrong = self.sides.clock(plan, at), passes * self._wrong.get(bucket, 1.0)
             times = {
                 s.name: (wrong * clocked.segments[s.name], _times(passes, self.sides.measured(s, at)))

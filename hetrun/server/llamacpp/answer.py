@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hetrun.client.events import Event, PromptProgress, TokenLogprob
-from hetrun.server.json_stream import Long, json_text
-from hetrun.server.llamacpp.request import Native
+from hetrun.server.json_stream import LazyList, json_text
+from hetrun.server.llamacpp.request import NativeRequest
 from hetrun.server.logprobs import finite
 from hetrun.server.request import Order
 from hetrun.server.response_driver import (
@@ -34,7 +34,7 @@ class PlainEvents(EventStream):
     end = b""
 
 
-async def respond(request: Request, service: Service, native: Native) -> Response:
+async def respond(request: Request, service: Service, native: NativeRequest) -> Response:
     """The response to a request."""
 
     def in_one(order: Order) -> ChoicesWriter:
@@ -45,22 +45,22 @@ async def respond(request: Request, service: Service, native: Native) -> Respons
     )
 
 
-def whole(native: Native, order: Order, found: Sequence[ChoiceStream]) -> object:
+def whole(native: NativeRequest, order: Order, found: Sequence[ChoiceStream]) -> object:
     """The whole answer: an object, or a list where there are several prompts or answers."""
     answers = [_whole(native, i, choice) for i, choice in enumerate(found)]
     return answers[0] if len(answers) == 1 else answers
 
 
-def _whole(native: Native, index: int, choice: ChoiceStream) -> Json:
+def _whole(native: NativeRequest, index: int, choice: ChoiceStream) -> Json:
     tokens = choice.tokens if native.return_tokens else []
     answer = final(native, index, choice, choice.end, text=choice.text, tokens=tokens)
     if native.order.wanted.answer:
-        answer["completion_probabilities"] = Long(probabilities(choice.scores, native.order))
+        answer["completion_probabilities"] = LazyList(probabilities(choice.scores, native.order))
     return selected(answer, native.fields)
 
 
 def final(
-    native: Native,
+    native: NativeRequest,
     index: int,
     choice: ChoiceStream,
     end: Event,
@@ -97,7 +97,7 @@ def _stop_type(end: Event) -> str:
     return "word" if end.stopped else "eos"
 
 
-def _truncated(native: Native, end: Event) -> bool:
+def _truncated(native: NativeRequest, end: Event) -> bool:
     """Whether the context was too small: for the answer, or for everything that was said."""
     limit, usage = native.order.prompts[0].most_tokens, end.usage
     full = usage.prompt_tokens + usage.completion_tokens >= native.order.info.context
@@ -171,7 +171,7 @@ class _Stream:
 class NativeStream:
     """The answer in chunks: one for each token, and the last one with everything else."""
 
-    def __init__(self, native: Native) -> None:
+    def __init__(self, native: NativeRequest) -> None:
         self._native = native
         self._streams = [_Stream() for _ in range(native.order.choices)]
 
@@ -201,7 +201,7 @@ class NativeStream:
         return PlainEvents(texts)
 
 
-def _chunk(native: Native, index: int, stream: _Stream, event: Event) -> Json:
+def _chunk(native: NativeRequest, index: int, stream: _Stream, event: Event) -> Json:
     chunk: Json = {
         "index": index,
         "content": event.text,

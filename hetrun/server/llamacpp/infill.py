@@ -19,7 +19,7 @@ from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body
 from hetrun.server.infill import check_fills, fill_tokens
 from hetrun.server.llamacpp.answer import respond
-from hetrun.server.llamacpp.request import OWN, Native, native_order, normalised
+from hetrun.server.llamacpp.request import OWN, NativeRequest, native_order, normalised
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.routes.models import meant
 from hetrun.server.sampling import limit_field
@@ -44,7 +44,7 @@ def routes(service: Service) -> list[Route]:
     return [Route("/infill", infill, methods=["POST"], middleware=[crowd])]
 
 
-async def infill_order(body: Body, info: ModelInfo, service: Service, client: str) -> Native:
+async def infill_order(body: Body, info: ModelInfo, service: Service, client: str) -> NativeRequest:
     """Read a request of this client; ApiError names the field that is wrong."""
     body = await normalised(body, service)
     orders.check(body, info, service, KNOWN)

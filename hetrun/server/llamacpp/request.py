@@ -52,7 +52,7 @@ class MarkedPrompt:
 
 
 @dataclass(frozen=True)
-class Native:
+class NativeRequest:
     """A parsed request: what is asked of the engine, and what the answer shows."""
 
     order: Order
@@ -63,7 +63,7 @@ class Native:
     settings: Mapping[str, object]  # the answer's generation_settings
 
 
-async def native_request(body: Body, info: ModelInfo, service: Service, client: str) -> Native:
+async def native_request(body: Body, info: ModelInfo, service: Service, client: str) -> NativeRequest:
     """Read a request of this client; ApiError names the field that is wrong."""
     body = await normalised(body, service)
     orders.check(body, info, service, KNOWN)
@@ -77,7 +77,7 @@ def native_order(
     client: str,
     prompts: Sequence[Text | MarkedPrompt],
     field: str = "prompt",
-) -> Native:
+) -> NativeRequest:
     """The same for prompts that were read from `field`, or made of other fields."""
     n_probs = count(body, "n_probs", 0, MOST_LOGPROBS) or 0
     sampled = flag(body, "post_sampling_probs")
@@ -105,7 +105,7 @@ def native_order(
     per_token, progress = flag(body, "timings_per_token"), flag(body, "return_progress")
     if order.stream and per_token:  # the counts that these times need
         order = replace(order, prompts=tuple(replace(p, progress=True) for p in order.prompts))
-    return Native(
+    return NativeRequest(
         order,
         flag(body, "return_tokens"),
         per_token,

@@ -38,7 +38,13 @@ from hetrun.server.ollama.options import (
     text_of,
     thinking,
 )
-from hetrun.server.ollama.output import AnswerHeader, OllamaWriter, Piecemeal, chat_fields, generated_fields
+from hetrun.server.ollama.output import (
+    AnswerHeader,
+    OllamaWriter,
+    PartialAnswer,
+    chat_fields,
+    generated_fields,
+)
 from hetrun.server.pictures.parts import Part, taken_out, without_mark
 from hetrun.server.request import Order
 from hetrun.server.response_driver import respond
@@ -58,7 +64,7 @@ class GenerationEndpoint:
 
     read: Read  # the engine's request, and the parsers of its answer
     field: str  # the prompt
-    fields: Callable[[Piecemeal], Json]  # of an answer
+    fields: Callable[[PartialAnswer], Json]  # of an answer
     known: tuple[str, ...]
 
 

@@ -24,7 +24,7 @@ MS = 1_000_000  # nanoseconds
 
 
 @dataclass
-class Piecemeal:
+class PartialAnswer:
     """Some of an answer."""
 
     text: str = ""
@@ -35,7 +35,7 @@ class Piecemeal:
     def __bool__(self) -> bool:
         return bool(self.text or self.thought or self.calls or self.scores)
 
-    def add(self, other: Piecemeal) -> None:
+    def add(self, other: PartialAnswer) -> None:
         """Add what follows."""
         self.text += other.text
         self.thought += other.thought
@@ -43,7 +43,7 @@ class Piecemeal:
         self.scores += other.scores
 
 
-def chat_fields(some: Piecemeal) -> Json:
+def chat_fields(some: PartialAnswer) -> Json:
     """The fields of a chat's answer."""
     message: Json = {"role": "assistant", "content": some.text}
     if some.thought:
@@ -53,7 +53,7 @@ def chat_fields(some: Piecemeal) -> Json:
     return {"message": message} | _scores(some)
 
 
-def generated_fields(some: Piecemeal) -> Json:
+def generated_fields(some: PartialAnswer) -> Json:
     """The fields of a generation's answer."""
     said: Json = {"response": some.text}
     if some.thought:
@@ -61,7 +61,7 @@ def generated_fields(some: Piecemeal) -> Json:
     return said | _scores(some)
 
 
-def _scores(some: Piecemeal) -> Json:
+def _scores(some: PartialAnswer) -> Json:
     return {"logprobs": some.scores} if some.scores else {}
 
 
@@ -70,18 +70,18 @@ class AnswerHeader:
     """What all lines of an answer share."""
 
     model: str  # as the client calls it
-    fields: Callable[[Piecemeal], Json]
+    fields: Callable[[PartialAnswer], Json]
     began: float  # on the clock of `perf_counter`
     asleep: bool  # whether the model had to be loaded first
 
-    def line(self, some: Piecemeal, *, done: bool = False, **more: object) -> Json:
+    def line(self, some: PartialAnswer, *, done: bool = False, **more: object) -> Json:
         """The answer, or a part of it."""
         head: Json = {"model": self.model, "created_at": time_text(time())}
         return head | self.fields(some) | {"done": done} | more
 
     def alone(self, reason: str) -> Json:
         """The answer to a request that only loads or unloads the model."""
-        return self.line(Piecemeal(), done=True, done_reason=reason)
+        return self.line(PartialAnswer(), done=True, done_reason=reason)
 
 
 class OllamaOutput:
@@ -94,10 +94,10 @@ class OllamaOutput:
         self._call: tuple[int, str, list[str]] | None = None  # number, name and arguments so far
         self._first = 0.0  # when the first event came
 
-    def observe(self, event: Event) -> Piecemeal:
+    def observe(self, event: Event) -> PartialAnswer:
         """What became certain with an event."""
         self._first = self._first or perf_counter()
-        some = Piecemeal()
+        some = PartialAnswer()
         for piece in self._pieces(event):
             self._take(piece, some)
         if event.kind == "done":
@@ -126,7 +126,7 @@ class OllamaOutput:
             return pieces_of(self._reader, event)
         return [Prose(event.text)] if event.text else []
 
-    def _take(self, piece: Piece, some: Piecemeal) -> None:
+    def _take(self, piece: Piece, some: PartialAnswer) -> None:
         match piece:
             case Arguments(_, text):
                 if self._call:
@@ -142,7 +142,7 @@ class OllamaOutput:
                 self._end_call(some)
                 some.thought += text
 
-    def _end_call(self, some: Piecemeal) -> None:
+    def _end_call(self, some: PartialAnswer) -> None:
         """A call is sent when it is complete. One without an object of arguments, such as the last of an
         answer that was cut off, is sent as text, so that it is not lost."""
         if self._call is None or self._reader is None:
@@ -169,7 +169,7 @@ class OllamaWriter:
     def __init__(self, order: Order, heading: AnswerHeader) -> None:
         self._output = OllamaOutput(order, heading)
         self._heading = heading
-        self._all = Piecemeal()
+        self._all = PartialAnswer()
         self._metrics: Json = {}
 
     def add(self, index: int, event: Event) -> None:
@@ -184,7 +184,7 @@ class OllamaWriter:
         if some := self._output.observe(event):
             yield json_text(self._heading.line(some))
         if event.kind == "done":
-            yield json_text(self._heading.line(Piecemeal(), done=True, **self._output.metrics(event)))
+            yield json_text(self._heading.line(PartialAnswer(), done=True, **self._output.metrics(event)))
 
     def end(self) -> Iterator[str]:
         return iter(())

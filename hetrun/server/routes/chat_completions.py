@@ -14,7 +14,7 @@ from hetrun.server import logprobs as scores
 from hetrun.server.body import json_object
 from hetrun.server.chat import chat_order
 from hetrun.server.client_id import asker
-from hetrun.server.json_stream import Long, json_text
+from hetrun.server.json_stream import LazyList, json_text
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.query import counted, few
 from hetrun.server.request import Order
@@ -68,7 +68,7 @@ def whole(order: Order, found: Sequence[ChoiceStream]) -> Json:
     more = totals(order, found)
     if order.wanted.prompt is not None:
         # The first token of the prompt has none.
-        more["prompt_logprobs"] = Long([None], map(scores.ranked, found[0].prompt_scores))
+        more["prompt_logprobs"] = LazyList([None], map(scores.ranked, found[0].prompt_scores))
     return AnswerFrame(order.info, "chat.completion", "chatcmpl").body(choices, **more)
 
 
@@ -100,7 +100,7 @@ def _read(reader: ChoiceReader, event: Event) -> Iterator[tuple[Json, Json | Non
 
 
 def _content(found: list[TokenLogprob]) -> Json:
-    return {"content": Long(map(scores.entry, found)), "refusal": None}
+    return {"content": LazyList(map(scores.entry, found)), "refusal": None}
 
 
 class ChatStream:

@@ -19,7 +19,7 @@ from hetrun.server.body import json_object
 from hetrun.server.chat import TOOLS, TURN, messages, template_options, tools_of, turn
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import Body
-from hetrun.server.json_stream import Long, json_response
+from hetrun.server.json_stream import LazyList, json_response
 from hetrun.server.pictures.parts import taken_out
 from hetrun.server.query import asked, few, refuse_pictures
 from hetrun.server.request import check
@@ -153,11 +153,11 @@ def _tokenized(
 ) -> Json:
     said: Json = {"tokens": tokens, "count": len(tokens), "max_model_len": info.context}
     if with_pieces:
-        said["tokens"] = Long(
+        said["tokens"] = LazyList(
             {"id": token, "piece": _spelled(piece)} for token, piece in zip(tokens, pieces, strict=True)
         )
     if with_strs:
-        said["token_strs"] = Long(piece.decode(errors="replace") for piece in pieces)
+        said["token_strs"] = LazyList(piece.decode(errors="replace") for piece in pieces)
     return said
 
 

@@ -21,7 +21,7 @@ STOPPED, BUSY = 503, 429
 AGAIN_S = 1.0
 
 
-class Here(Place):
+class LocalPlace(Place):
     """A server without a socket."""
 
     name = "this machine"

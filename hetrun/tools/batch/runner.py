@@ -59,7 +59,7 @@ class BatchTally:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class BatchChannels:
     """Where requests come from, and where results go."""
 
     lines: LineReader
@@ -83,7 +83,7 @@ class BatchRun:
 
     def __init__(
         self,
-        ends: Ends,
+        ends: BatchChannels,
         reader: RequestReader,
         places: Sequence[Place],
         *,

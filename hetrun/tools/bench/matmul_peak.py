@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from hetrun.backend import Backend, Pass, Runner, Segment, SequencePart
-from hetrun.backend.op_profile import Spent
+from hetrun.backend.op_profile import ActivityTimes
 from hetrun.graph import Constant, Op, Value, Weight
 from hetrun.graph.ops import NONE, flops
 from hetrun.graph.quant import by_name
@@ -100,7 +100,7 @@ def _best(backend: Backend, runner: Runner, work: Pass) -> float:
 
 def _seconds(backend: Backend, runner: Runner, work: Pass) -> float:
     """Of the products alone where the backend tells, of all that it does otherwise."""
-    spent = Spent()
+    spent = ActivityTimes()
     backend.watch(spent)
     start = perf_counter()
     runner.submit(work).wait()

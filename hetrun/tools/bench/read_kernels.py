@@ -111,7 +111,7 @@ def by_search(block: ReadBlock, rounds: int) -> Sequence[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class InC:
+class CompiledRead:
     """One of the ways of the library beside this file."""
 
     read: Callable[..., None]
@@ -142,4 +142,4 @@ def readers() -> tuple[Reader, ...]:
     dll = load_built(Path(__file__).parent / NAME, ("hetrun_reading_version", VERSION), FUNCTIONS)
     if dll is None:
         return (by_search,)
-    return tuple(InC(dll.hetrun_read, way) for way in range(dll.hetrun_reading_ways()))
+    return tuple(CompiledRead(dll.hetrun_read, way) for way in range(dll.hetrun_reading_ways()))

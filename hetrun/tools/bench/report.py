@@ -17,7 +17,7 @@ from hetrun.tools.bench.breakdown import Anatomy, advice, verdict
 from hetrun.tools.bench.hetrun_side import SegmentTime
 from hetrun.tools.bench.memory_bandwidth import BUSY, threads
 from hetrun.tools.bench.roofline import Limit
-from hetrun.tools.bench.texts import About
+from hetrun.tools.bench.texts import TextOrigin
 
 WITHOUT_REPACKING = "without repacking: its AMX code does not work here (hetrun devices says why)"
 ABOVE = (
@@ -91,7 +91,7 @@ class BenchRow:
     bucket: str = ""  # of its typical passes
     beside: int = 0  # other programs that kept a core busy each
     precision: str = ""  # fast or exact
-    text: About | None = None  # that was read and written; None: random tokens were read
+    text: TextOrigin | None = None  # that was read and written; None: random tokens were read
     experts: HitShares | None = None  # how well those were kept that do not all fit
 
     @property

@@ -28,7 +28,7 @@ GOLDEN = (5**0.5 - 1) / 2  # multiples of it, without their whole parts, lie far
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class TextOrigin:
     """Which text it was."""
 
     name: str
@@ -52,7 +52,7 @@ class About:
 class BenchText:
     """A text as the model's tokenizer has it."""
 
-    about: About
+    about: TextOrigin
     ids: Tokens
 
     def check(self, case: BenchCase) -> None:
@@ -99,5 +99,5 @@ def open_text(settings: Settings, path: Path | None) -> BenchText | None:
         raise UserError(f"{source.path} has no tokenizer, so --text cannot be measured with it")
     with closing(tokenizer):
         ids = np.array(tokenizer.encode_plain(text), np.int32)
-    about = About(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), len(ids))
+    about = TextOrigin(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), len(ids))
     return BenchText(about, ids)

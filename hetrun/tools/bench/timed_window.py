@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetrun.backend import Backend
-from hetrun.backend.op_profile import Spent
+from hetrun.backend.op_profile import ActivityTimes
 from hetrun.executor.stats import Stats
 
 
@@ -25,7 +25,7 @@ class BackendSeconds:
     """What a stretch showed of the inside of backends, by their names."""
 
     inside: Mapping[str, float]  # seconds in segments
-    spent: Mapping[str, Spent]
+    spent: Mapping[str, ActivityTimes]
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class TimedWindow:
         # Who works by itself does so beside this thread, which only waits.
         self._beside = {name for name, b in backends.items() if b.asynchronous}
         self._backends = {name: b for name, b in backends.items() if look and not b.asynchronous}
-        self._spent = {name: Spent() for name in self._backends}
+        self._spent = {name: ActivityTimes() for name in self._backends}
         self._first, self._last = WindowCounts(), WindowCounts()
 
     def begin(self) -> None:

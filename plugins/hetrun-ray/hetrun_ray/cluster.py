@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hetrun.errors import printable
-from hetrun_ray.engine import Begun, NodeEngine
+from hetrun_ray.engine import NodeEngine, ReadyEngine
 from hetrun_ray.words import (
     ClusterJoined,
     EngineStarted,
@@ -76,9 +76,9 @@ class Actor:
         await self._handle.hello.remote()
         self.runs = True
 
-    async def begin(self) -> Begun | str:
+    async def begin(self) -> ReadyEngine | str:
         found = await self._handle.begin.remote()
-        assert isinstance(found, Begun | str)
+        assert isinstance(found, ReadyEngine | str)
         return found
 
     async def lives(self) -> str:
@@ -155,7 +155,7 @@ class Cluster:
         self._pipe, self._begin = pipe, begin
         self._seats = [Seat(number, node) for number, node in enumerate(nodes)]
         self._actors: dict[Seat, Actor] = {}  # each seat's, from the moment that it is asked for
-        self._model: Begun | None = None  # of the first engine: all have the same
+        self._model: ReadyEngine | None = None  # of the first engine: all have the same
         self._lost: Counter[int] = Counter()  # how often each request was lost
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -234,7 +234,7 @@ class Cluster:
             begun = await actor.begin()
         except RayError as error:
             return _in_words(error)
-        if not isinstance(begun, Begun):
+        if not isinstance(begun, ReadyEngine):
             return begun
         self._model = self._model or begun
         if (begun.model, begun.nbytes) != (self._model.model, self._model.nbytes):
@@ -303,7 +303,7 @@ def _not_joined(where: str, error: Exception) -> str:
     return f"Ray cannot join the cluster: {_in_words(error)}"
 
 
-def _of(begun: Begun) -> str:
+def _of(begun: ReadyEngine) -> str:
     return f"{begun.model} ({begun.nbytes} bytes)"
 
 

@@ -37,7 +37,7 @@ WRONG_INPUT = 2  # hetrun's exit code when what it was given is no good
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ReadyEngine:
     """An engine that is ready."""
 
     lanes: int
@@ -61,7 +61,7 @@ class NodeEngine:
     async def hello(self) -> None:
         """Whether the actor runs."""
 
-    async def begin(self) -> Begun | str:
+    async def begin(self) -> ReadyEngine | str:
         """Once the engine answers; or why it does not."""
         while self._process.poll() is None:
             try:
@@ -70,7 +70,7 @@ class NodeEngine:
                 await asyncio.sleep(LOOK_S)
             else:
                 nbytes = self._model.stat().st_size if self._model.is_file() else 0
-                return Begun(self._worker.lanes, model, nbytes)
+                return ReadyEngine(self._worker.lanes, model, nbytes)
         return await self.lives()
 
     async def lives(self) -> str:

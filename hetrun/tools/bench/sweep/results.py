@@ -10,7 +10,7 @@ from hetrun.tools.bench.cases import BenchCase
 from hetrun.tools.bench.disk_bandwidth import Ceiling
 from hetrun.tools.bench.sweep.budgets import SweepBudget
 from hetrun.tools.bench.sweep.worker import SweepSample, WorkerState
-from hetrun.tools.bench.texts import About
+from hetrun.tools.bench.texts import TextOrigin
 
 CACHED = 0.9  # of what our readers brought: if the kernel fetched less, the rest was in its cache
 ABOVE = 1.02  # a share of the bound that cannot be reached, noise apart
@@ -145,7 +145,7 @@ class Sweep:
     load: tuple[float, float] = (0.0, 0.0)
     kv_type: str = "f16"  # of both sides
     groupless: str | None = None  # why ours ran in no group of its own; None: it did
-    text: About | None = None  # that was read and written
+    text: TextOrigin | None = None  # that was read and written
 
     @property
     def title(self) -> str:
