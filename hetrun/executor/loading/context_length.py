@@ -90,7 +90,7 @@ class ContextPlanner:
         return self.kv_bytes(plans)(self.usual)
 
     def row_bytes(self, ops: Sequence[Op]) -> int:
-        """What a text of the usual length takes in the layers of some ops, whatever passes come to be."""
+        """What a text of the usual length takes in the layers of some ops, with the largest passes."""
         return self.sequence_bytes(ops, self._options.wishes.ubatch or LARGEST_UBATCH)(self.usual)
 
 

@@ -57,8 +57,7 @@ class PlacementPlanner:
         others = self._allowed != [name]
         why = f"the first of {', '.join(self._allowed)} that can read weights from disk" if others else ""
         plans, wanted = self.plan(some, why, name)
-        segments = dict.fromkeys(s for plan in plans.plans.values() for s in plan.segments)
-        mine = [s for s in segments if s.backend == name]
+        mine = [s for s in dict.fromkeys(_segments(plans)) if s.backend == name]
         plans = replace(plans, devices=bills(some, self.own, wanted))
         return plans, wanted, mine[0] if len(mine) == 1 else None
 
