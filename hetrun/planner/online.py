@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from hetrun.backend import FLOAT_BYTES, Backend, Floats, Precision, Segment, WeightUse
 from hetrun.errors import BudgetError
@@ -195,14 +196,15 @@ class OnlinePlanner:
 
     def pass_seconds(self, plan: Plan, tokens: int, depth: float, several: bool = False) -> float | None:
         """What the segments of a pass take, or of the passes that the host makes of it."""
-        n, times = self.cut_by(plan, tokens)
-        found = [self.costs.predicted(s, plan.threads, n, depth, several) for s in plan.segments]
-        return None if None in found else times * sum(seconds for seconds in found if seconds)
+        return self._summed(plan, tokens, depth, several, believed=inf)
 
     def believed_seconds(self, plan: Plan, tokens: int, depth: float, several: bool) -> float | None:
         """The same of a plan that does not run: what runs of its segments took may be long ago."""
+        return self._summed(plan, tokens, depth, several, believed=REMEMBERED)
+
+    def _summed(self, plan: Plan, tokens: int, depth: float, several: bool, believed: float) -> float | None:
         n, times = self.cut_by(plan, tokens)
-        found = [self.costs.predicted(s, plan.threads, n, depth, several, REMEMBERED) for s in plan.segments]
+        found = [self.costs.predicted(s, plan.threads, n, depth, several, believed) for s in plan.segments]
         return None if None in found else times * sum(seconds for seconds in found if seconds)
 
     def more_trials(self, backend: str, context: int, ubatch: int) -> list[Trial]:

@@ -95,10 +95,12 @@ class Compute:
         else:
             self._each.observe(max(0.0, seconds - self._least.value) / tokens)
 
-    def seconds(self, tokens: int) -> float | None:
-        """Seconds of a pass of `tokens` tokens; None: nothing was seen yet."""
+    def predict(self, tokens: int, nbytes: float, rate: float) -> float | None:
+        """Seconds of a pass of `tokens` tokens that reads `nbytes` meanwhile; None: nothing was seen yet."""
         least, each = self._least.value, self._each.value
-        return least + (each * tokens if tokens > FEW else 0.0) if least or each else None
+        if not least and not each:
+            return None
+        return max(least + (each * tokens if tokens > FEW else 0.0), nbytes / rate)
 
     def times(self, late: Late, rate: float, found: float = 0.0) -> PassTimes | None:
         """What is worth keeping of the passes of answers; None: there were none."""
@@ -291,8 +293,7 @@ class FromDisk:
 
     def predict(self, tokens: int) -> float | None:
         """Seconds of a pass of `tokens` tokens; None before the first."""
-        compute = self._compute.seconds(tokens)
-        return None if compute is None else max(compute, self._kept.streamed_bytes / self._rate.rate)
+        return self._compute.predict(tokens, self._kept.streamed_bytes, self._rate.rate)
 
     def seconds(self, tokens: int) -> float:
         """The same; before the first, what reading alone takes."""
