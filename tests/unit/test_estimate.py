@@ -11,7 +11,8 @@ from statistics import median
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrun.prefetch.streamed_weights import FEW, Compute
+from hetrun.prefetch.pass_times import FEW
+from hetrun.prefetch.streamed_weights import Compute
 from hetrun.system.estimate import Estimate, TrackedEstimate
 
 FEW_STEPS = 5  # after a shift
