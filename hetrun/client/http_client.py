@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import h11
 
-from hetrun.client.address import Address, address
+from hetrun.client.address import address
 from hetrun.client.events import Event, GenerateRequest, ModelInfo
 from hetrun.client.interface import Health
 from hetrun.client.queries import (
@@ -34,6 +34,7 @@ from hetrun.client.queries import (
     TokenizerInfo,
     WhatIf,
 )
+from hetrun.client.remote.http_connection import HttpConnection
 from hetrun.client.remote.interface import RemoteApi
 from hetrun.client.remote.openai_format import (
     OpenAIApi,
@@ -47,14 +48,13 @@ from hetrun.client.remote.openai_format import (
 )
 from hetrun.client.remote.probe import APIS, api_of
 from hetrun.errors import HetrunError, UserError
-from hetrun.system.strict_json import parsed
+from hetrun.system.strict_json import join_bounded, parsed
 from hetrun.system.units import format_bytes
 
 A = TypeVar("A")
 Json = Mapping[str, Any]
-Events = AsyncIterator[h11.Event]
+Answer = tuple[int, AsyncIterator[bytes]]
 
-CHUNK = 1 << 16
 MOST_BODY = 64 << 20  # bytes of an answer that is not streamed
 MOST_LINE = 4 << 20  # characters of a line of a stream
 LOOK_S = 30.0  # for an answer that needs no model
@@ -336,49 +336,32 @@ class RemoteClient:
         self, method: str, path: str, body: Json | None = None, limit_s: float | None = LOOK_S
     ) -> tuple[int, Json]:
         """The status and the JSON object; an empty one if the answer is not an object."""
-        parts: list[bytes] = []
-        status = size = 0
+        url = self._where.url
+        too_large = f"{url} answers with more than {format_bytes(MOST_BODY)}"
         try:
-            async with asyncio.timeout(limit_s), self._exchange(method, path, body) as events:
-                async for event in events:
-                    if isinstance(event, h11.Response):
-                        status = event.status_code
-                    elif isinstance(event, h11.Data):
-                        parts.append(bytes(event.data))
-                        size += len(event.data)
-                        if size > MOST_BODY:
-                            raise ServerUnreachable(
-                                f"{self._where.url} answers with more than {format_bytes(MOST_BODY)}"
-                            )
+            async with asyncio.timeout(limit_s), self._exchange(method, path, body) as (status, parts):
+                raw = await join_bounded(parts, MOST_BODY, lambda: ServerUnreachable(too_large))
         except TimeoutError:
-            raise ServerUnreachable(f"{self._where.url} does not answer within {limit_s:g} s") from None
+            raise ServerUnreachable(f"{url} does not answer within {limit_s:g} s") from None
         try:
-            said = parsed(b"".join(parts))
+            said = parsed(raw)
         except (ValueError, RecursionError):
             said = None
         return status, said if isinstance(said, dict) else {"data": said} if isinstance(said, list) else {}
 
     async def _lines(self, path: str, body: Json) -> AsyncGenerator[str, None]:
         """Read the events of a stream."""
-        rest, failed, status = b"", list[bytes](), 200
-        async with self._exchange("POST", path, body) as events:
-            async for event in events:
-                if isinstance(event, h11.Response):
-                    status = event.status_code
-                elif isinstance(event, h11.Data) and status != 200:
-                    failed.append(bytes(event.data))
-                    if sum(map(len, failed)) > MOST_LINE:
-                        break
-                elif isinstance(event, h11.Data):
-                    *lines, rest = (rest + bytes(event.data)).split(b"\n")
-                    if len(rest) > MOST_LINE:
-                        raise ServerUnreachable(f"{self._where.url} sent an endless line")
-                    for line in lines:
-                        yield line.decode("utf-8", "replace").rstrip("\r")
-        if status != 200:
-            raise failure(
-                self._where.url, status, self._parsed(b"".join(failed).decode("utf-8", "replace"), {})
-            )
+        rest, url = b"", self._where.url
+        async with self._exchange("POST", path, body) as (status, parts):
+            if status != 200:
+                raw = await join_bounded(parts, MOST_LINE, lambda: failure(url, status, {}))
+                raise failure(url, status, self._parsed(raw.decode("utf-8", "replace"), {}))
+            async for part in parts:
+                *lines, rest = (rest + part).split(b"\n")
+                if len(rest) > MOST_LINE:
+                    raise ServerUnreachable(f"{url} sent an endless line")
+                for line in lines:
+                    yield line.decode("utf-8", "replace").rstrip("\r")
 
     def _parsed(self, text: str, otherwise: Json | None = None) -> Json:
         try:
@@ -392,24 +375,26 @@ class RemoteClient:
         return said
 
     @asynccontextmanager
-    async def _exchange(self, method: str, path: str, body: Json | None) -> AsyncIterator[Events]:
-        """Send one request over its own connection and read the answer."""
+    async def _exchange(self, method: str, path: str, body: Json | None) -> AsyncIterator[Answer]:
+        """Send one request over its own connection; the status and the body of the answer."""
         where = self._where
         try:
-            reader, writer = await where.connected()
+            connection = HttpConnection(where.header, *await where.connected())
         except OSError as error:
             raise ServerUnreachable(
                 f"{where.url} cannot be reached: {error}; is the server running?"
             ) from None
         try:
-            headers = self._api.headers(self._key)
-            yield _events(reader, writer, where, _request(where, method, path, body, headers))
+            headers = [("Accept", "*/*"), ("Connection", "close"), *self._api.headers(self._key)]
+            content = b"" if body is None else json.dumps(body).encode()
+            head = await connection.send(method, where.path + path, headers, content)
+            yield head.status_code, connection.parts()
         except (OSError, EOFError, h11.ProtocolError) as error:
             raise ServerUnreachable(
                 f"{where.url} closed the connection{f': {error}' if str(error) else ''}; try again"
             ) from None
         finally:
-            writer.close()
+            connection.close()
 
 
 def _data_of(line: str) -> str:
@@ -418,31 +403,3 @@ def _data_of(line: str) -> str:
         data = line[len("data:") :].strip()
         return "" if data == "[DONE]" else data
     return line if line.startswith("{") else ""
-
-
-def _request(
-    where: Address, method: str, path: str, body: Json | None, more: list[tuple[str, str]]
-) -> list[h11.Event]:
-    content = b"" if body is None else json.dumps(body).encode()
-    headers = [("Host", where.header), ("Content-Type", "application/json"), ("Accept", "*/*")]
-    headers += [("Content-Length", str(len(content))), ("Connection", "close")]
-    headers += more
-    request = h11.Request(method=method, target=where.path + path, headers=headers)
-    return [request, h11.Data(content), h11.EndOfMessage()]
-
-
-async def _events(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: Address, request: list[h11.Event]
-) -> AsyncIterator[h11.Event]:
-    http = h11.Connection(h11.CLIENT)
-    for part in request:
-        writer.write(http.send(part) or b"")
-    await writer.drain()
-    while True:
-        event = http.next_event()
-        if isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
-            return
-        if isinstance(event, h11.Event):
-            yield event
-        else:
-            http.receive_data(await reader.read(CHUNK))

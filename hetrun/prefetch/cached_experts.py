@@ -278,8 +278,7 @@ class FromExperts:
 
     def predict(self, tokens: int) -> float | None:
         """Seconds of a pass of `tokens` tokens; None before the first."""
-        compute = self._compute.seconds(tokens)
-        return None if compute is None else max(compute, self._missing(tokens) / self._rate)
+        return self._compute.predict(tokens, self._missing(tokens), self._rate)
 
     @property
     def _rate(self) -> float:

@@ -16,6 +16,7 @@ from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.rates import Basis
 
 TENTHS = 10
+FEW = 4  # tokens that a pass takes along for almost nothing
 FACTS = ("least", "each", "off", "found", "rate")  # of `PassTimes`, in its order
 MOST_OFF = 4.0  # passes that took longer than this, against what disk and computing take, were disturbed
 
@@ -34,7 +35,7 @@ class PassTimes:
     def seconds(self, tokens: int, nbytes: float, rate: float) -> float:
         """A pass of `tokens` that reads `nbytes`; at `rate` if no pass has shown the disk's."""
         reading_s = nbytes / (self.rate or rate)
-        return self.off * max(self.least_s + (self.each_s * tokens if tokens > 1 else 0.0), reading_s)
+        return self.off * max(self.least_s + (self.each_s * tokens if tokens > FEW else 0.0), reading_s)
 
 
 class Passes:

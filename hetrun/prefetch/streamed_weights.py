@@ -24,7 +24,7 @@ from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.ledger import Books, MemoryGrant
 from hetrun.planner.plan import PlanSet
 from hetrun.prefetch.disk_probe import Disk, DiskRate, remember
-from hetrun.prefetch.pass_times import MOST_OFF, PassTimes, learn
+from hetrun.prefetch.pass_times import FEW, MOST_OFF, PassTimes, learn
 from hetrun.prefetch.residency_policy import POLICIES, PinnedPieces, Policy, choose, resize, switch
 from hetrun.prefetch.streamer import Streamer
 from hetrun.system.ema import smoothed
@@ -37,7 +37,6 @@ GROWTH = 8 << 20  # room is made in steps of so much
 WORTH = 2 * GROWTH  # so much must be free before pieces are read again
 LOOK_S = 0.25  # between looks at what the kernel counts
 SMOOTHING = 0.2
-FEW = 4  # tokens that a pass takes along for almost nothing
 LEAST_ALIKE = 4  # passes of answers that are worth keeping as what they take
 
 Progress = Callable[[float], None]
@@ -95,10 +94,12 @@ class Compute:
         else:
             self._each.observe(max(0.0, seconds - self._least.value) / tokens)
 
-    def seconds(self, tokens: int) -> float | None:
-        """Seconds of a pass of `tokens` tokens; None: nothing was seen yet."""
+    def predict(self, tokens: int, nbytes: float, rate: float) -> float | None:
+        """Seconds of a pass of `tokens` tokens that reads `nbytes` meanwhile; None: nothing was seen yet."""
         least, each = self._least.value, self._each.value
-        return least + (each * tokens if tokens > FEW else 0.0) if least or each else None
+        if not least and not each:
+            return None
+        return PassTimes(least, each, off=1.0).seconds(tokens, nbytes, rate)
 
     def times(self, late: PassDelays, rate: float, found: float = 0.0) -> PassTimes | None:
         """What is worth keeping of the passes of answers; None: there were none."""
@@ -291,8 +292,7 @@ class FromDisk:
 
     def predict(self, tokens: int) -> float | None:
         """Seconds of a pass of `tokens` tokens; None before the first."""
-        compute = self._compute.seconds(tokens)
-        return None if compute is None else max(compute, self._kept.streamed_bytes / self._rate.rate)
+        return self._compute.predict(tokens, self._kept.streamed_bytes, self._rate.rate)
 
     def seconds(self, tokens: int) -> float:
         """The same; before the first, what reading alone takes."""

@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import Request
 
 from hetrun.server.errors import ApiError
-from hetrun.system.strict_json import parsed
+from hetrun.system.strict_json import join_bounded, parsed
 from hetrun.system.units import format_bytes
 
 MAX_BYTES = 64 * 2**20  # a picture of 32 MiB in base64 takes 43
@@ -36,22 +36,11 @@ async def _read(request: Request) -> bytes:
         raise _too_large()
     try:
         async with asyncio.timeout(MOST_S):
-            return await _joined(request)
+            return await join_bounded(request.stream(), MAX_BYTES, _too_large)
     except TimeoutError:
         message = f"The body was not complete after {MOST_S:g} s"
         headers = {"connection": "close"}
         raise ApiError(message, code="request_timeout", status=408, headers=headers) from None
-
-
-async def _joined(request: Request) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BYTES:
-            raise _too_large()
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _too_large() -> ApiError:

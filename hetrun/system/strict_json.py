@@ -1,14 +1,25 @@
-"""JSON from strangers as the standard has it: what Python takes beyond that is refused."""
+"""JSON of others: read within a limit, and only what the standard has, not what Python takes beyond it."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncIterable, Callable
 from typing import NoReturn
 
 # JSON can spell half of a surrogate pair, which is no text and cannot be encoded again.
 MOST_WORDS = 200  # letters of what Python says of other errors
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def join_bounded(parts: AsyncIterable[bytes], most: int, too_large: Callable[[], Exception]) -> bytes:
+    """All parts together; `too_large` makes the error for more than `most` bytes."""
+    joined = bytearray()
+    async for part in parts:
+        joined += part
+        if len(joined) > most:
+            raise too_large()
+    return bytes(joined)
 
 
 def parsed(raw: bytes) -> object:

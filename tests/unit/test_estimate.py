@@ -11,7 +11,8 @@ from statistics import median
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrun.prefetch.streamed_weights import FEW, Compute
+from hetrun.prefetch.pass_times import FEW
+from hetrun.prefetch.streamed_weights import Compute
 from hetrun.system.estimate import Estimate, TrackedEstimate
 
 FEW_STEPS = 5  # after a shift
@@ -144,15 +145,16 @@ def test_there_is_always_an_estimate(values: list[float]) -> None:
 
 def test_passes_whose_weights_come_from_disk() -> None:
     compute = Compute()
-    assert compute.seconds(1) is None
+    assert compute.predict(1, 0, 1e9) is None
     for _ in range(5):
         compute.observe(1, 0.1)
         compute.observe(100, 0.3)
-    assert compute.seconds(1) == compute.seconds(FEW) == pytest.approx(0.1)
-    assert compute.seconds(200) == pytest.approx(0.5)
+    assert compute.predict(1, 0, 1e9) == compute.predict(FEW, 0, 1e9) == pytest.approx(0.1)
+    assert compute.predict(200, 0, 1e9) == pytest.approx(0.5)
+    assert compute.predict(200, 2e9, 1e9) == 2.0
     compute.observe(1, 5.0)
-    assert compute.seconds(1) == pytest.approx(0.1)
+    assert compute.predict(1, 0, 1e9) == pytest.approx(0.1)
     for seconds in (0.01, 0.01):  # less than the weights alone took
         compute.observe(100, seconds)
-    times = [compute.seconds(n) or 0.0 for n in range(1, 300)]
+    times = [compute.predict(n, 0, 1e9) or 0.0 for n in range(1, 300)]
     assert all(a <= b for a, b in pairwise(times))

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import h11
 
 from hetrun.client.address import Address
+from hetrun.client.remote.http_connection import HttpConnection
 from hetrun.errors import OptionError
+from hetrun.system.strict_json import join_bounded
 from hetrun.system.units import format_bytes
 from hetrun.tools.batch.request_lines import Ask
 from hetrun.tools.batch.result_lines import Reply
@@ -19,7 +21,6 @@ from hetrun.tools.batch.worker import Away, Place
 LANES = 16  # of a server that does not say how many answers it gives at a time
 MOST_LANES = 256
 LOOK_S = 10.0  # for an answer that needs no model
-CHUNK = 1 << 16
 MOST_ANSWER = 256 << 20
 # Not the request's fault: busy, restarting, or a gateway that reaches no server.
 AWAY = (408, 429, 502, 503, 504)
@@ -34,7 +35,7 @@ class Worker(Place):
         self.lanes = LANES
         self._where = where
         self._key = key
-        self._idle: list[_Connection] = []
+        self._idle: list[HttpConnection] = []
 
     async def look(self) -> str:
         """How many answers it gives at a time, and the model it has; Away if it is not there."""
@@ -77,25 +78,35 @@ class Worker(Place):
             old = bool(self._idle)
             connection = self._idle.pop() if old else await self._connected()
             try:
-                answer = await connection.ask(method, self._where.path + path, body, self._key)
+                answer = await self._exchange(connection, method, path, body)
             except (OSError, EOFError, h11.ProtocolError) as error:
                 connection.close()
-                if old and not connection.answering:
+                if old and not connection.is_answered:
                     continue
                 why = str(error) or "the connection ended"
                 raise Away(f"{self.name} closed the connection: {why}") from None
             except BaseException:
                 connection.close()
                 raise
-            if connection.again():
+            if connection.renew():
                 self._idle.append(connection)
             else:
                 connection.close()
             return answer
 
-    async def _connected(self) -> _Connection:
+    async def _exchange(self, connection: HttpConnection, method: str, path: str, body: bytes) -> _Answer:
+        headers = [("Accept", "application/json")]
+        headers += [("Authorization", f"Bearer {self._key}")] if self._key else []
+        head = await connection.send(method, self._where.path + path, headers, body)
+        too_large = f"its answer is larger than {format_bytes(MOST_ANSWER)}"
+        content = await join_bounded(connection.parts(), MOST_ANSWER, lambda: EOFError(too_large))
+        said = dict(head.headers)
+        final = said.get(b"x-should-retry") == b"false"
+        return _Answer(head.status_code, content, _seconds(said.get(b"retry-after")), final)
+
+    async def _connected(self) -> HttpConnection:
         try:
-            return _Connection(self._where.header, *await self._where.connected())
+            return HttpConnection(self._where.header, *await self._where.connected())
         except OSError as error:
             raise Away(f"{self.name} cannot be reached: {error}", blameless=True) from None
 
@@ -106,61 +117,6 @@ class _Answer:
     body: bytes
     after_s: float | None  # when to come again
     final: bool
-
-
-class _Connection:
-    """One request after the other over one stream."""
-
-    def __init__(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.answering = False  # something of an answer came
-        self._host = host
-        self._reader, self._writer = reader, writer
-        self._http = h11.Connection(h11.CLIENT)
-
-    async def ask(self, method: str, path: str, body: bytes, key: str | None) -> _Answer:
-        self.answering = False
-        headers = [("Host", self._host), ("Content-Type", "application/json"), ("Accept", "application/json")]
-        headers += [("Content-Length", str(len(body)))]
-        headers += [("Authorization", f"Bearer {key}")] if key else []
-        events = [
-            h11.Request(method=method, target=path, headers=headers),
-            h11.Data(body),
-            h11.EndOfMessage(),
-        ]
-        for event in events:
-            self._writer.write(self._http.send(event) or b"")
-        await self._writer.drain()
-        return await self._answer()
-
-    async def _answer(self) -> _Answer:
-        parts, size, status, headers = list[bytes](), 0, 0, dict[bytes, bytes]()
-        while True:
-            event = self._http.next_event()
-            if event is h11.NEED_DATA:
-                self._http.receive_data(await self._reader.read(CHUNK))
-            elif isinstance(event, h11.Response):
-                self.answering, status, headers = True, event.status_code, dict(event.headers)
-            elif isinstance(event, h11.Data):
-                size += len(event.data)
-                if size > MOST_ANSWER:
-                    raise EOFError(f"its answer is larger than {format_bytes(MOST_ANSWER)}")
-                parts.append(bytes(event.data))
-            elif isinstance(event, h11.EndOfMessage):
-                final = headers.get(b"x-should-retry") == b"false"
-                return _Answer(status, b"".join(parts), _seconds(headers.get(b"retry-after")), final)
-            elif isinstance(event, h11.ConnectionClosed):
-                raise EOFError
-
-    def again(self) -> bool:
-        """Whether the connection takes another request."""
-        try:
-            self._http.start_next_cycle()
-        except h11.ProtocolError:
-            return False
-        return not self._reader.at_eof()
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 def _seconds(header: bytes | None) -> float | None:
