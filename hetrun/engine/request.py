@@ -58,9 +58,8 @@ class ActiveRequest:
     prepared: PreparedInput | None = None  # until it has a place
     # --- as it runs
     tokens: list[int] = field(default_factory=list)  # prompt and answer
-    prompt: Tokens = field(
-        default_factory=lambda: NO_PROMPT
-    )  # of these the first, as the prefix cache wants them
+    # Of these the first, as the prefix cache wants them.
+    prompt: Tokens = field(default_factory=lambda: NO_PROMPT)
     limit: int = 0  # tokens of the answer
     most_of_step: int = 0  # tokens that a step may have of it, whatever they are
     sampler: Sampler = field(init=False, repr=False)

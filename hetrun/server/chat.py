@@ -67,13 +67,13 @@ def chat_request(
     the assistant is continued."""
     said, pictures = taken_out(said, info)
     with api_errors():
-        tools = _tools(body)
+        tools = tools_of(body)
         params = sampling_params(body, info, service.sampling, wanted)
         if tools.all and params.structure and params.json_schema is None:
             form = form_field(body)
             message = f"{form} and tools are both given: an answer cannot follow both"
             raise ApiError(message, form, "invalid_value")
-        options = {**template_options(body), **_turn(body, said, resumes=resumes)}
+        options = {**template_options(body), **turn(body, said, resumes=resumes)}
         reads = ReadingOptions(
             service.tool_parser, service.reasoning_format, info.tool_format, info.thought_mark
         )
@@ -93,14 +93,9 @@ def chat_request(
     return prompt, how
 
 
+@api_errors()
 def tools_of(body: Body) -> Tools:
     """The tools of a request; ApiError says which field is wrong."""
-    with api_errors():
-        return _tools(body)
-
-
-def _tools(body: Body) -> Tools:
-    """The same; errors are FieldErrors, too."""
     for name, neutral in (("functions", ([],)), ("function_call", ("none", "auto"))):
         value = body.get(name)
         if value is not None and value not in neutral:
@@ -147,15 +142,10 @@ def thinking(body: Mapping[str, object]) -> Mapping[str, object]:
     return {field: effort, "reasoning_strength": effort, **switched(effort != "none")}
 
 
-def turn(body: Body, said: Sequence[Message]) -> dict[str, object]:
-    """How the prompt ends, see `_turn`; ApiError says which field is wrong."""
-    with api_errors():
-        return _turn(body, said)
-
-
-def _turn(body: Body, said: Sequence[Message], *, resumes: bool = True) -> dict[str, object]:
+@api_errors()
+def turn(body: Body, said: Sequence[Message], *, resumes: bool = True) -> dict[str, object]:
     """How the prompt ends, as options of the template: with the beginning of an answer, which is the usual
-    end, with the last message, or within it.
+    end, with the last message, or within it. ApiError says which field is wrong.
 
     `resumes`: a last message of the assistant is continued, as in llama.cpp, unless one of the two fields
     says what the request wants.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hetrun.client.events import ModelInfo
 from hetrun.client.queries import FillPrompt, Literally, Snippet
 from hetrun.errors import OptionError
 from hetrun.server.errors import FINAL, ApiError
 from hetrun.server.query import asked
+from hetrun.server.request import Order
 from hetrun.server.service import Service
 
 
@@ -42,3 +44,18 @@ async def fill_tokens(
         return tuple(await asked(service, question))
     except OptionError as error:  # a text that takes too long to tokenise
         raise ApiError(str(error), field, "invalid_value") from error
+
+
+async def fill_gaps(order: Order, suffix: str, service: Service) -> Order:
+    """The same order for what stands between each prompt and the suffix."""
+    prompts = [
+        replace(
+            prompt,
+            text=None,
+            tokens=await fill_tokens(
+                service, prompt.text or prompt.tokens or "", suffix, max_tokens=prompt.params.max_tokens
+            ),
+        )
+        for prompt in order.prompts
+    ]
+    return replace(order, prompts=tuple(prompts))

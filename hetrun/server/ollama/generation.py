@@ -24,9 +24,9 @@ from hetrun.server.chat import TOOLS, chat_request
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, renamed, wrong_type
 from hetrun.server.fields import Body, LogprobCount, flag, wanted_of_chat
+from hetrun.server.infill import fill_gaps
 from hetrun.server.middleware.concurrency import Crowd
 from hetrun.server.ollama.catalog import Catalog
-from hetrun.server.ollama.insertion import filled
 from hetrun.server.ollama.messages import images_of, messages, with_images
 from hetrun.server.ollama.options import (
     NAMES,
@@ -106,7 +106,7 @@ async def _order(body: Body, endpoint: GenerationEndpoint, service: Service, nam
         )
         order = replace(order, form="format" if prompt.structure else None)
     if endpoint is GENERATE and (suffix := text_of(body, "suffix")):
-        order = await filled(order, suffix, service)
+        order = await fill_gaps(order, suffix, service)
     return orders.bounded(order)
 
 

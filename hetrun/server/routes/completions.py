@@ -16,7 +16,7 @@ from hetrun.server.body import json_object
 from hetrun.server.client_id import asker
 from hetrun.server.errors import ApiError, wrong_type
 from hetrun.server.fields import COMPLETION_LOGPROBS, LogprobCount, count, flag, wanted_of_completion
-from hetrun.server.infill import check_fills, fill_tokens
+from hetrun.server.infill import check_fills, fill_gaps
 from hetrun.server.inputs import Field, texts
 from hetrun.server.json_stream import json_text
 from hetrun.server.logprobs import Echo, Offsets, legacy
@@ -52,7 +52,7 @@ def routes(service: Service) -> list[Route]:
         here = await meant(body, service)
         order = completion_order(body, await here.info(), here, asker(request, body))
         if suffix := _suffix(body, order):
-            order = await _with_gap(order, suffix, here)
+            order = await fill_gaps(order, suffix, here)
         return await respond(
             request, here, order, whole=lambda order: ChoicesWriter(order, whole), stream=CompletionStream
         )
@@ -102,21 +102,6 @@ def _suffix(body: Mapping[str, object], order: Order) -> str:
         message = "suffix and echo exclude each other: the model sees both texts with marks between them"
         raise ApiError(message, "echo", "invalid_value")
     return suffix
-
-
-async def _with_gap(order: Order, suffix: str, service: Service) -> Order:
-    """The same order for what stands between each prompt and the suffix."""
-    prompts = [
-        replace(
-            prompt,
-            text=None,
-            tokens=await fill_tokens(
-                service, prompt.text or prompt.tokens or "", suffix, max_tokens=prompt.params.max_tokens
-            ),
-        )
-        for prompt in order.prompts
-    ]
-    return replace(order, prompts=tuple(prompts))
 
 
 def _computed(body: Mapping[str, object], wanted: LogprobCount, echo: bool) -> LogprobCount:
