@@ -43,8 +43,9 @@ def version() -> int:
         return 0
 
 
-def restrict(grants: Mapping[str, int], network: bool = False) -> int:
-    """Nothing but these files and folders, each with its rights; `network`: TCP may stay.
+def restrict(grants: Mapping[str, int], *, network: bool = False, others: bool = False) -> int:
+    """Nothing but these files and folders, each with its rights. `network`: TCP may stay; `others`: also
+    signals to processes outside, and their sockets without a file.
 
     What does not exist is left out. Returns the version by which it was done. Unrestricted: the kernel does
     not do that.
@@ -54,7 +55,7 @@ def restrict(grants: Mapping[str, int], network: bool = False) -> int:
         raise Unrestricted("Landlock: this kernel does not have it, or it is off")
     handled = _FILES[min(known, max(_FILES))]
     net = _ALL_NETWORK if known >= _NETWORK_SINCE and not network else 0
-    outside = _ALL_OUTSIDE if known >= _OUTSIDE_SINCE and not network else 0
+    outside = _ALL_OUTSIDE if known >= _OUTSIDE_SINCE and not others else 0
     size = 24 if known >= _OUTSIDE_SINCE else 16 if known >= _NETWORK_SINCE else 8
     rules = struct.pack("=QQQ", handled, net, outside)[:size]
     try:
