@@ -389,6 +389,15 @@ class Settings:
             shows="never",
         ),
     )
+    sandbox: str = field(
+        default="auto",
+        metadata=option(
+            "restrict the model's process: no network, and no files but what it needs. auto: as far as this "
+            "system can; on: or do not start; off",
+            option_types.choice("auto", "on", "off"),
+            "--sandbox",
+        ),
+    )
     strict: bool = field(
         default=False, metadata=option("refuse unknown fields in requests", option_types.boolean, "--strict")
     )

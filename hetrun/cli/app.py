@@ -202,6 +202,7 @@ def _refuse_api(settings: Settings) -> None:
     "api_key",
     *options.ANSWERING,
     "prompt_cache",
+    "sandbox",
     *options.RUNNING,
     help={"api_key": "with --url: the key of the server"},
 )
@@ -225,7 +226,7 @@ def chat(**given: object) -> None:
 @options.model_or_all
 @options.settings("aliases", "models", "models_max", "sleep_idle")
 @options.settings("host", "port", "ollama", "uds", "api_key", "allowed_hosts", "cors_origins", "queue")
-@options.settings("strict")
+@options.settings("strict", "sandbox")
 @options.settings(
     "max_tokens",
     "temperature",

@@ -19,7 +19,7 @@ from hetrun.client.interface import Health
 from hetrun.client.mailbox import Mailbox, MailCarriers
 from hetrun.client.queries import Question
 from hetrun.client.wire_protocol import LoadMessage, Patience
-from hetrun.client.worker_main import ENGINE, WorkerModel
+from hetrun.client.worker_main import CHAT, ENGINE, RESTRICT, WorkerModel
 from hetrun.client.worker_process import Life, WorkerDied
 from hetrun.client.worker_supervisor import Supervisor
 from hetrun.config import Settings
@@ -98,11 +98,16 @@ class WorkerClient:
         log: BinaryIO | None = None,
         engine: str = ENGINE,
         patience: Patience | None = None,
+        restrict: str | None = None,
     ) -> None:
+        """`restrict`: what takes rights from the process; by default, from that of a real engine."""
         # Only settings that differ from the defaults: the child has the same defaults.
         options = {name: getattr(settings, name) for name in settings.origins}
         verbose = logging.getLogger("hetrun").isEnabledFor(logging.INFO)
-        self._supervisor = Supervisor(LoadMessage(engine, options, patience or Patience(), verbose), log)
+        if restrict is None:
+            restrict = RESTRICT if engine in (ENGINE, CHAT) else ""
+        load = LoadMessage(engine, options, patience or Patience(), verbose, restrict=restrict)
+        self._supervisor = Supervisor(load, log)
         self._posts = MailCarriers()
 
     @property

@@ -66,6 +66,7 @@ class LoadMessage:
     patience: Patience = Patience()
     verbose: bool = False  # also report the engine's decisions
     remarks: bool = False  # messages go through the pipe instead of standard error
+    restrict: str = ""  # "module:callable", called with `options` before other threads begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,11 @@ FromWorker = (
 Message = ToWorker | FromWorker
 
 
+def messages(connection: Connection) -> Sequence[Message]:
+    """Wait for the next messages; EOFError or OSError when the other side is gone."""
+    return [unpacked(message) for message in pickle.loads(connection.recv_bytes())]
+
+
 class Channel:
     """Messages over a pipe, both ways.
 
@@ -210,7 +216,7 @@ class Channel:
 
     def receive(self) -> Sequence[Message]:
         """Wait for the next messages; EOFError or OSError when the other side is gone."""
-        return [unpacked(message) for message in pickle.loads(self._connection.recv_bytes())]
+        return messages(self._connection)
 
     def close(self) -> None:
         """Write what is pending, then hang up."""

@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from time import monotonic, sleep
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from hetrun.client.events import CurrentStep, Event, GenerateRequest, ModelInfo, Streaming
 from hetrun.client.queries import Question
@@ -34,6 +34,7 @@ from hetrun.client.wire_protocol import (
     ReadyMessage,
     Remark,
     Submit,
+    messages,
     portable,
 )
 from hetrun.errors import EngineStopped
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 
 ENGINE, CHAT = "hetrun.api.local_model:for_conversations", "hetrun.api.local_model:for_a_chat"
+RESTRICT = "hetrun.api.engine_restrictions:restrict"
 # The first token of an answer passes through the front end to the client. If the next step began at once, on
 # all cores, these processes would wait for a core: 8 ms on two cores, 2 if ours stays free for a moment.
 HEAD_START_S = 0.002
@@ -82,11 +84,21 @@ def main(descriptor: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     write_stacks()
     os.set_inheritable(descriptor, False)  # a child of ours must not keep the pipe open when we are gone
-    channel = Channel(Connection(descriptor))
+    connection = Connection(descriptor)
+    try:
+        load, *others = messages(connection)
+    except (EOFError, OSError):
+        return  # the parent is gone already
+    # Before there are other threads, which would go unrestricted.
+    refused = _restrict(load) if isinstance(load, LoadMessage) and load.restrict else None
+    channel = Channel(connection)
     orders: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    for order in others:
+        orders.put(order)
     threading.Thread(target=_read, args=(channel, orders), name="hetrun-pipe-reader", daemon=True).start()
-    load = orders.get()
-    if isinstance(load, LoadMessage):
+    if refused is not None:
+        channel.send(FailureMessage(portable(refused)))
+    elif isinstance(load, LoadMessage):
         if load.verbose:
             logging.basicConfig(format="%(message)s")  # warnings come there anyway
             logging.getLogger("hetrun").setLevel(logging.INFO)
@@ -96,6 +108,20 @@ def main(descriptor: int) -> None:
             logger.propagate = False
         _work(channel, orders, load)
     channel.close()
+
+
+def _restrict(load: LoadMessage) -> Exception | None:
+    """Give up rights that the engine does not need; what is wrong, if it cannot start for that."""
+    try:
+        _named(load.restrict)(load.options)
+    except Exception as error:
+        return error
+    return None
+
+
+def _named(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    return cast("Callable[..., Any]", getattr(import_module(module), name))
 
 
 class MessageHandler(logging.Handler):
@@ -147,8 +173,7 @@ def _build(load: LoadMessage, channel: Channel) -> WorkerModel:
             reported = fraction
             channel.send(Progress(fraction))
 
-    module, _, name = load.engine.partition(":")
-    build: Callable[..., WorkerModel] = getattr(import_module(module), name)
+    build: Callable[..., WorkerModel] = _named(load.engine)
     return build(**load.options, progress=progress)
 
 

@@ -28,6 +28,7 @@ from hetrun.loader.hub.cache import cache_folder
 from hetrun.loader.hub.stores import available
 from hetrun.system.cgroups import memory_limit
 from hetrun.system.cpu_topology import this_machine
+from hetrun.system.sandbox import landlock, seccomp
 from hetrun.system.subprocesses import ending, python
 from hetrun.system.sysfs import lines_of
 from hetrun.system.units import counted, format_bytes
@@ -169,6 +170,29 @@ def _load() -> Iterator[DoctorFinding]:
         "warning",
         f"other programs keep {cores} busy: answers are slower, and speeds measured now are too low",
     )
+
+
+def _restrictions() -> Iterator[DoctorFinding]:
+    """What keeps processes that read third-party files from the rest of the machine: docs/security.md."""
+    version, has_filters = landlock.version(), seccomp.is_there()
+    if Settings.resolve(environ=None).sandbox == "off":
+        yield DoctorFinding("machine", "sandbox", "note", "turned off by the setting sandbox")
+        return
+    missing = [
+        text
+        for text, is_missing in (
+            ("Landlock (Linux 5.13 or newer): files are not restricted", not version),
+            ("Landlock of TCP (Linux 6.7 or newer): only seccomp stops it", 0 < version < 4 and has_filters),
+            ("seccomp: calls of the kernel are not restricted", not has_filters),
+        )
+        if is_missing
+    ]
+    there = [f"Landlock (version {version})"] * bool(version) + ["seccomp"] * has_filters
+    text = f"the processes of models and templates are restricted by {' and '.join(there) or 'nothing'}"
+    if missing:
+        yield DoctorFinding("machine", "sandbox", "note", f"{text}; not here: {'; '.join(missing)}")
+    else:
+        yield DoctorFinding("machine", "sandbox", "ok", text)
 
 
 # --- backends
@@ -376,6 +400,7 @@ CHECKS: tuple[tuple[str, Callable[[], Iterator[DoctorFinding]]], ...] = (
     ("machine", _cores),
     ("machine", _memory),
     ("machine", _load),
+    ("machine", _restrictions),
     ("backends", _backends),
     ("models", _models),
     ("settings", _settings),

@@ -220,7 +220,10 @@ TAKEN_OVER = {
     "time": ("m.limits.DECODE_S = 0.2; m.loaded = lambda *a: [0 for _ in iter(int, 1)]", "takes too long"),
     "crash": ("m.loaded = lambda *a: os.kill(os.getpid(), 11)", r"its process crashed \(SIGSEGV\)"),
     "exit": ("m.loaded = lambda *a: os._exit(0)", "its process exited with code 0"),
-    "file": ("m.loaded = lambda *a: open('/etc/passwd')", r"it is damaged \(.*Too many open files"),
+    "file": (
+        "m.loaded = lambda *a: open('/etc/passwd')",
+        r"it is damaged \(.*(Too many open files|ot permitted)",
+    ),
     "length": ("m.framed = lambda x: framed(x) if 'ready' in x else bytes([255] * 4)", "unreadable answer"),
     "size": (f"m.framed = lambda x: {READY} dict(width=4096, height=9999))", "unreadable answer"),
     "words": (f"m.framed = lambda x: {READY} dict(reason=9))", "unreadable answer"),

@@ -21,7 +21,7 @@ PATH = ROOT / "hetrun" / "api" / "keywords.py"
 # Options of commands that mean nothing to a model in a program; the model itself is no keyword.
 OF_COMMANDS = frozenset(
     "model system host port ollama uds api_key allowed_hosts cors_origins queue models models_max sleep_idle "
-    "strict url slot_save_path media_path media_domains keep_billing_header aliases api".split()
+    "strict sandbox url slot_save_path media_path media_domains keep_billing_header aliases api".split()
 )
 # What is taken for an option, by the function of `option_types` that reads it.
 TYPES = {

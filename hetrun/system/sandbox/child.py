@@ -20,7 +20,7 @@ from hetrun.system import subprocesses
 from hetrun.system.sandbox.framing import HEAD, length
 
 # All that the child sees of our environment, which may hold keys.
-ENVIRONMENT = ("LD_LIBRARY_PATH", "PYTHONHOME", "TZ")
+ENVIRONMENT = ("HETRUN_SANDBOX", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ")
 GRACE_S = 0.5  # from the end of the pipe to the end of the process
 START_S = 10.0  # by the clock on the wall: the machine may be busy
 PART = 1 << 20  # bytes that are received at once

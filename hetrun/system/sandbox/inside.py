@@ -1,7 +1,8 @@
 """A process that reads what strangers wrote, from inside: it gives up its rights, and talks over a pipe.
 
-Its parent is `hetrun.system.sandbox.child`. It then has no file but its pipe and can open none, and it ends
-with its parent, whose end of the pipe closes.
+Its parent is `hetrun.system.sandbox.child`. It then has no file but its pipe and can open none, the kernel
+takes no calls from it but those of a computing program, and it ends with its parent, whose end of the pipe
+closes.
 """
 
 from __future__ import annotations
@@ -10,20 +11,48 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
+from hetrun.system.sandbox import landlock, seccomp
+from hetrun.system.sandbox.kernel import Unrestricted
+
 PART = 1 << 20  # bytes that are read at once
+SWITCH = "HETRUN_SANDBOX"  # the variable of the option
 
 
 def give_up_rights() -> int:
-    """No files, no processes and no core dumps from here on; how many bytes of memory are in use."""
+    """No files, no processes and no core dumps from here on; how many bytes of memory are in use.
+
+    Limits say it to any kernel, Landlock and seccomp to those that have them: these also take away what has
+    no limit, and from root.
+    """
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
+    _keep_from_files()
     for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
         resource.setrlimit(kind, (0, 0))
+    _keep_from_calls()
     return used
+
+
+def _keep_from_files() -> None:
+    """Landlock, before there is a limit on descriptors: its rules are one."""
+    if is_wanted():
+        with suppress(Unrestricted):
+            landlock.restrict({})
+
+
+def _keep_from_calls() -> None:
+    if is_wanted():
+        with suppress(Unrestricted):
+            seccomp.computing_only()
+
+
+def is_wanted() -> bool:
+    """Whether the user has not turned restrictions by the kernel off."""
+    return os.environ.get(SWITCH) != "off"
 
 
 @contextmanager
