@@ -23,7 +23,7 @@ from hetrun.engine.inbox import Cancel, Close, Item, Job, Request, SideJob
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.engine.loop import Loop
 from hetrun.engine.pictures.store import PictureCounts
-from hetrun.errors import DeviceLost, EngineStopped, UserError
+from hetrun.errors import DeviceLost, EngineStopped, UserError, system_fault, system_faults
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,8 @@ class Engine:
         self._loop: Loop | None = None
         self._thread = threading.Thread(target=self._main, args=(load,), name="hetrun-engine", daemon=True)
         try:
-            self._thread.start()
+            with system_faults("the model's thread was not started"):
+                self._thread.start()
             meanwhile()
             self._ready.wait()
         except BaseException:  # Ctrl-C while it loads: the thread ends itself when it comes so far
@@ -181,7 +182,7 @@ class Engine:
             loaded.load_s = perf_counter() - start
             self._gate.open(loaded.model, loaded.pictures)
         except BaseException as e:
-            self._failed = e
+            self._failed = system_fault("the model was not loaded", e) or e
             self._gate.stopped = True
             return
         finally:
