@@ -12,12 +12,16 @@ HetrunError
         BackendUnavailable   a backend asked for by name cannot work on this machine
         PluginError      what a package registered cannot be used, and is left out
     Cancelled            the caller asked to stop
+    SystemFault          the operating system refused memory, a thread or a file operation
     BackendError         a backend failed while it worked: our fault
         DeviceLost       its device does nothing more in this process
     EngineStopped        the engine (or its worker process) is gone
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class HetrunError(Exception):
@@ -91,6 +95,10 @@ class Cancelled(HetrunError):
     """The caller asked to stop before the work was done."""
 
 
+class SystemFault(HetrunError):
+    """The operating system refused memory, a thread, or to read or write; another time it may work."""
+
+
 class BackendError(HetrunError):
     """A backend failed while it worked."""
 
@@ -121,3 +129,32 @@ class DeadlineExceeded(HetrunError):
 def printable(text: str) -> str:
     """On one line of a terminal: names and texts of strangers may hold what it obeys, and half characters."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+@contextmanager
+def system_faults(doing: str) -> Iterator[None]:
+    """What the system refuses in here is a SystemFault that says what it was in the middle of."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError, SystemError) as error:
+        if fault := system_fault(doing, error):
+            raise fault from error
+        raise
+
+
+def system_fault(doing: str, error: BaseException) -> SystemFault | None:
+    """The same error as one of ours; None: it is something else."""
+    match error:
+        case BrokenPipeError():  # who read our output has gone: the system is not to blame
+            return None
+        case MemoryError():
+            return SystemFault(f"{doing}: the system has no memory left; free some, or use less (--ram)")
+        # numpy's sums and maxima say this where they get no memory.
+        case SystemError() if "without exception set" in str(error):
+            return SystemFault(f"{doing}: the system has no memory left; free some, or use less (--ram)")
+        case RuntimeError() if str(error) == "can't start new thread":
+            return SystemFault(f"{doing}: the system starts no more threads; check its limits (ulimit -u)")
+        case OSError():
+            name = f"{printable(str(error.filename))}: " if error.filename is not None else ""
+            return SystemFault(f"{doing}: {name}{error.strerror or printable(str(error))}")
+    return None

@@ -35,7 +35,7 @@ from hetrun.engine.factory import describe, load, template_of
 from hetrun.engine.input_processor import Renderer
 from hetrun.engine.loaded_model import LoadedModel, prompts_of, tokenizer_of
 from hetrun.engine.query_handlers import answered
-from hetrun.errors import EngineStopped, OptionError
+from hetrun.errors import EngineStopped, OptionError, system_faults
 from hetrun.executor.interface import look, set_ram
 from hetrun.executor.plan_prediction import predict_plans
 from hetrun.executor.stats import Stats
@@ -105,6 +105,18 @@ class LocalModel:
         first: GenerateRequest | None = None,
     ) -> None:
         self.settings = settings
+        with system_faults("the model was not loaded"):
+            self._begin(settings, progress, chatting, eager, most_waiting, first)
+
+    def _begin(
+        self,
+        settings: Settings,
+        progress: Progress | None,
+        chatting: bool,
+        eager: bool | None,
+        most_waiting: int | None,
+        first: GenerateRequest | None,
+    ) -> None:
         source = open_model(model_path(settings))
         self._templates = templates = TemplateWorker(template_of(source, settings))
         with ExitStack() as undo:

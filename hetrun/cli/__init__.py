@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from hetrun.cli.exit_codes import OUR_FAULT, STOPPED, WRONG_INPUT
 from hetrun.cli.output import say
-from hetrun.errors import UserError
+from hetrun.errors import SystemFault, UserError
 
 # What a disk, a quota or a file system says when it takes no more; nothing that a program could mend.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -61,6 +61,9 @@ def exit_code(arguments: list[str]) -> int:
         if str(e) not in REMARKS.said:
             say(str(e))
         return WRONG_INPUT
+    except SystemFault as e:
+        say(str(e))
+        return OUR_FAULT
     except (BrokenPipeError, SystemExit):
         # The program that read our output has closed it: no error (click makes it a SystemExit).
         # Python would complain at exit that it cannot flush.

@@ -24,7 +24,7 @@ from hetrun.engine.loaded_model import LoadedModel
 from hetrun.engine.loop import Loop
 from hetrun.engine.pictures.store import PictureCounts
 from hetrun.engine.request import ActiveRequest
-from hetrun.errors import DeviceLost, EngineStopped, UserError
+from hetrun.errors import DeviceLost, EngineStopped, UserError, system_fault, system_faults
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ class Engine:
         self._loop: Loop | None = None
         self._thread = threading.Thread(target=self._main, args=(load,), name="hetrun-engine", daemon=True)
         try:
-            self._thread.start()
+            with system_faults("the model's thread was not started"):
+                self._thread.start()
             meanwhile()
             self._ready.wait()
         except BaseException:  # Ctrl-C while it loads: the thread ends itself when it comes so far
@@ -180,7 +181,7 @@ class Engine:
             loaded = self._loaded = load()
             self._gate.open(loaded.model, loaded.pictures)
         except BaseException as e:
-            self._failed = e
+            self._failed = system_fault("the model was not loaded", e) or e
             self._gate.stopped = True
             return
         finally:

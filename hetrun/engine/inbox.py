@@ -14,7 +14,7 @@ from hetrun.engine.cancellation import Gate
 from hetrun.engine.input_processor import PreparedInput
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.engine.request import ActiveRequest
-from hetrun.errors import EngineStopped
+from hetrun.errors import EngineStopped, system_fault
 
 R = TypeVar("R")
 
@@ -36,7 +36,7 @@ class Job(Generic[R]):
             try:
                 self.result = self.work(loaded)
             except BaseException as e:
-                self.error = e
+                self.error = system_fault("the model did not do what it was asked for", e) or e
             finally:
                 gate.leave()
         else:

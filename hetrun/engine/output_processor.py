@@ -10,7 +10,7 @@ from hetrun.backend import Floats, Rows, TopLogits
 from hetrun.client.events import Event, FinishReason, TokenLogprob
 from hetrun.engine.loaded_model import LoadedModel, reranker_of, tokenizer_of
 from hetrun.engine.request import ActiveRequest, Draft, Drafts
-from hetrun.errors import BackendError, HetrunError
+from hetrun.errors import BackendError, HetrunError, system_fault
 from hetrun.executor.interface import LogitChooser
 from hetrun.executor.steps import Between, Step
 from hetrun.graph.pooling import read_vector
@@ -201,7 +201,9 @@ def tell(r: ActiveRequest, event: Event) -> bool:
 
 
 def logged(error: Exception) -> Exception:
-    """The error; one that was not raised on purpose leaves its traceback in the log."""
+    """The error; one that was not raised on purpose leaves its traceback in the log, and what the system
+    refused becomes one of ours."""
+    error = system_fault("the request failed", error) or error
     if not isinstance(error, HetrunError):
         log.error("a request failed", exc_info=error)
     return error

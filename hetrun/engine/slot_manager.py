@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 from hetrun.client.events import ContextShift
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.engine.request import ActiveRequest, Chosen
 from hetrun.engine.scheduler import last_in_line
-from hetrun.errors import BudgetError
-from hetrun.memory.kv.prefix_cache import LEAST
+from hetrun.errors import BudgetError, system_fault
+from hetrun.memory.kv.prefix_cache import LEAST, Prefixes
+
+log = logging.getLogger(__name__)
 
 LEAST_ROOM = 4  # tokens of the context that the beginning which is kept leaves in any case
 AHEAD = 64  # tokens that each running request should have room for when another one begins
@@ -87,10 +90,20 @@ class SlotManager:
     def end(self, r: ActiveRequest, keep: bool = True) -> None:
         """A request is over; what the model knows of it may be of use to the next."""
         if keep and self._prefixes and not r.pooled:
-            self._prefixes.keep(r.seq, r.tokens[: r.computed])
+            self._keep(self._prefixes, r)
             r.seq = -1
         else:
             self._free(r)
+
+    @staticmethod
+    def _keep(prefixes: Prefixes, r: ActiveRequest) -> None:
+        """Without memory for its entry it is not kept; the answer is complete all the same."""
+        try:
+            prefixes.keep(r.seq, r.tokens[: r.computed])
+        except Exception as e:
+            if (fault := system_fault("a prompt was not kept for the next request", e)) is None:
+                raise
+            log.warning("%s", fault)
 
     def shift(self, r: ActiveRequest) -> None:
         """The context is full of a request's text: drop the oldest of it, and compute the rest again.
@@ -102,7 +115,7 @@ class SlotManager:
         kept = after_shift(r.tokens, r.shift, r.n_prompt, self._model.context)
         begins = kept[: r.shift.keep] if r.shift.keep >= 0 else kept[: r.n_prompt]
         if self._prefixes and len(begins) >= LEAST:  # it begins with what stays in its place
-            self._prefixes.keep(r.seq, r.tokens[: r.computed])
+            self._keep(self._prefixes, r)
             r.seq, r.computed = -1, 0
         else:
             self._free(r)

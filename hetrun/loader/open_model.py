@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from hetrun.errors import ModelFileError
+from hetrun.errors import ModelFileError, printable, system_faults
 from hetrun.loader import half_repacked
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.gguf_source import GGUFModel
@@ -32,6 +32,11 @@ def file_in(folder: Path) -> Path | None:
 
 def open_model(path: Path) -> ModelSource:
     """Read what is known of a model without its weights."""
+    with system_faults(f"{printable(str(path))} was not opened"):
+        return _open_model(path)
+
+
+def _open_model(path: Path) -> ModelSource:
     path = file_in(path) or path
     if is_folder(path):
         from hetrun.loader.hf_source import open_folder  # on use: most models are GGUF files

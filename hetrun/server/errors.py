@@ -15,7 +15,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from hetrun.errors import ContextFull, DeadlineExceeded, EngineStopped, FieldError, Overloaded, UserError
+from hetrun.errors import (
+    ContextFull,
+    DeadlineExceeded,
+    EngineStopped,
+    FieldError,
+    Overloaded,
+    SystemFault,
+    UserError,
+)
 from hetrun.server.anthropic_format import errors as anthropic
 
 log = logging.getLogger(__name__)
@@ -103,6 +111,8 @@ def api_error(error: Exception | None, context: int | None = None, prompt: str =
         case EngineStopped():
             kind = "server_error"
             return ApiError(str(error), code="engine_stopped", status=503, kind=kind, headers=FINAL)
+        case SystemFault():  # without memory, for one: another time it may work
+            return ApiError(str(error), code="system_fault", status=503, kind="server_error")
     log.error("a request failed", exc_info=error)
     return ApiError(str(error), code="internal_error", status=500, kind="server_error", headers=FINAL)
 

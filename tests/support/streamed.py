@@ -176,9 +176,11 @@ def opened(
     path: Path,
     room: int = 0,
     disk: Disk | None = None,
+    *,
+    system: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> Iterator[tuple[LocalModel, Disk, Memory]]:
-    """A model for whose weights there is so much room."""
+    """A model for whose weights there is so much room. `system`: they are read by the system's own pread."""
     disk = disk or Disk()
     # When drafts are tried depends on time, and each length of them makes a graph that takes memory.
     options = {"backends": ["llamacpp"], "ctx": 256, "deterministic": True, "spec": "off", **options}
@@ -187,9 +189,9 @@ def opened(
         stack.callback(memory.forget)
         stack.enter_context(mock.patch("hetrun.executor.planned_model.Books", memory.books))
         stack.enter_context(mock.patch("hetrun.executor.model_weights.FromDisk", memory.from_disk))
-        stack.enter_context(
-            mock.patch.object(streamed_weights, "Streamer", partial(Streamer, read=disk.function))
-        )
+        if not system:
+            read = partial(Streamer, read=disk.function)
+            stack.enter_context(mock.patch.object(streamed_weights, "Streamer", read))
         llm = stack.enter_context(LocalModel(path, ram=memory.ram, **options))
         seen(llm)
         try:

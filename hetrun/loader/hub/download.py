@@ -91,7 +91,7 @@ def _file(sibling: RepoSibling) -> RepositoryFile:
 def _commit(api: HfApi, wanted: RepositoryModel) -> tuple[str, list[RepositoryFile]]:
     """What a revision is now, and its files."""
     try:
-        info = api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True)
+        info = api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=TIMEOUT_S)
         files = [_file(sibling) for sibling in info.siblings or () if _is_plain(sibling.rfilename)]
     except (AttributeError, KeyError, TypeError) as error:  # of the library, where an answer has another form
         raise _no_hub(wanted) from error

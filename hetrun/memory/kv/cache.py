@@ -412,9 +412,9 @@ class KvCache:
             for group, view in enumerate(self.views(seq, self._lengths[seq], self._lengths[seq])):
                 self.arrivals.forget(group, view.first, view.end)
         self._lost.discard(seq)
-        del self._lengths[seq]
         for part in self._parts:
             part.free(seq)
+        del self._lengths[seq]
 
     def views(self, seq: int, a: int, b: int) -> tuple[KvView, ...]:
         """Where, in each group, the tokens lie that those at positions a to b of a sequence see."""

@@ -262,8 +262,9 @@ class PagedGroup(LayerGroup):
         s, keep = self._held[seq], self._units(n)
         if keep < s.units:
             left = self._shown[s.first + keep : s.first + s.units]
-            self._holders[left] -= 1
-            self._used -= int(np.count_nonzero(self._holders[left] == 0))
+            alone = int(np.count_nonzero(self._holders[left] == 1))
+            self._holders[left] -= 1  # as a whole or, without memory for it, not at all
+            self._used -= alone
             s.units = keep
 
     def free(self, seq: int) -> None:

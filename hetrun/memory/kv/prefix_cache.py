@@ -26,6 +26,7 @@ very bits that computing them again would give.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -122,7 +123,8 @@ class Prefixes:
         """
         wanted = np.array(tokens, np.int32)
         seq, n = self._place(*(self._best(wanted, spans) if reuse else (None, 0)))
-        self._tree.add(seq, wanted)
+        with self._given_back(seq):
+            self._tree.add(seq, wanted)
         self._running[seq] = n
         return seq, n
 
@@ -155,8 +157,8 @@ class Prefixes:
 
     def free(self, seq: int) -> None:
         """A sequence has ended, and nothing of it is kept."""
-        self._leave(seq)
         self._model.free(seq)
+        self._leave(seq)
 
     # --- sequences that have ended
 
@@ -164,10 +166,16 @@ class Prefixes:
         """A sequence has ended: it becomes an entry, the last used, or is freed where it gives nothing new.
 
         `tokens` are those that it holds, or more: of an answer's last token there is mostly no row. It may
-        also be one that `begin` did not give: then it is a gift.
+        also be one that `begin` did not give: then it is a gift. If this raises, the sequence is freed.
         """
         if seq in self._running:
             self._leave(seq)
+        with self._given_back(seq):
+            self._keep(seq, tokens)
+        while self._most_tokens is not None and self.n_entries > 1 and self.n_tokens > self._most_tokens:
+            self.drop_one()
+
+    def _keep(self, seq: int, tokens: Sequence[int] | Tokens) -> None:
         n = self._model.length(seq)
         held = np.array(tokens[:n], np.int32)
         if len(held) < n:
@@ -181,8 +189,6 @@ class Prefixes:
             self.drop_one()
         self._tree.add(seq, held)
         self._used[seq] = next(self._clock)
-        while self._most_tokens is not None and self.n_entries > 1 and self.n_tokens > self._most_tokens:
-            self.drop_one()
 
     def drop_one(self) -> bool:
         """Free the entry that was not used for the longest time; False if there is none."""
@@ -271,14 +277,24 @@ class Prefixes:
         """An entry itself, cut: no place is needed, and no time. It becomes an entry again."""
         del self._used[seq]
         self._tree.remove(seq)
-        self._model.truncate(seq, n)
+        with self._given_back(seq):
+            self._model.truncate(seq, n)
         return seq
+
+    @contextmanager
+    def _given_back(self, seq: int) -> Iterator[None]:
+        """A sequence that nothing knows of yet goes back to the model, if this fails."""
+        try:
+            yield
+        except BaseException:
+            self._model.free(seq)
+            raise
 
     def _leave(self, seq: int) -> None:
         del self._running[seq]
         self._tree.remove(seq)
 
     def _drop(self, seq: int) -> None:
+        self._model.free(seq)
         del self._used[seq]
         self._tree.remove(seq)
-        self._model.free(seq)

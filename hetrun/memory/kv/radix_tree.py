@@ -6,6 +6,7 @@ the way, however many sequences share it; there are never more nodes than twice 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,6 +53,14 @@ class TokenTree:
         if holder in self._tokens:
             raise ValueError(f"sequence {holder} stands in the tree already")
         self._tokens[holder] = tokens
+        try:
+            self._insert(holder, tokens)
+        except BaseException:  # without memory for an array; what was split is right as it is
+            del self._tokens[holder]
+            _discard(self._root, holder)
+            raise
+
+    def _insert(self, holder: int, tokens: Tokens) -> None:
         node, at = self._root, 0
         while at < len(tokens):
             first = int(tokens[at])
@@ -67,18 +76,8 @@ class TokenTree:
 
     def remove(self, holder: int) -> None:
         """Forget a sequence."""
-        tokens = self._tokens.pop(holder)
-        path, at = [self._root], 0
-        while at < len(tokens):
-            first = int(tokens[at])
-            node = path[-1].children[first]
-            node.holders.remove(holder)
-            if not node.holders:  # then the nodes below it have none either
-                del path[-1].children[first]
-                break
-            path.append(node)
-            at += len(node.run)
-        for node in path[:0:-1]:
+        del self._tokens[holder]
+        for node in reversed(_discard(self._root, holder)):
             _join(node)
 
     def shared(self, tokens: Tokens) -> dict[int, int]:
@@ -110,10 +109,24 @@ def _split(node: _Node, n: int) -> _Node:
     return upper
 
 
+def _discard(root: _Node, holder: int) -> list[_Node]:
+    """Take a sequence out, without any new array: memory may be short. The nodes that it leaves to others."""
+    node, left = root, list[_Node]()
+    while found := next((pair for pair in node.children.items() if holder in pair[1].holders), None):
+        first, child = found
+        child.holders.remove(holder)
+        if not child.holders:  # then the nodes below it have none either
+            del node.children[first]
+            break
+        left.append(child)
+        node = child
+    return left
+
+
 def _join(node: _Node) -> None:
     """One node instead of two that the same sequences hold; else old borders would add up."""
     if len(node.children) == 1:
         (child,) = node.children.values()
         if len(child.holders) == len(node.holders):
-            node.run = np.concatenate((node.run, child.run))
-            node.children = child.children
+            with suppress(MemoryError):  # two nodes say the same
+                node.run, node.children = np.concatenate((node.run, child.run)), child.children

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TypeVar
 
-from hetrun.errors import EngineStopped, OptionError, UserError
+from hetrun.errors import EngineStopped, OptionError, UserError, system_faults
 from hetrun.tools.batch.line_reader import Line, LineReader
 from hetrun.tools.batch.output_file import LineOutput, NoRoom
 from hetrun.tools.batch.pictures import has_pictures, with_pictures
@@ -106,6 +106,10 @@ class BatchRun:
 
     async def run(self) -> BatchTally:
         """Until every request has its result."""
+        with system_faults("the batch ended early, and --resume continues it"):
+            return await self._run()
+
+    async def _run(self) -> BatchTally:
         for index, line in self._held.take(self._done):
             self._hold(index, line, keep=False)
         lanes = [self._lane(p, n) for p in self._places for n in range(p.lanes)]

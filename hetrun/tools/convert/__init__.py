@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from hetrun.errors import BackendUnavailable, ModelFileError, OptionError
+from hetrun.errors import BackendUnavailable, ModelFileError, OptionError, system_faults
 from hetrun.graph import Weight, stack
 from hetrun.graph.quant import Bytes, Floats, QuantType
 from hetrun.loader import expert_names
@@ -83,6 +83,11 @@ def convert_model(
     wish: ConversionOptions, progress: Callable[[float], None] | None = None
 ) -> ConversionReport:
     """Convert a model; the file is complete when this returns, and not there when it raises."""
+    with system_faults("the model was not converted"):
+        return _convert_model(wish, progress)
+
+
+def _convert_model(wish: ConversionOptions, progress: Callable[[float], None] | None) -> ConversionReport:
     begin = perf_counter()
     source = open_model(wish.source)
     if is_known(source):

@@ -1,0 +1,324 @@
+/* Calls of the C library that fail when a test says so; loaded before it (LD_PRELOAD).
+
+   One kind of call is armed at a time, and only while an operation runs: the calls of that kind are counted, and
+   the Nth fails, alone or with all that follow. Threads that are exempt (a test's own client) are neither counted
+   nor failed. Memory is counted only where one of some libraries asks for it; Python's own is not. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum kind { NONE, OPEN, READ, PREAD, MMAP, MALLOC, WRITE, PWRITE, FSYNC, RENAME, THREAD, SEND };
+
+#define MOST_RANGES 256
+struct range {
+    uintptr_t begin, end;
+};
+static struct range watched[MOST_RANGES], interpreter[MOST_RANGES];
+static int ranges, of_interpreter;
+
+static atomic_int armed;     /* an enum kind */
+static atomic_long calls;    /* of that kind since then */
+static long nth;             /* 0: none fails */
+static int lasting, error_number, report = -1;
+static _Atomic(void *) site; /* who made the call that failed first */
+static __thread int exempt;
+
+/* --- for the test */
+
+static void take(struct dl_phdr_info *object, struct range *into, int *count)
+{
+    for (int i = 0; i < object->dlpi_phnum && *count < MOST_RANGES; i++) {
+        const ElfW(Phdr) *part = object->dlpi_phdr + i;
+        if (part->p_type != PT_LOAD || !(part->p_flags & PF_X))
+            continue;
+        into[*count].begin = object->dlpi_addr + part->p_vaddr;
+        into[(*count)++].end = object->dlpi_addr + part->p_vaddr + part->p_memsz;
+    }
+}
+
+static int watch(struct dl_phdr_info *object, size_t size, void *names)
+{
+    int wanted = 0;
+    for (const char *name = names; *name; name += strlen(name) + 1)
+        wanted |= strstr(object->dlpi_name, name) != NULL;
+    if (wanted)
+        take(object, watched, &ranges);
+    if (!*object->dlpi_name || strstr(object->dlpi_name, "libpython"))
+        take(object, interpreter, &of_interpreter);
+    return 0;
+}
+
+static int lies_in(void *at, const struct range *where, int count)
+{
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)at - where[i].begin < where[i].end - where[i].begin)
+            return 1;
+    return 0;
+}
+
+/* Memory is counted where it is asked for by a library whose path has one of these names (each ends with a NUL,
+   the last with two). Returns the number of stretches of code. */
+int faults_watch(const char *names)
+{
+    ranges = of_interpreter = 0;
+    dl_iterate_phdr(watch, (void *)names);
+    return ranges;
+}
+
+void faults_arm(int kind, long which, int fails_from_there_on, int error)
+{
+    nth = which, lasting = fails_from_there_on, error_number = error;
+    atomic_store(&site, NULL);
+    atomic_store(&calls, 0);
+    atomic_store(&armed, kind);
+}
+
+/* The calls since it was armed. */
+long faults_disarm(void)
+{
+    atomic_store(&armed, NONE);
+    return atomic_load(&calls);
+}
+
+/* The descriptor that is told, as a line of JSON, where a call comes from before it fails. */
+void faults_report(int fd) { report = fd; }
+
+/* Whether this thread is left alone. */
+void faults_exempt(int yes) { exempt = yes; }
+
+/* Where the first call came from that failed: the library and its function, as far as they have names. */
+int faults_site(char *out, size_t size)
+{
+    Dl_info found;
+    void *from = atomic_load(&site);
+    if (!from || !dladdr(from, &found))
+        return 0;
+    const char *path = found.dli_fname ? found.dli_fname : "?", *base = strrchr(path, '/');
+    snprintf(out, size, "%s %s", base ? base + 1 : path, found.dli_sname ? found.dli_sname : "");
+    return 1;
+}
+
+/* --- which calls fail */
+
+/* Said before it fails, in case that the process ends of it. */
+static void tell(void)
+{
+    char name[256], line[300];
+    if (faults_site(name, sizeof(name)))
+        syscall(SYS_write, report, line, (size_t)snprintf(line, sizeof(line), "{\"at\": \"%s\"}\n", name));
+}
+
+static int fails(enum kind kind, void *from)
+{
+    if (atomic_load_explicit(&armed, memory_order_relaxed) != (int)kind || exempt)
+        return 0;
+    long number = atomic_fetch_add(&calls, 1) + 1;
+    if (!nth || (lasting ? number < nth : number != nth))
+        return 0;
+    void *first = NULL;
+    if (atomic_compare_exchange_strong(&site, &first, from) && report >= 0)
+        tell();
+    errno = error_number;
+    return 1;
+}
+
+static int out_of_memory(void *from)
+{
+    if (atomic_load_explicit(&armed, memory_order_relaxed) != MALLOC)
+        return 0;
+    return lies_in(from, watched, ranges) && fails(MALLOC, from);
+}
+
+/* The interpreter's own frames and arenas are not counted: a thread that has none for its first frame ends
+   without a word, and whoever began it waits for ever, in any program. */
+static int no_pages(int flags, int fd, void *from)
+{
+    if (atomic_load_explicit(&armed, memory_order_relaxed) != MMAP)
+        return 0;
+    int own = fd < 0 && flags == (MAP_PRIVATE | MAP_ANONYMOUS) && lies_in(from, interpreter, of_interpreter);
+    return !own && fails(MMAP, from);
+}
+
+#define FAILS(kind) fails(kind, __builtin_return_address(0))
+#define NO_MEMORY out_of_memory(__builtin_return_address(0))
+#define MODE(flags, mode)                                 \
+    mode_t mode = 0;                                      \
+    if ((flags) & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY))) { \
+        va_list more;                                     \
+        va_start(more, flags);                            \
+        mode = va_arg(more, mode_t);                      \
+        va_end(more);                                     \
+    }
+
+/* --- files */
+
+#define OPEN_AS(name)                                                                              \
+    int name(const char *path, int flags, ...)                                                     \
+    {                                                                                              \
+        MODE(flags, mode)                                                                          \
+        return FAILS(OPEN) ? -1 : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode); \
+    }
+OPEN_AS(open)
+OPEN_AS(open64)
+
+#define OPENAT_AS(name)                                                                     \
+    int name(int folder, const char *path, int flags, ...)                                  \
+    {                                                                                       \
+        MODE(flags, mode)                                                                   \
+        return FAILS(OPEN) ? -1 : (int)syscall(SYS_openat, folder, path, flags, mode); \
+    }
+OPENAT_AS(openat)
+OPENAT_AS(openat64)
+
+static FILE *(*next_fopen)(const char *, const char *);
+
+#define FOPEN_AS(name) \
+    FILE *name(const char *path, const char *mode) { return FAILS(OPEN) ? NULL : next_fopen(path, mode); }
+FOPEN_AS(fopen)
+FOPEN_AS(fopen64)
+
+ssize_t read(int fd, void *to, size_t size) { return FAILS(READ) ? -1 : syscall(SYS_read, fd, to, size); }
+
+#define PREAD_AS(name)                                                       \
+    ssize_t name(int fd, void *to, size_t size, off_t at)                    \
+    {                                                                        \
+        return FAILS(PREAD) ? -1 : syscall(SYS_pread64, fd, to, size, at); \
+    }
+PREAD_AS(pread)
+PREAD_AS(pread64)
+
+#define PREADV_AS(name)                                                            \
+    ssize_t name(int fd, const struct iovec *to, int count, off_t at)              \
+    {                                                                              \
+        return FAILS(PREAD) ? -1 : syscall(SYS_preadv, fd, to, count, at, 0L); \
+    }
+PREADV_AS(preadv)
+PREADV_AS(preadv64)
+
+#define PREADV2_AS(name)                                                                   \
+    ssize_t name(int fd, const struct iovec *to, int count, off_t at, int flags)           \
+    {                                                                                      \
+        return FAILS(PREAD) ? -1 : syscall(SYS_preadv2, fd, to, count, at, 0L, flags); \
+    }
+PREADV2_AS(preadv2)
+PREADV2_AS(preadv64v2)
+
+ssize_t write(int fd, const void *from, size_t size)
+{
+    return FAILS(WRITE) ? -1 : syscall(SYS_write, fd, from, size);
+}
+
+ssize_t writev(int fd, const struct iovec *from, int count)
+{
+    return FAILS(WRITE) ? -1 : syscall(SYS_writev, fd, from, count);
+}
+
+#define PWRITE_AS(name)                                                         \
+    ssize_t name(int fd, const void *from, size_t size, off_t at)               \
+    {                                                                           \
+        return FAILS(PWRITE) ? -1 : syscall(SYS_pwrite64, fd, from, size, at); \
+    }
+PWRITE_AS(pwrite)
+PWRITE_AS(pwrite64)
+
+int fsync(int fd) { return FAILS(FSYNC) ? -1 : (int)syscall(SYS_fsync, fd); }
+int fdatasync(int fd) { return FAILS(FSYNC) ? -1 : (int)syscall(SYS_fdatasync, fd); }
+
+int rename(const char *from, const char *to)
+{
+    return FAILS(RENAME) ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+int renameat(int folder, const char *from, int other, const char *to)
+{
+    return FAILS(RENAME) ? -1 : (int)syscall(SYS_renameat2, folder, from, other, to, 0);
+}
+
+/* --- memory */
+
+#define MMAP_AS(name)                                                                             \
+    void *name(void *where, size_t size, int protection, int flags, int fd, off_t at)             \
+    {                                                                                             \
+        if (no_pages(flags, fd, __builtin_return_address(0)))                                     \
+            return MAP_FAILED;                                                                    \
+        return (void *)syscall(SYS_mmap, where, size, protection, flags, fd, at); \
+    }
+MMAP_AS(mmap)
+MMAP_AS(mmap64)
+
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+extern void *__libc_memalign(size_t, size_t);
+
+void *malloc(size_t size) { return NO_MEMORY ? NULL : __libc_malloc(size); }
+void *calloc(size_t count, size_t size) { return NO_MEMORY ? NULL : __libc_calloc(count, size); }
+void *realloc(void *old, size_t size) { return NO_MEMORY ? NULL : __libc_realloc(old, size); }
+void *aligned_alloc(size_t unit, size_t size) { return NO_MEMORY ? NULL : __libc_memalign(unit, size); }
+void *memalign(size_t unit, size_t size) { return NO_MEMORY ? NULL : __libc_memalign(unit, size); }
+
+int posix_memalign(void **out, size_t unit, size_t size)
+{
+    if (NO_MEMORY)
+        return ENOMEM;
+    void *found = __libc_memalign(unit, size);
+    if (!found)
+        return ENOMEM;
+    *out = found;
+    return 0;
+}
+
+/* --- threads and connections */
+
+static int (*next_create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*work)(void *), void *with)
+{
+    return FAILS(THREAD) ? error_number : next_create(thread, how, work, with);
+}
+
+/* The other end is gone: nothing comes over that connection any more, either. */
+static ssize_t hang_up(int fd)
+{
+    shutdown(fd, SHUT_RDWR);
+    errno = error_number;
+    return -1;
+}
+
+/* One byte wakes an event loop up, over a pair of sockets that are its own: such a call fails only where the
+   loop is awake anyway. */
+ssize_t send(int fd, const void *from, size_t size, int flags)
+{
+    if (size > 1 && FAILS(SEND))
+        return hang_up(fd);
+    return syscall(SYS_sendto, fd, from, size, flags, NULL, 0);
+}
+
+ssize_t sendto(int fd, const void *from, size_t size, int flags, const struct sockaddr *to, socklen_t length)
+{
+    return FAILS(SEND) ? hang_up(fd) : syscall(SYS_sendto, fd, from, size, flags, to, length);
+}
+
+ssize_t sendmsg(int fd, const struct msghdr *what, int flags)
+{
+    return FAILS(SEND) ? hang_up(fd) : syscall(SYS_sendmsg, fd, what, flags);
+}
+
+__attribute__((constructor)) static void find(void)
+{
+    next_create = (__typeof__(next_create))dlsym(RTLD_NEXT, "pthread_create");
+    next_fopen = (__typeof__(next_fopen))dlsym(RTLD_NEXT, "fopen");
+}

@@ -1,0 +1,87 @@
+"""The library faults.c: built, and used by the process that it was loaded into."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetrun.system.native_library import Prototypes, load_library
+
+SOURCE = Path(__file__).with_name("faults.c")
+# Numbers of faults.c, and what the system says where such a call fails.
+CALLS = {
+    "open": (1, errno.EMFILE),
+    "read": (2, errno.EIO),
+    "pread": (3, errno.EIO),
+    "mmap": (4, errno.ENOMEM),
+    "malloc": (5, errno.ENOMEM),
+    "write": (6, errno.ENOSPC),
+    "pwrite": (7, errno.ENOSPC),
+    "fsync": (8, errno.EIO),
+    "rename": (9, errno.EIO),
+    "thread": (10, errno.EAGAIN),
+    "send": (11, errno.ECONNRESET),
+}
+# Libraries whose memory is counted: ours, ggml's, and numpy's.
+WATCHED = (b"/hetrun/", b"/backends/", b"libggml", b"/numpy/")
+FUNCTIONS: Prototypes = {
+    "faults_watch": (ctypes.c_int, ctypes.c_char_p),
+    "faults_arm": (None, ctypes.c_int, ctypes.c_long, ctypes.c_int, ctypes.c_int),
+    "faults_disarm": (ctypes.c_long,),
+    "faults_report": (None, ctypes.c_int),
+    "faults_exempt": (None, ctypes.c_int),
+    "faults_site": (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t),
+}
+
+
+def build(folder: Path) -> tuple[Path | None, str]:
+    """The library, made in a folder; or why there is none here."""
+    if not sys.platform.startswith("linux"):
+        return None, "calls can be failed on Linux only"
+    if (compiler := shutil.which("cc")) is None:
+        return None, "there is no C compiler"
+    out = folder / "faults.so"
+    command = [compiler, "-O2", "-g", "-fPIC", "-shared", "-o", str(out), str(SOURCE), "-ldl", "-lpthread"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (None, f"faults.c needs glibc: {done.stderr.strip()[-200:]}") if done.returncode else (out, "")
+
+
+@dataclass
+class Count:
+    """What a stretch of code called."""
+
+    calls: int = 0
+    site: str = ""  # where the first call came from that failed
+
+
+class Injector:
+    """The library in this process."""
+
+    def __init__(self) -> None:
+        self._dll = load_library(None, FUNCTIONS)
+        self._dll.faults_report(1)
+
+    @contextmanager
+    def armed(self, call: str, nth: int = 0, lasting: bool = False) -> Iterator[Count]:
+        """Count calls of one kind, and fail the Nth; `lasting`: and all after it."""
+        number, error = CALLS[call]
+        self._dll.faults_watch(b"\0".join(WATCHED) + b"\0\0")
+        count, name = Count(), ctypes.create_string_buffer(256)
+        self._dll.faults_arm(number, nth, lasting, error)
+        try:
+            yield count
+        finally:
+            count.calls = self._dll.faults_disarm()
+            if self._dll.faults_site(name, len(name)):
+                count.site = name.value.decode(errors="replace").strip()
+
+    def exempt(self) -> None:
+        """This thread's calls do not fail, and are not counted."""
+        self._dll.faults_exempt(1)

@@ -1,0 +1,76 @@
+"""Every Nth call of an operation fails: one clear error or the right answer, nothing left behind, and the
+next time all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.faults.injector import CALLS, build
+from tests.faults.models import make
+from tests.faults.numbers import chosen
+from tests.faults.operations import MAKERS
+from tests.faults.trial import Wish, attempt, hub, with_hub
+from tests.support.tiers import exhaustive
+
+pytestmark = pytest.mark.slow
+
+# Numbers of each kind of call in `make test`; where a run takes a tenth of a second they are fewer.
+MOST = {"load": 10, "convert": 12, "pull": 8, "batch": 8}
+USUAL = 16
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """faults.c, built."""
+    found, reason = build(tmp_path_factory.mktemp("library"))
+    if found is None:
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def hub_url(models: Path) -> Iterator[str]:
+    with hub(models) as url:
+        yield url
+
+
+@pytest.mark.parametrize("operation", MAKERS)
+def test_some_calls_fail(operation: str, library: Path, models: Path, hub_url: str) -> None:
+    """The first of each kind, the last two, and some between."""
+    wish = Wish(operation, list(CALLS), MOST.get(operation, USUAL))
+    rows = attempt(wish, models, library, with_hub(hub_url))
+    assert any(row.tried for row in rows)
+    assert not [f"{row.call}: {fault}" for row in rows for fault in row.faults]
+
+
+@exhaustive
+@pytest.mark.parametrize("lasting", [False, True], ids=["one", "all after it"])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("operation", MAKERS)
+def test_every_call_fails(
+    operation: str, call: str, lasting: bool, library: Path, models: Path, hub_url: str
+) -> None:
+    (row,) = attempt(Wish(operation, [call], lasting=lasting), models, library, with_hub(hub_url))
+    assert row.tried >= row.calls
+    assert not row.faults
+
+
+def test_numbers_are_the_first_the_last_and_ever_fewer_between() -> None:
+    assert chosen(0) == []
+    assert chosen(5, 5) == [1, 2, 3, 4, 5]
+    assert chosen(1000) == list(range(1, 1001))
+    few = chosen(1000, 10)
+    assert few[:5] == [1, 2, 3, 4, 5]
+    assert few[-2:] == [999, 1000]
+    assert len(few) <= 10
+    gaps = [b - a for a, b in pairwise(few[4:-1])]
+    assert gaps == sorted(gaps)
