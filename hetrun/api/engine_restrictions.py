@@ -179,9 +179,9 @@ def _own(settings: Settings) -> Iterator[Grant]:
         with suppress(OSError):
             os.makedirs(folder, exist_ok=True)
             yield folder, WRITE
-    for folder in (os.environ.get("NUMBA_CACHE_DIR"), os.path.expanduser("~/.cache/numba")):
-        if folder:
-            yield folder, WRITE
+    for compiled in (os.environ.get("NUMBA_CACHE_DIR"), os.path.expanduser("~/.cache/numba")):
+        if compiled:
+            yield compiled, WRITE
 
 
 def _of_python() -> Iterator[str]:
