@@ -194,7 +194,8 @@ class Engine:
             loop.end(EngineStopped(str(e)))
         except BaseException as e:
             log.exception("the engine failed")
-            loop.end(EngineStopped(f"the engine failed ({type(e).__name__}: {e}); please report it"))
+            said = f"the engine failed ({type(e).__name__}: {e}); please report it"
+            loop.end(EngineStopped(str(system_fault("the engine ended", e) or said)))
         else:
             loop.requests.keep()
             loop.end(EngineStopped("the model was closed before the answer was complete"))

@@ -19,8 +19,8 @@ from tests.support.tiers import exhaustive
 pytestmark = pytest.mark.slow
 
 # Numbers of each kind of call in `make test`; where a run takes a tenth of a second they are fewer.
-MOST = {"load": 10, "convert": 12, "pull": 8, "batch": 8}
-USUAL = 16
+MOST = {"load": 4, "convert": 4, "batch": 4}
+USUAL = 6
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -431,3 +433,40 @@ def test_a_new_sequence_never_begins_with_a_part_of_a_span(grain: int, expected:
         found = prefixes.begin(text[:end] + [1000] * 20, spans=spans)
         assert found[1] == n
         assert prefixes.begin(text[:end] + [1000] * 20)[1] == min(end, end // grain * grain)
+
+
+def test_without_memory_a_prompt_does_not_begin_and_the_next_one_does() -> None:
+    """At whichever array of its tokens' place in the tree."""
+    text = list(range(60))
+    for nth in range(1, 3):
+        model = Lists()
+        prefixes = Prefixes(model)
+        seq, _ = prefixes.begin(text)
+        model.texts[seq] = text.copy()
+        prefixes.keep(seq, text)
+        calls = count(1)
+
+        def fails(a: object, b: object, calls: count[int] = calls, nth: int = nth) -> int:
+            if next(calls) == nth:
+                raise MemoryError
+            return common(a, b)  # type: ignore[arg-type]
+
+        with mock.patch("hetrun.memory.kv.radix_tree.common", fails), suppress(MemoryError):
+            prefixes.free(prefixes.begin([*text[:30], *range(70, 90)])[0])
+        assert next(calls) > nth
+        assert len(model.texts) == prefixes.n_entries == 1
+        found, n = prefixes.begin([*text, 99])
+        assert n == len(text)
+        assert model.texts[found] == text
+
+
+def test_without_memory_an_answer_is_not_kept_and_its_place_is_free() -> None:
+    model = Lists()
+    prefixes = Prefixes(model)
+    text = list(range(60))
+    seq, _ = prefixes.begin(text)
+    model.texts[seq] = text.copy()
+    with mock.patch.object(TokenTree, "add", side_effect=MemoryError), pytest.raises(MemoryError):
+        prefixes.keep(seq, text)
+    assert not model.texts
+    assert prefixes.n_running == prefixes.n_entries == 0
