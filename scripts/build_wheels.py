@@ -143,7 +143,7 @@ def compile_ggml(tools: Tools, sources: Path, work: Path, levels: Sequence[str])
     run(tools.bin / "cmake", *options, "-S", PACKAGE, "-B", folder, env=tools.env)
     jobs = str(len(os.sched_getaffinity(0)))
     targets = [f"ggml-cpu-{level}" for level in levels] + [f"bin/lib{name}.so" for name in LIBRARIES]
-    follow(tools, "ninja", "-C", str(folder), "-j", jobs, *(targets if levels != LEVELS else ()))
+    follow(tools, "ninja", "-C", str(folder), "-j", jobs, *targets)
     say(f"Compiled ggml and llama.cpp in {time.monotonic() - started:.0f} s")
     return folder / "bin"
 
@@ -320,7 +320,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Build the wheels of hetrun and hetrun-ggml.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "wheels")
-    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS, metavar="LEVEL")
+    parser.add_argument(
+        "--levels", nargs="+", choices=LEVELS, default=LEVELS, metavar="LEVEL", help="in the wheel"
+    )
     return parser.parse_args()
 
 
