@@ -94,7 +94,7 @@ clean:
 	rm -rf $(VENV) $(IPEX_VENV) build dist .emulator_cache *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(VENV)/run.stamp: $(SETTINGS) $(SOURCES)
-	$(call install,demo)
+	$(call install,--wheels dist demo)
 
 $(VENV)/install.stamp: $(SETTINGS) $(SOURCES)
 	$(call install,demo amx)

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 # The links hetrun/backends -> ../backends serve a checkout. Archives lose them: nothing here follows them.
@@ -65,10 +66,17 @@ class BuildLibraries(build_ext):
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
+class AnyPython(bdist_wheel):
+    """One wheel for all versions of Python: ctypes loads the libraries, and they know nothing of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
     packages=core + mapped,
     package_dir={"hetrun": "hetrun"} | {f"hetrun.{f}": f for f in FOLDERS},
-    cmdclass={"build_ext": BuildLibraries},
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": AnyPython},
     ext_modules=[
         Extension(
             "hetrun." + ".".join(path.with_suffix("").parts).removeprefix("hetrun."),

@@ -1,10 +1,11 @@
 """Make the virtual environment and install hetrun into it, showing what pip does while it does it.
 
-    python3 scripts/install.py [--venv .venv] [--editable] [--without PACKAGE] [EXTRA...]
+    python3 scripts/install.py [--venv .venv] [--editable] [--wheels dist] [--without PACKAGE] [EXTRA...]
 
-llama-cpp-python has no wheel: pip compiles ggml for this machine, and says nothing for the minutes it takes.
-So pip runs verbosely here, and the compiler's own count becomes the progress. The whole output goes to
-install.log in the environment. Only the standard library is used.
+With --wheels, what scripts/build_wheels.py left in that folder is installed, unless the sources are newer.
+Otherwise ggml comes with llama-cpp-python, which has no wheel: pip compiles it for this machine, and says
+nothing for the minutes it takes. So pip runs verbosely here, and the compiler's count becomes the progress.
+The whole output goes to install.log in the environment. Only the standard library is used.
 
 What an extra asks for and no wheel brings to this Python is left out by name; `hetrun doctor` knows of it.
 """
@@ -24,7 +25,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -43,6 +44,12 @@ INSTALL = re.compile(r"Installing collected packages: (.*)")
 # (https://github.com/ggml-org/llama.cpp/issues/20824). Without that removal AMX works.
 AMX_FLAGS = "-fno-tree-dse -fno-dse"
 GGML = "llama-cpp-python"
+# Of llama.cpp only what is used: a third of its sources is a library for programs.
+ONLY_USED = shlex.quote(f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={ROOT / 'scripts' / 'only_used.cmake'}")
+# What a wheel of hetrun is made of.
+SOURCES = ("hetrun", "backends", "models", "tui", "pyproject.toml", "setup.py")
+# In build/: what setup.py keeps, which is known by its contents, and what scripts/build_wheels.py compiled.
+KEPT = ("libraries", "wheels")
 # Whether AMX works, by a trial that is remembered: hetrun's first start has nothing left to find out.
 TRIAL = "from hetrun.backends.llamacpp import amx_check; print(amx_check.verdict())"
 
@@ -157,6 +164,7 @@ def building(environ: Mapping[str, str], amx: bool) -> dict[str, str]:
     """The environment that pip builds in; whatever the user set there stays in force."""
     # make, unlike ninja, compiles one file at a time unless it is told otherwise.
     own = {"CMAKE_BUILD_PARALLEL_LEVEL": str(len(os.sched_getaffinity(0))), **environ}
+    own["CMAKE_ARGS"] = f"{ONLY_USED} {environ.get('CMAKE_ARGS', '')}".rstrip()
     if amx and knows_flags(environ):
         own["CXXFLAGS"] = f"{AMX_FLAGS} {environ.get('CXXFLAGS', '')}".rstrip()
     return own
@@ -241,6 +249,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Install hetrun into a virtual environment.")
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help="demo, amx, ipex, cuda, cuda12, test")
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
+    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="take the wheels that lie there")
     parser.add_argument("--without", metavar="PACKAGE", help="take the version that an extra asks for")
     parser.add_argument("--editable", action="store_true", help="import hetrun from this checkout")
     return parser.parse_args()
@@ -327,12 +336,28 @@ def name_of(requirement: str) -> str:
     return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
 
 
-def install(pip: Pip, extras: list[str], editable: bool) -> None:
+def find_wheels(folder: Path) -> list[str]:
+    """The wheels of hetrun-ggml and hetrun in a folder; none if one is missing or older than the sources."""
+    ggml, hetrun = sorted(folder.glob("hetrun_ggml-*.whl")), sorted(folder.glob("hetrun-*.whl"))
+    if len(ggml) != 1 or len(hetrun) != 1 or platform.machine() != "x86_64":
+        return []
+    made = hetrun[0].stat().st_mtime
+    return [] if any(path.stat().st_mtime > made for path in _sources()) else [str(ggml[0]), str(hetrun[0])]
+
+
+def _sources() -> Iterator[Path]:
+    for name in SOURCES:
+        path = ROOT / name
+        found = path.rglob("*.*") if path.is_dir() else [path]
+        yield from (file for file in found if file.suffix not in (".pyc", ".so"))
+
+
+def install(pip: Pip, extras: list[str], editable: bool, wheels: Sequence[str] = ()) -> None:
     """Install hetrun with these extras, but for packages that this Python cannot have; those are noted."""
-    here = ["-e", "."] if editable else ["."]
+    here = ["-e", "."] if editable else list(wheels) or ["."]
     without: list[str] = []
     try:
-        pip.install(*here[:-1], "." + (f"[{','.join(extras)}]" if extras else ""))
+        pip.install(*here[:-1], here[-1] + (f"[{','.join(extras)}]" if extras else ""))
     except PipFailed as failed:
         if failed.reason:
             raise
@@ -369,16 +394,20 @@ def main() -> None:
     versions = constraints(options.venv, options.without) if options.without else "constraints.txt"
     pip = Pip(python, options.venv, screen, building(os.environ, amx), versions)
     target = "." + (f"[{','.join(options.extras)}]" if options.extras else "")
-    screen.say(
-        f"Installing {target} (ggml is compiled here, about three minutes, unless pip has it from before)"
+    wheels = find_wheels(options.wheels.absolute()) if options.wheels else []
+    how = (
+        f"from the wheels in {options.wheels}"
+        if wheels
+        else "ggml is compiled here, about three minutes, unless pip has it from before"
     )
+    screen.say(f"Installing {target} ({how})")
     # setuptools builds in build/ and removes nothing from it: modules deleted since would be installed again.
     for left in (ROOT / "build").glob("*"):
-        if left.name != "libraries":  # what setup.py keeps is known by its contents
+        if left.name not in KEPT:
             shutil.rmtree(left, ignore_errors=True)
     started = time.monotonic()
-    install(pip, options.extras, options.editable)
-    if amx and amx_is_broken(python):
+    install(pip, options.extras, options.editable, wheels)
+    if amx and not wheels and amx_is_broken(python):
         screen.say("The ggml that pip had was compiled wrong for this CPU's AMX: it is compiled again.")
         pip.rebuild()
         if amx_is_broken(python):

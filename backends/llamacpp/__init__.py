@@ -1,4 +1,4 @@
-"""ggml, from the libraries that llama-cpp-python installs: a segment is one ggml graph, run by one call."""
+"""ggml, from the libraries of an installed package: a segment is one ggml graph, run by one call."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def _judge(ending: int | None) -> Verdict:
 
 def _mark(lib: GgmlLibrary) -> Path | None:
     """The file that remembers what was found out about just this library."""
-    path = (lib.folder / "libggml-cpu.so").resolve()
+    path = lib.cpu_path.resolve()
     try:
         status = path.stat()
         known = repr((str(path), status.st_size, status.st_mtime_ns, lib.version))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from ctypes import c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 
-from hetrun.backends.llamacpp.ggml_api import CPU_LIBRARY, GgmlLibrary
+from hetrun.backends.llamacpp.ggml_api import GgmlLibrary
 from hetrun.system.native_library import MissingFunction, Prototypes, load_library
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Tiles:
         parallel: Prototypes = {"GOMP_parallel": (None, c_void_p, c_void_p, c_uint, c_uint)}
         self._parallel = None
         with suppress(MissingFunction):
-            self._parallel = load_library(lib.folder / CPU_LIBRARY, parallel).GOMP_parallel
+            self._parallel = load_library(lib.cpu_path, parallel).GOMP_parallel
 
     def restore(self, threads: int) -> None:
         """Before a graph that this many threads compute."""

@@ -1,6 +1,6 @@
-"""ggml's C interface through ctypes, from the libraries that llama-cpp-python installs.
+"""ggml's C interface through ctypes, from the libraries that hetrun-ggml brings or llama-cpp-python compiles.
 
-The package itself is never imported: its modules take a third of a second. Functions that only build a
+The latter is never imported: its modules take a third of a second. Functions that only build a
 graph are called with the interpreter lock held (PyDLL), because giving it away costs more than they do;
 what computes or copies gives it away (CDLL).
 """
@@ -8,6 +8,7 @@ what computes or copies gives it away (CDLL).
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
@@ -27,9 +28,10 @@ from ctypes import (
 )
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetrun.errors import BackendUnavailable
+from hetrun.system.cpu_flags import cpu_flags
 from hetrun.system.native_library import (
     MissingFunction,
     Prototypes,
@@ -41,7 +43,7 @@ from hetrun.system.native_library import (
 
 TESTED = ("0.25.",)  # versions of ggml whose structures are the ones below
 INSTALL = "pip install 'llama-cpp-python>=0.3.36,<0.3.37' (it needs a C++ compiler and about three minutes)"
-CPU_LIBRARY = "libggml-cpu.so"
+BASE_LIBRARY, CPU_LIBRARY = "libggml-base.so", "libggml-cpu.so"
 SPINNING, SPINS = "GOMP_SPINCOUNT", "10000"  # half a millisecond or less
 
 F32, F16, I32, I64 = 0, 1, 26, 27
@@ -202,20 +204,27 @@ _UNLOCKED = {
 }
 
 
+class GgmlFiles(NamedTuple):
+    """Where ggml's libraries lie, and which of them computes on this CPU."""
+
+    folder: Path
+    cpu: Path
+
+
 class GgmlLibrary:
     """ggml's functions by name, plus a few addresses."""
 
-    def __init__(self, folder: Path) -> None:
-        paths = {name: str(folder / f"libggml{name}.so") for name in ("-base", "-cpu", "")}
-        base, self.cpu = load_locked(paths["-base"]), load_locked(paths["-cpu"])
+    def __init__(self, files: GgmlFiles) -> None:
+        path = files.folder / BASE_LIBRARY
+        base, self.cpu = load_locked(path), load_locked(files.cpu)
         try:
             vars(self).update(declare(base, _BASE) | declare(self.cpu, _CPU))
-            vars(self).update(declare(load_library(paths["-base"]), _UNLOCKED))
+            vars(self).update(declare(load_library(path), _UNLOCKED))
         except MissingFunction as e:
             raise BackendUnavailable(
                 f"{e}: another version of ggml than the tested ones; {INSTALL}"
             ) from None
-        self.folder = folder
+        self.folder, self.cpu_path = files
         self.version = self.ggml_version().decode()
         _check_layout(self)
         silence(self)
@@ -230,7 +239,7 @@ class GgmlLibrary:
 
 def load_beside(name: str, prototypes: Prototypes) -> ctypes.CDLL:
     """Another library of ggml's folder, with the functions that are called."""
-    path = find_folder() / name
+    path = find_files().folder / name
     try:
         return load_library(path, prototypes)
     except OSError as e:
@@ -289,15 +298,21 @@ def extra_buffer_types(lib: GgmlLibrary) -> list[int]:
     return types
 
 
-def find_folder() -> Path:
-    """Where llama-cpp-python keeps its libraries."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        raise BackendUnavailable(f"llama-cpp-python is not installed: {INSTALL}")
-    folder = Path(spec.origin).parent / "lib"
-    if not (folder / CPU_LIBRARY).exists():
-        raise BackendUnavailable(f"{folder} has no {CPU_LIBRARY}: reinstall with {INSTALL}")
-    return folder
+def find_files() -> GgmlFiles:
+    """The libraries of hetrun-ggml where it is installed, otherwise those that llama-cpp-python compiled."""
+    if importlib.util.find_spec("hetrun_ggml"):
+        package = importlib.import_module("hetrun_ggml")
+        files = GgmlFiles(package.FOLDER, package.cpu_library(cpu_flags()))
+        again = "pip install --force-reinstall hetrun-ggml"
+    else:
+        spec = importlib.util.find_spec("llama_cpp")
+        if spec is None or spec.origin is None:
+            raise BackendUnavailable(f"llama-cpp-python is not installed: {INSTALL}")
+        folder = Path(spec.origin).parent / "lib"
+        files, again = GgmlFiles(folder, folder / CPU_LIBRARY), f"reinstall with {INSTALL}"
+    if not files.cpu.exists():
+        raise BackendUnavailable(f"{files.folder} has no {files.cpu.name}: {again}")
+    return files
 
 
 @cache
@@ -307,7 +322,7 @@ def library() -> GgmlLibrary:
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     try:
         with _waiting_briefly():
-            return GgmlLibrary(find_folder())
+            return GgmlLibrary(find_files())
     except OSError as e:
         raise BackendUnavailable(f"ggml's libraries do not load ({e}): reinstall with {INSTALL}") from e
 

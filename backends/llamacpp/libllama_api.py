@@ -140,12 +140,20 @@ PROTOTYPES: Prototypes = {
     "llama_memory_seq_pos_min": (c_int32, c_void_p, c_int32),
 }
 
+_REGISTRY: Prototypes = {
+    "ggml_backend_reg_by_name": (c_void_p, c_char_p),
+    "ggml_backend_register": (None, c_void_p),
+}
+
 
 @cache
 def library() -> ctypes.CDLL:
     """libllama, loaded once, its log kept off stderr."""
-    ggml_api.library()  # ggml first, and its version is checked
+    ggml = ggml_api.library()  # first, and its version is checked
     lib = ggml_api.load_beside("libllama.so", PROTOTYPES)
+    registry = ggml_api.load_beside("libggml.so", _REGISTRY)
+    if not registry.ggml_backend_reg_by_name(b"CPU"):  # it knows only what it was linked to
+        registry.ggml_backend_register(ggml.ggml_backend_cpu_reg())
     _check_layout(lib)
     lib.llama_log_set(ggml_api.libc_address("abs"), None)
     return lib

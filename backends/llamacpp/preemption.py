@@ -82,7 +82,7 @@ def seconds(lib: GgmlLibrary, node: GgmlTensor) -> float:
 @cache
 def _viewer(lib: GgmlLibrary) -> Viewer | None:
     """ggml's libraries have it to themselves, and a build may hide it."""
-    view = getattr(ctypes.PyDLL(str(lib.folder / "libggml-base.so")), "ggml_graph_view", None)
+    view = getattr(ctypes.PyDLL(str(lib.folder / ggml_api.BASE_LIBRARY)), "ggml_graph_view", None)
     if view:
         view.restype, view.argtypes = View, (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
     return view

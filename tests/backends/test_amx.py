@@ -42,7 +42,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     """A machine with AMX, whatever is under the tests, and a library that is not there but for its size."""
     (tmp_path / "libggml-cpu.so").write_bytes(b"some code")
     names = {AMX: b"AMX", OTHER: b"CPU_REPACK"}
-    lib = SimpleNamespace(folder=tmp_path, version="0.25.3", ggml_backend_buft_name=names.__getitem__)
+    lib = SimpleNamespace(
+        folder=tmp_path,
+        cpu_path=tmp_path / "libggml-cpu.so",
+        version="0.25.3",
+        ggml_backend_buft_name=names.__getitem__,
+    )
     machine = Machine(0)
     monkeypatch.setattr(ggml_api, "library", lambda: lib)
     monkeypatch.setattr(ggml_api, "extra_buffer_types", lambda lib: [AMX, OTHER])

@@ -260,14 +260,14 @@ def _run_batch(app: ASGIApp, source: Path, target: Path, for_all: ForAll) -> obj
     import asyncio
 
     from hetrun.cli.batch import Files, reading, writing
-    from hetrun.tools.batch.local_worker import Here
+    from hetrun.tools.batch.local_worker import LocalPlace
     from hetrun.tools.batch.request_lines import RequestReader
     from hetrun.tools.batch.resume import FinishedRequests
-    from hetrun.tools.batch.runner import BatchRun, Ends
+    from hetrun.tools.batch.runner import BatchChannels, BatchRun
 
     with reading(str(source)) as lines, writing(Files(str(source), target)) as (output, held):
-        ends = Ends(lines, output, FinishedRequests(None), held)
-        tally = asyncio.run(BatchRun(ends, RequestReader(for_all), [Here(app, 4)]).run())
+        ends = BatchChannels(lines, output, FinishedRequests(None), held)
+        tally = asyncio.run(BatchRun(ends, RequestReader(for_all), [LocalPlace(app, 4)]).run())
     if tally.failed:
         raise HetrunError(tally.first_failure)
     return tally.written

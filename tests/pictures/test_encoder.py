@@ -19,7 +19,7 @@ from hetrun.errors import Cancelled, ModelFileError, PictureError
 from hetrun.loader.vision import Vision, read_vision
 from hetrun.pictures.picture import Picture
 from hetrun.system import subprocesses
-from tests.support import towers
+from tests.support import peer, towers
 from tests.support.towers import Seeing
 
 WIDE, TALL, SMALL = (60, 40), (24, 88), (5, 3)
@@ -78,9 +78,7 @@ class Theirs:
     """The library through its own bindings, with the real text model, as llama-server calls it."""
 
     def __init__(self, pair: Seeing) -> None:
-        import llama_cpp
-        from llama_cpp import mtmd_cpp
-
+        llama_cpp, mtmd_cpp = peer.llama_cpp(), peer.mtmd_cpp()
         self.mtmd, self.llama = mtmd_cpp, llama_cpp
         self.model = llama_cpp.llama_model_load_from_file(
             str(pair.text).encode(), llama_cpp.llama_model_default_params()

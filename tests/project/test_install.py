@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -212,7 +213,7 @@ def test_ggml_is_built_again_once_where_pip_had_a_broken_one(
     monkeypatch.setattr(script, "has_amx", lambda: amx)
     monkeypatch.setattr(script, "make_venv", lambda venv, screen: Path(sys.executable))
     monkeypatch.setattr(script, "amx_is_broken", trial)
-    monkeypatch.setattr(script, "install", lambda pip, extras, editable: done.append("install"))
+    monkeypatch.setattr(script, "install", lambda *arguments: done.append("install"))
     monkeypatch.setattr(script.Pip, "rebuild", lambda pip: done.append("rebuild"))
     monkeypatch.setattr(sys, "argv", ["install.py", "--venv", str(tmp_path)])
     script.main()
@@ -252,6 +253,47 @@ demo = ["model>=1"]
 test = ["numba>=0.61", "ray>=2", "checker; python_version < '3.9'"]
 """
 CHECKER = "checker; python_version < '3.9'"
+
+
+def test_of_llama_cpp_only_what_is_used_is_compiled(script: ModuleType) -> None:
+    (option,) = shlex.split(script.building({}, amx=False)["CMAKE_ARGS"])
+    name, _, path = option.partition("=")
+    assert name == "-DCMAKE_PROJECT_llama.cpp_INCLUDE"
+    assert "LLAMA_BUILD_COMMON OFF" in Path(path).read_text()
+    own = script.building({"CMAKE_ARGS": "-DGGML_LTO=ON"}, amx=False)["CMAKE_ARGS"]
+    assert shlex.split(own) == [option, "-DGGML_LTO=ON"]
+
+
+def test_wheels_are_taken_unless_the_sources_are_newer(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "ROOT", tmp_path / "checkout")
+    monkeypatch.setattr(script, "SOURCES", ("hetrun", "setup.py"))
+    monkeypatch.setattr(script.platform, "machine", lambda: "x86_64")
+    folder, module = tmp_path / "dist", tmp_path / "checkout" / "hetrun" / "one.py"
+    folder.mkdir()
+    module.parent.mkdir(parents=True)
+    (tmp_path / "checkout" / "setup.py").touch()
+    module.touch()
+    ggml, hetrun = (folder / f"{name}-1-py3-none-any.whl" for name in ("hetrun_ggml", "hetrun"))
+    hetrun.touch()
+    assert script.find_wheels(folder) == []  # the other is missing
+    ggml.touch()
+    os.utime(hetrun, (2e9, 2e9))
+    assert script.find_wheels(folder) == [str(ggml), str(hetrun)]
+    for name, stale in (("one.pyc", False), ("one.so", False), ("two.toml", True)):
+        (module.parent / name).touch()
+        os.utime(module.parent / name, (3e9, 3e9))
+        assert bool(script.find_wheels(folder)) is not stale
+    assert script.find_wheels(tmp_path / "nowhere") == []
+
+
+def test_wheels_are_installed_by_their_paths(script: ModuleType, shop: Callable[..., Shop]) -> None:
+    """Whatever an index has under their names."""
+    pip = shop(set())
+    pip.asked.append("nothing before")
+    script.install(pip, ["demo"], editable=False, wheels=["/dist/hetrun_ggml-1.whl", "/dist/hetrun-1.whl"])
+    assert pip.asked[1:] == ["install /dist/hetrun_ggml-1.whl /dist/hetrun-1.whl[demo]"]
 
 
 class Shop:

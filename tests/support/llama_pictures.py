@@ -11,6 +11,7 @@ import numpy as np
 
 from hetrun.loader.vision import read_vision
 from hetrun.pictures.picture import Picture
+from tests.support import peer
 
 _QUIET: list[Any] = []  # hears what the libraries log, for as long as they are there
 
@@ -19,9 +20,7 @@ class Oracle:
     """A model and its tower. The library is imported with the first one."""
 
     def __init__(self, text: Path, mmproj: Path, context: int = 1024, batch: int = 512) -> None:
-        import llama_cpp
-        from llama_cpp import mtmd_cpp
-
+        llama_cpp, mtmd_cpp = peer.llama_cpp(), peer.mtmd_cpp()
         self._llama, self._mtmd, self._batch = llama_cpp, mtmd_cpp, batch
         if not _QUIET:
             _QUIET.append(llama_cpp.llama_log_callback(lambda *_: None))

@@ -38,6 +38,8 @@ from gguf import (
 )
 from numpy.typing import NDArray
 
+from hetrun.backends.llamacpp.ggml_api import BASE_LIBRARY, find_files
+from hetrun.errors import BackendUnavailable
 from hetrun.loader.formats.gguf import read_gguf
 from hetrun.loader.formats.gguf_file import StringArray, Value
 from tests.tools.made_routing import CALM_SIZE, SIZE, Routing, Tokens
@@ -663,12 +665,11 @@ def package_dir(package: str, project: str, why: str) -> Path:
 
 @functools.cache
 def ggml() -> ctypes.CDLL:
-    """ggml's base library as llama-cpp-python installs it."""
-    folder = package_dir("llama_cpp", "llama-cpp-python", "for ggml's quantisation") / "lib"
-    found = [f for f in ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll") if (folder / f).exists()]
-    if not found:
-        raise MakeModelError(f"{folder} holds no ggml-base library; reinstall llama-cpp-python")
-    lib = ctypes.CDLL(str(folder / found[0]))
+    """ggml's base library."""
+    try:
+        lib = ctypes.CDLL(str(find_files().folder / BASE_LIBRARY))
+    except (BackendUnavailable, OSError) as e:
+        raise MakeModelError(f"ggml's quantisation is needed: {e}") from e
     lib.ggml_quantize_chunk.restype = ctypes.c_size_t
     lib.ggml_quantize_chunk.argtypes = [
         ctypes.c_int,  # ggml_type
