@@ -176,7 +176,7 @@ def lower(path: Path, limit: Version, folder: Path) -> list[str]:
 
 
 def _replace(elf: Elf, need: Need, needs: list[Need], limit: Version, folder: Path) -> list[str]:
-    """Have nobody want this version, if it is too new."""
+    """Remove every need of this version, if it is too new."""
     version = glibc_version(need.name)
     if version is None or version <= limit:
         return []

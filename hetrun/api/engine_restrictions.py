@@ -132,7 +132,7 @@ def _make_devices() -> None:
 def _model(settings: Settings) -> Path | None:
     """Where the model lies; one that is only on the hub is brought now, while there is a network."""
     if settings.model is None:
-        with suppress(HetrunError):  # whoever opens it says what is wrong
+        with suppress(HetrunError):  # opening it says what is wrong
             return default_model()
         return None
     return _named(settings.model, settings)

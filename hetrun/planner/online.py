@@ -417,7 +417,7 @@ class OnlinePlanner:
         return self._price_of({b: self.sizes.moved(c for c in missing if c[1] == b) for b in backends}, now)
 
     def _price_of(self, nbytes: Mapping[str, int], now: PlanConditions) -> float:
-        """Seconds until so many bytes have come to each backend, which may have to begin before."""
+        """Seconds until these numbers of bytes have come to each backend, which may have to begin before."""
         total = 0.0
         for b, size in nbytes.items():
             total += 0.0 if b in now.started else self._forecast.fact(START, b) or 0.0

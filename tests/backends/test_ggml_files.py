@@ -38,7 +38,7 @@ CPUS = {
     "Bulldozer": ("sse4_2 avx fma4", "sandybridge"),
     "Nehalem": ("ssse3 sse4_1 sse4_2", "sse42"),
     "the first of 64 bits": ("sse2", "x64"),
-    "nobody says": ("", "x64"),
+    "nothing says": ("", "x64"),
 }
 
 

@@ -145,7 +145,7 @@ static int out_of_memory(void *from)
 }
 
 /* The interpreter's own frames and arenas are not counted: a thread that has none for its first frame ends
-   without a word, and whoever began it waits for ever, in any program. */
+   without a word, and the thread that began it waits for ever, in any program. */
 static int no_pages(int flags, int fd, void *from)
 {
     if (atomic_load_explicit(&armed, memory_order_relaxed) != MMAP)

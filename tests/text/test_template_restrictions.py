@@ -125,7 +125,7 @@ def numbers() -> Mapping[str, int]:
 
 @needs_landlock
 def test_landlock_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no seccomp, and somebody has raised the limit on descriptors again."""
+    """Where there is no seccomp, and the limit on descriptors was raised again."""
     without = (
         "from hetrun.system.sandbox import inside; import resource; limit = resource.setrlimit; "
         "inside._keep_from_calls = lambda: None; "
