@@ -34,7 +34,7 @@ def main() -> int:
     )
     parser.add_argument("operation", nargs="?", choices=MAKERS)
     parser.add_argument("calls", nargs="*", metavar="CALL", help=", ".join(CALLS))
-    parser.add_argument("--most", type=int, default=0, help="of each kind of call fail only about this number")
+    parser.add_argument("--most", type=int, default=0, help="of each kind of call fail about this number")
     parser.add_argument("--lasting", action="store_true", help="all calls after the Nth fail, too")
     parser.add_argument(
         "--json", action="store_true", help="a line of JSON for each operation and kind of call"
