@@ -103,8 +103,18 @@ async def _output(command: Sequence[str], most: int) -> bytes:
         raise UserError(f"{command[0]} gives no answer: the clipboard is not read") from None
     finally:
         if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
+            await _end(process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill it. It has ended for asyncio only when its output is read to the end, also what is not wanted."""
+    assert process.stdout is not None, "it is a pipe"
+    with suppress(ProcessLookupError):
+        process.kill()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):  # a child of its own may keep the pipe open
+            while await process.stdout.read(1 << 16):
+                pass
             await process.wait()
 
 

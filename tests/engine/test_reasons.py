@@ -6,15 +6,14 @@ from types import SimpleNamespace
 from typing import cast
 
 from hetrun.executor.autotune.state import Change
-from hetrun.executor.planned_model import PlannedModel
+from hetrun.executor.model_tuning import ModelTuning
 
 
 def reason(*changes: Change) -> str:
-    model = SimpleNamespace(
-        autotuner=SimpleNamespace(changes=changes), plans=SimpleNamespace(reason="the fixed order")
-    )
-    told = vars(PlannedModel)["reason"].fget
-    return cast(str, told(model))
+    executor = SimpleNamespace(plans=SimpleNamespace(reason="the fixed order"))
+    tuning = SimpleNamespace(autotuner=SimpleNamespace(changes=changes), _executor=executor)
+    told = vars(ModelTuning)["reason"].fget
+    return cast(str, told(tuning))
 
 
 def test_the_last_change_is_told_also_one_that_was_taken_back() -> None:
