@@ -17,7 +17,8 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from hetrun.config import Settings, config_file, default_model, dirs
+from hetrun.api.model_path import model_path
+from hetrun.config import Settings, config_file, dirs
 from hetrun.errors import HetrunError, OptionError
 from hetrun.system import entry_points
 from hetrun.system.sandbox import landlock, seccomp
@@ -131,20 +132,11 @@ def _make_devices() -> None:
 
 def _model(settings: Settings) -> Path | None:
     """Where the model lies; one that is only on the hub is brought now, while there is a network."""
-    if settings.model is None:
-        with suppress(HetrunError):  # opening it says what is wrong
-            return default_model()
-        return None
-    return _named(settings.model, settings)
-
-
-def _named(name: str, settings: Settings) -> Path:
-    path = Path(name).expanduser()
-    if os.path.exists(path):
-        return path
-    from hetrun.loader.hub.resolve import find  # on use: most models are files
-
-    return find(name, not settings.offline, pictures=settings.mmproj is None)
+    if settings.model is not None:
+        return model_path(settings)
+    with suppress(HetrunError):  # opening it says what is wrong
+        return model_path(settings)
+    return None
 
 
 def _moved_temporary_files() -> bool:
@@ -173,7 +165,7 @@ def _own(settings: Settings) -> Iterator[Grant]:
     named = (settings.plan, settings.chat_template, settings.mmproj)
     yield from ((os.path.expanduser(str(path)), READ) for path in named if path)
     if settings.spec.startswith("draft:"):
-        yield from of_model(_named(settings.spec.removeprefix("draft:"), settings))
+        yield from of_model(Path(settings.spec.removeprefix("draft:")).expanduser())
     for variable, usual in KEPT_BY_LIBRARIES if has_gpu() else ():
         folder = os.environ.get(variable) or os.path.expanduser(usual)
         with suppress(OSError):

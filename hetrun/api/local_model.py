@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from typing import Literal, TypeVar, cast
 
 import numpy as np
 
+from hetrun.api.model_path import model_path
 from hetrun.api.ranking import Ranked, checked_documents, ranked, ranking_requests
 from hetrun.backend import Floats, registry
 from hetrun.client.completion import (
@@ -28,7 +28,7 @@ from hetrun.client.events import CurrentStep, Event, GenerateRequest, OnEvent, S
 from hetrun.client.hook_dispatcher import heard
 from hetrun.client.queries import PlanForecast, Question, RankPrompts
 from hetrun.client.sampling_params import SamplingParams
-from hetrun.config import OPTIONS, Settings, default_model
+from hetrun.config import OPTIONS, Settings
 from hetrun.engine.counters import EngineCounters
 from hetrun.engine.engine import CLOSED, Engine
 from hetrun.engine.factory import describe, load, template_of
@@ -450,18 +450,6 @@ def vector_of(event: Event) -> bytes:
     """The vector of the last event of an embedding."""
     assert event.embedding is not None, "it ended as it should, and not with an error"
     return event.embedding
-
-
-def model_path(settings: Settings) -> Path:
-    """The model's file or folder."""
-    if settings.model is None:
-        return default_model()
-    path = Path(settings.model).expanduser()
-    if os.path.exists(path):  # which also refuses what cannot be a path
-        return path
-    from hetrun.loader.hub.resolve import find  # imported on use: most models are files
-
-    return find(settings.model, not settings.offline, pictures=settings.mmproj is None)
 
 
 MTP: Mapping[str, Literal["auto", "on"]] = {"auto": "auto", "mtp": "on"}  # by --spec

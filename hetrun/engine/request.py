@@ -122,7 +122,7 @@ class ActiveRequest:
     @property
     def answers(self) -> bool:
         """Whether it lacks one token only, as a running answer does."""
-        return self.pooled is None and len(self.tokens) - self.computed == 1
+        return self.pooled is None and self.missing == 1
 
     @property
     def most(self) -> int:

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrun.api.local_model import LocalModel, model_path
+from hetrun.api.local_model import LocalModel
+from hetrun.api.model_path import model_path
 from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.engine.loaded_model import LoadedModel

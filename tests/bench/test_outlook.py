@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hetrun.api.local_model import make_plan, model_path
+from hetrun.api.local_model import make_plan
+from hetrun.api.model_path import model_path
 from hetrun.cli.reports.plan import with_guesses
 from hetrun.config import Settings
 from hetrun.loader.open_model import open_model

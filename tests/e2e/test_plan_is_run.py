@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetrun.api.local_model import as_options, model_path
+from hetrun.api.local_model import as_options
+from hetrun.api.model_path import model_path
 from hetrun.config import Settings
 from hetrun.executor.loading.memory_estimates import HELPER
 from hetrun.executor.plan_prediction import predict_plans

@@ -95,7 +95,7 @@ long faults_disarm(void)
     return atomic_load(&calls);
 }
 
-/* The descriptor that is told, as a line of JSON, where a call comes from before it fails. */
+/* A call that is about to fail writes a line of JSON, with where it comes from, to this descriptor. */
 void faults_report(int fd) { report = fd; }
 
 /* Whether this thread is left alone. */

@@ -27,7 +27,7 @@ from typing import Any
 from unittest.mock import patch
 
 from hetrun import LLM, SamplingParams
-from hetrun.api.local_model import model_path
+from hetrun.api.model_path import model_path
 from hetrun.backend import Floats
 from hetrun.config import Settings
 from hetrun.engine import output_processor

@@ -6,7 +6,8 @@ import json
 import os
 from dataclasses import replace
 
-from hetrun.api.local_model import make_plan, model_path
+from hetrun.api.local_model import make_plan
+from hetrun.api.model_path import model_path
 from hetrun.cli.progress import loading
 from hetrun.config import Settings
 from hetrun.engine.query_handlers import cores_of, plan_json

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from hetrun import option_types
-from hetrun.api.local_model import model_path
+from hetrun.api.model_path import model_path
 from hetrun.config import OPTIONS, Settings
 from hetrun.errors import OptionError
 from hetrun.graph import Architecture

@@ -8,7 +8,7 @@ from functools import partial
 
 from hetrun.executor.loading.disk_estimates import AS_MANY, BYTES_S, disk_of_weights, passes_of
 from hetrun.executor.loading.load_parts import LoadChoice, LoadParts
-from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, mixture_bytes, work_bytes
+from hetrun.executor.loading.memory_estimates import mixture_bytes, work_bytes
 from hetrun.executor.loading.placement_planner import Wanted
 from hetrun.executor.loading.prompt_device import WORK_SHARE
 from hetrun.memory import breakdown
@@ -126,7 +126,7 @@ class ExpertPlanner:
         context = contexts.choose(found.least, found.plans, whole=False)
         one = contexts.kv_bytes(found.plans)(context.tokens)
         short = contexts.short_kv(found.plans, context.tokens)
-        of_all = max(one, min(MAX_SEQUENCES * one, budget.nbytes - found.least))
+        of_all = budget.kv_of_all(one, found.least)
         self._placement.close_unused(found.plans, budget.block)
         part = ExpertPart(
             backend=name,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hetrun.backend import Backend, WeightUse
 from hetrun.executor.loading.context_length import ContextPlanner
-from hetrun.executor.loading.memory_estimates import besides, in_parts, work_bytes
+from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, besides, in_parts, work_bytes
 from hetrun.executor.mtp import PlannedBlock
 from hetrun.memory import breakdown
 from hetrun.memory.ledger import MemoryGrant
@@ -71,3 +71,8 @@ class LoadBudget:
         left, contexts = self.nbytes - held, self._contexts
         room = left - max(contexts.usual_kv(plans), contexts.short_kv(plans, contexts.usual))
         return room if room > 0 else max(0, left - contexts.least_kv(plans))
+
+    def kv_of_all(self, one: int, held: int) -> int:
+        """Bytes of the keys and values of all sequences beside what is `held`; while weights come from disk,
+        they may have all of that."""
+        return max(one, min(MAX_SEQUENCES * one, self.nbytes - held))

@@ -10,7 +10,7 @@ from hetrun.backend.weight_streaming import Cut
 from hetrun.executor.loading.context_length import Context
 from hetrun.executor.loading.disk_estimates import AS_MANY, BYTES_S, disk_of_weights, passes_of
 from hetrun.executor.loading.load_parts import LoadChoice, LoadParts
-from hetrun.executor.loading.memory_estimates import MAX_SEQUENCES, crossing_bytes, work_bytes
+from hetrun.executor.loading.memory_estimates import crossing_bytes, work_bytes
 from hetrun.executor.loading.placement_planner import Wanted
 from hetrun.executor.loading.prompt_device import WORK_SHARE, PromptDevice
 from hetrun.memory import breakdown
@@ -213,7 +213,7 @@ class PiecePlanner:
     def _in_pieces(self, found: PiecedPlan, context: Context) -> LoadChoice:
         options, budget = self._options, self._budget
         one = self._contexts.kv_bytes(found.plans)(context.tokens)
-        of_all = max(one, min(MAX_SEQUENCES * one, budget.nbytes - found.fixed))
+        of_all = budget.kv_of_all(one, found.fixed)
         ahead = found.window.nbytes
         paid = {breakdown.WINDOW: ahead, breakdown.KV_ONE: one, breakdown.WORK: found.work, **found.besides}
         short = self._contexts.short_kv(found.plans, context.tokens)

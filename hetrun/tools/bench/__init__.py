@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hetrun.api.local_model import model_path
+from hetrun.api.model_path import model_path
 from hetrun.config import Settings
 from hetrun.planner.precision import precision_of
 from hetrun.system.terminal_text import visible

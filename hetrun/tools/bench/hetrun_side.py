@@ -11,7 +11,8 @@ from statistics import median
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from hetrun.api.local_model import LocalModel, model_path, reason_of
+from hetrun.api.local_model import LocalModel, reason_of
+from hetrun.api.model_path import model_path
 from hetrun.backend import Backend
 from hetrun.client.events import Event, GenerateRequest
 from hetrun.client.sampling_params import SamplingParams

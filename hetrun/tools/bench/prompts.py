@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 
-from hetrun.api.local_model import model_path
+from hetrun.api.model_path import model_path
 from hetrun.config import Settings
 from hetrun.engine.factory import open_tokenizer, renderer, template_of
 from hetrun.errors import OptionError, UserError

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from hetrun.api.local_model import model_path
+from hetrun.api.model_path import model_path
 from hetrun.config import Settings
 from hetrun.engine.factory import open_tokenizer
 from hetrun.errors import OptionError, UserError

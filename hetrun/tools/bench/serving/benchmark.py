@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Protocol
 
-from hetrun.api.local_model import model_path
+from hetrun.api.model_path import model_path
 from hetrun.config import Settings
 from hetrun.errors import HetrunError
 from hetrun.tools.bench.interleave import PAUSE_S

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from hetrun.api.local_model import model_path
+from hetrun.api.model_path import model_path
 from hetrun.config import Settings
 from hetrun.errors import HetrunError, UserError
 from hetrun.loader.open_model import open_model
