@@ -5,6 +5,7 @@
 # make test-all   before a release: every row of every table, loops, environments from nothing, all Pythons: hours
 # make test-ipex  the conformance table on IPEX, in an environment of its own: 8 GB, as torch 2.8 wants CUDA with it
 # make fuzz-api   Schemathesis for ten minutes: whatever the server's OpenAPI document allows, and what it does not
+# make release    the release gate: all of the above, faults, sanitizers, crashes, wheels, the README's figures: hours
 # make bench      hetrun and llama.cpp in turn on the same file
 # Tests and their marks: CONTRIBUTING.md. Programs, which are no tests, are in tests/tools (soak, stress, kill_test,
 # mutants, pictures and tables of the documentation): python -m tests.tools.soak --help. On a GPU: python -m tests.cuda.
@@ -37,7 +38,7 @@ define install
 @touch $@
 endef
 
-.PHONY: help run install test test-all test-ipex check fuzz-api bench format lint types pyright contracts clean
+.PHONY: help run install test test-all test-ipex check fuzz-api release bench format lint types pyright contracts clean
 .DELETE_ON_ERROR:
 
 help:
@@ -67,6 +68,9 @@ check: $(TESTED)
 
 fuzz-api: $(TESTED) $(FUZZER)/installed.stamp
 	PYTHONPATH=$(CURDIR):$(abspath $(FUZZER)) $(BIN)/python -m tests.tools.schemathesis_run
+
+release: $(TESTED)
+	$(BIN)/python -m tests.release --sign $(ARGS)
 
 bench: $(RUNNABLE)
 	$(BIN)/hetrun bench --vs llama.cpp -o table
