@@ -24,5 +24,6 @@ PROGRAMS = (
     Program("ring_threads", ("ring_reader.c",)),
     Program("slot_threads", ("expert_slots.c",)),
     Program("page_threads", ("pages.c",)),
+    Program("product_threads", ("products.c",)),
     Program("guard_threads", ("sigbus.c",)),
 )
