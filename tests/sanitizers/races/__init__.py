@@ -25,5 +25,7 @@ PROGRAMS = (
     Program("slot_threads", ("expert_slots.c",)),
     Program("page_threads", ("pages.c",)),
     Program("product_threads", ("products.c",)),
+    Program("attention_threads", ("attention.c",)),
+    Program("state_threads", ("recurrent.c",)),
     Program("guard_threads", ("sigbus.c",)),
 )
