@@ -195,7 +195,7 @@ const uint8_t *hetrun_ring_wait(void *data, int64_t rank)
     struct ring *ring = data;
     int64_t number = ring->base + rank;
     struct slot *slot = slot_of(ring, rank < 0 ? 0 : number);
-    if (rank < ring->length && LOAD(slot->state) == STATE(number, THERE) && !LOAD(ring->halted))
+    if (rank >= 0 && rank < ring->length && LOAD(slot->state) == STATE(number, THERE) && !LOAD(ring->halted))
         return slot->memory;
     pthread_mutex_lock(&ring->mutex);
     int64_t began = now();
@@ -219,8 +219,8 @@ void hetrun_ring_release(void *data, int64_t rank)
     struct ring *ring = data;
     pthread_mutex_lock(&ring->mutex);
     int64_t number = ring->base + rank;
-    struct slot *slot = slot_of(ring, number);
-    if (rank < ring->length && slot->state == STATE(number, THERE)) { /* else of a lap that is over */
+    struct slot *slot = slot_of(ring, rank < 0 ? 0 : number);
+    if (rank >= 0 && rank < ring->length && slot->state == STATE(number, THERE)) { /* else of a lap that is over */
         STORE(slot->state, STATE(number, TAKEN));
         give_memory(ring, slot);
         ring->taken++;

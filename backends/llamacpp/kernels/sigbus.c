@@ -62,7 +62,8 @@ static void on_sigbus(int signal, siginfo_t *info, void *context) {
     if (region) {
         int saved = errno;
         /* Behind the end of a file there is nothing more of it: one call, not one for each page. */
-        uintptr_t end = __atomic_load_n(&region->end, __ATOMIC_ACQUIRE), page = address & ~(page_bytes - 1);
+        uintptr_t end = __atomic_load_n(&region->end, __ATOMIC_ACQUIRE);
+        uintptr_t page = address & ~(__atomic_load_n(&page_bytes, __ATOMIC_RELAXED) - 1);
         __atomic_compare_exchange_n(&region->fault, &none, address, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
         if (mmap((void *)page, end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
             MAP_FAILED) {
@@ -78,7 +79,7 @@ int64_t hetrun_sigbus_arm(void) {
     struct sigaction mine = {.sa_flags = SA_SIGINFO | SA_ONSTACK}, now;
     mine.sa_sigaction = on_sigbus;
     sigemptyset(&mine.sa_mask);
-    page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    __atomic_store_n(&page_bytes, (uintptr_t)sysconf(_SC_PAGESIZE), __ATOMIC_RELAXED);
     int64_t result = 0;
     pthread_mutex_lock(&changing);
     if (sigaction(SIGBUS, NULL, &now)) {
