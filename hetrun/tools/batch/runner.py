@@ -112,6 +112,8 @@ class BatchRun:
     async def _run(self) -> BatchTally:
         for index, line in self._held.take(self._done):
             self._hold(index, line, keep=False)
+        for index, line in self._done.take_after_damage():
+            self._hold(index, line, keep=True)
         lanes = [self._lane(p, n) for p in self._places for n in range(p.lanes)]
         tasks = [asyncio.ensure_future(work) for work in (self._feed(), self._write(), *lanes)]
         try:
