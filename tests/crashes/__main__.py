@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.crashes.models import make
+from tests.crashes.models import make, make_mixture
 from tests.crashes.operations import OPERATIONS
 from tests.crashes.recorder import build
 from tests.crashes.trial import CrashRow, Trial, environment, table
@@ -45,8 +45,10 @@ def main() -> int:
             print(reason, file=sys.stderr)
             return 2
         (models := Path(room, "models")).mkdir()
+        names = given.operations or list(OPERATIONS)
+        if "repack" in names:
+            make_mixture(models)
         with environment(make(models)) as env:
-            names = given.operations or list(OPERATIONS)
             for number, name in enumerate(names):
                 points = given.points * (number + 1) // len(names) - given.points * number // len(names)
                 began = time.monotonic()

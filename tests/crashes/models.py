@@ -26,14 +26,17 @@ PROMPTS = (tuple(range(5, 65)), tuple(range(80, 150)))
 
 
 def make(folder: Path) -> Path:
-    """A GGUF file, a folder with safetensors, and a mixture before and after it is repacked."""
+    """A GGUF file, and a folder with safetensors."""
+    return make_small(folder)
+
+
+def make_mixture(folder: Path) -> None:
+    """A mixture before and after it is repacked."""
     from hetrun.tools.convert.reorder import RepackOptions, repack_model
     from tests.convert.test_expert_records import QWEN3, merged
 
-    make_small(folder)
     shutil.copyfile(merged(QWEN3), folder / "mixture.gguf")
     repack_model(RepackOptions(folder / "mixture.gguf", folder / "repacked.gguf"))
-    return folder
 
 
 def models() -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crashes.models import make
+from tests.crashes.models import FOLDER, make, make_mixture
 from tests.crashes.operations import OPERATIONS
 from tests.crashes.recorder import build
 from tests.crashes.trial import Trial, environment
@@ -34,6 +34,12 @@ def env(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Iterator[Map
         yield found
 
 
+@pytest.fixture(scope="module")
+def with_mixture(env: Mapping[str, str]) -> Mapping[str, str]:
+    make_mixture(Path(env[FOLDER]))
+    return env
+
+
 def faults(operation: str, points: int, room: Path, env: Mapping[str, str], library: Path) -> list[str]:
     """What is wrong after kills and power cuts."""
     trial = Trial(operation, room, env, library, seed=1)
@@ -53,5 +59,5 @@ def test_some_points(operation: str, tmp_path: Path, env: Mapping[str, str], lib
 
 @exhaustive
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_many_points(operation: str, tmp_path: Path, env: Mapping[str, str], library: Path) -> None:
-    assert faults(operation, MANY, tmp_path, env, library) == []
+def test_many_points(operation: str, tmp_path: Path, with_mixture: Mapping[str, str], library: Path) -> None:
+    assert faults(operation, MANY, tmp_path, with_mixture, library) == []

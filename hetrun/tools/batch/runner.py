@@ -259,7 +259,7 @@ class BatchRun:
         since = monotonic()
         while True:
             try:
-                await in_thread(lambda: self._output.write(line))
+                await in_thread(lambda: self._put(line))
                 self.tally.waits_for = ""
                 return
             except NoRoom as full:
@@ -270,6 +270,11 @@ class BatchRun:
                         "--resume"
                     ) from None
             await asyncio.sleep(LOOK_S)
+
+    def _put(self, line: bytes) -> None:
+        self._output.write(line)
+        if self._output.size == len(line):  # by its first line a file is known, whatever a power cut leaves
+            self._output.sync()
 
     # --- waiting
 
