@@ -58,7 +58,7 @@ class Programs:
         self.tell(f"compiling CUDA kernels, once for this GPU: {source}")
         made, _ = compiler().compile(source.path.name, source.path.read_text(), FOLDER, options)
         with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-            replace_file(path, made)
+            replace_file(path, made, durable=True)  # nothing in it tells whether it is whole
         return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -44,20 +45,48 @@ def read_text(path: str | os.PathLike[str], most: int) -> str:
         raise ValueError(f"byte {error.start} is not UTF-8 text") from None
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
     """Write a file that is this user's alone, and its folder if there is none. Readers see the old content or
-    the new one, also if several processes write at once; nothing waits for the disk."""
+    the new one, also if several processes write at once.
+
+    `durable`: that holds after a power cut, too, and the new one is on the disk when this returns. Otherwise
+    nothing waits for the disk, and after a power cut the file may hold anything: its reader must find out.
+    """
     import tempfile  # not needed by those who only read
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if durable:
+        make_folder(path.parent)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with open(fd, "wb") as file:
             file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
+    if durable:
+        with suppress(OSError):  # some file systems cannot, and need not
+            sync_folder(path.parent)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those above it that are missing; all of them are on the disk when this returns."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True, mode=mode)
+    for folder in reversed(missing):
+        with suppress(OSError):  # some file systems cannot, and need not
+            sync_folder(folder.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Have on the disk what a file holds; its name is there when its folder is synced."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:

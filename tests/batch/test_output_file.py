@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import given, strategies as st
@@ -167,6 +168,41 @@ def test_results_that_cannot_be_resumed(content: bytes, why: str, tmp_path: Path
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("content", [b"\0" * 5000, b"\0" * 9 + b"\n" + b"\0" * 30, b'{"index": 0, "te', b""])
+def test_nothing_but_zeros_or_half_a_line_is_begun_anew(content: bytes, tmp_path: Path) -> None:
+    (path := tmp_path / "o").write_bytes(content)
+    with OutputFile(path, resume=True, source=None) as output:
+        done = FinishedRequests(output)
+        assert list(done.take_after_damage()) == []
+        output.write(b"first\n")
+    assert done.count == 0
+    assert path.read_bytes() == b"first\n"
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"\0\0\0 ftyp\nmp4", b"a\tb\nc\td\n", b"GGUF\3\0\0\0\n\0"])
+def test_a_file_of_something_else_stays_as_it_is(content: bytes, tmp_path: Path) -> None:
+    (path := tmp_path / "o").write_bytes(content)
+    with (
+        OutputFile(path, resume=True, source=None) as output,
+        pytest.raises(UserError, match=r"line 1 of .* is not a result of a batch"),
+    ):
+        FinishedRequests(output)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 40, b"\xff\xfe\x80", b'{"index": 1, \0\0\0 "0123456789ab"}\n'])
+def test_results_after_what_a_power_cut_has_left_are_written_again(damage: bytes, tmp_path: Path) -> None:
+    path, lines = tmp_path / "o", [refused(ask(i), "no").line for i in range(4)]
+    path.write_bytes(lines[0] + damage + b"rest\n" + lines[2] + lines[3] + lines[3][:9])
+    with OutputFile(path, resume=True, source=None) as output:
+        done = FinishedRequests(output)
+        assert list(done.take_after_damage()) == [(2, lines[2]), (3, lines[3])]
+        assert path.read_bytes() == lines[0]
+        assert [done.has(ask(i)) for i in range(4)] == [True, False, True, True]
+        output.write(lines[1])
+    assert path.read_bytes() == lines[0] + lines[1]
+
+
 def test_results_of_other_requests_are_not_gone_on_with(tmp_path: Path) -> None:
     (path := tmp_path / "o").write_bytes(refused(ask(), "no").line)
     with OutputFile(path, resume=True, source=None) as output:
@@ -175,6 +211,11 @@ def test_results_of_other_requests_are_not_gone_on_with(tmp_path: Path) -> None:
             done.has(ask(digest="ffffffffffff"))
         with pytest.raises(UserError, match="1 result of requests that are no longer in the file"):
             done.check_all_met()
+
+
+def kept(line: bytes) -> bytes:
+    """A line as it waits."""
+    return b"%08x " % crc32(line) + line
 
 
 def test_results_that_wait_are_found_again_until_they_are_written(
@@ -187,14 +228,15 @@ def test_results_that_wait_are_found_again_until_they_are_written(
         held = LineHeap(file)
         for i in (5, 2, 4, 3):
             held.push(i, lines[i])
-        assert path.read_bytes() == b"".join(lines[i] for i in (5, 2, 4, 3))
+        assert path.read_bytes() == b"".join(kept(lines[i]) for i in (5, 2, 4, 3))
         for i in (2, 3, 4):
             assert held.next == i
             held.wrote(held.pop())
         # What is written by now need not lie there any more; more than that is not copied each time.
-        assert path.read_bytes() == lines[5]
+        assert path.read_bytes() == kept(lines[5])
         assert held.nbytes == len(lines[5])
-    path.write_bytes(lines[4] + path.read_bytes() + lines[1] + lines[0][:9])
+    torn = kept(lines[3])[:30] + kept(lines[4])[30:]
+    path.write_bytes(kept(lines[4]) + path.read_bytes() + kept(lines[1]) + torn + kept(lines[0])[:9])
     done = FinishedRequests()
     assert done.wait(1, "000000000001")
     with OutputFile(tmp_path / "o", True, None) as output, waiting_beside(output, resume=True) as file:

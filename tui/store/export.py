@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import binascii
 import json
+import os
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from hetrun.client.events import MOST_PICTURE_BYTES
 from hetrun.client.pictures import data_url
 from hetrun.errors import PictureError, UserError
 from hetrun.pictures.kinds import format_of
+from hetrun.system.files import sync_folder
 from hetrun.system.strict_json import parsed
 from hetrun.system.units import format_bytes
 from hetrun.tui.store.tree import Conversation, Role, Tree, Turn, TurnPicture, title_of
@@ -110,16 +113,39 @@ def write(path: Path, conversation: Conversation, tree: Tree, picture_of: Pictur
         text = to_markdown(conversation, tree, quote(folder.name))
         pictures = {folder / _file_name(p): p.digest for turn in tree.path for p in turn.pictures}
     try:
-        with path.open("x", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        if path.exists():
+            raise FileExistsError
         for place, digest in pictures.items():
             assert picture_of is not None, "who has pictures has their files"
             place.parent.mkdir(exist_ok=True)
-            place.write_bytes(picture_of(digest))
+            _write_whole(place, picture_of(digest))
+        # The last one: where it is, all is.
+        _write_whole(path, text.encode("utf-8", "replace"), is_new=True)
+        for folder in {path.parent, path.parent.parent, *(place.parent for place in pictures)}:
+            with suppress(OSError):  # some file systems cannot, and need not
+                sync_folder(folder)
     except FileExistsError as error:
         raise UserError(f"{path} exists already; give another name") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be written: {error}") from error
+
+
+def _write_whole(path: Path, content: bytes, is_new: bool = False) -> None:
+    """A file that has its name when all of it is on the disk. FileExistsError: one that `is_new` is not."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            (os.link if is_new else os.replace)(beside, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def read(path: Path) -> list[ImportedConversation]:

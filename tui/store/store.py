@@ -18,6 +18,7 @@ from time import time
 from typing import Any
 
 from hetrun.errors import UserError
+from hetrun.system.files import make_folder
 from hetrun.system.units import format_bytes
 from hetrun.tui.store.tree import Conversation, Role, Tree, Turn, TurnPicture
 
@@ -82,7 +83,7 @@ class ConversationStore:
         self.path = path
         with self._explained():
             if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_folder(path.parent, mode=0o700)
             self._db = sqlite3.connect(
                 ":memory:" if path is None else path,
                 timeout=WAIT_S,

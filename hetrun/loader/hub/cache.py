@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hetrun.loader.hub.names import RepositoryModel
 from hetrun.loader.hub.select import RepositoryFile
 
 MOST_FILES = 10_000
-COMMIT = 40  # letters
+COMMIT, MOST_LETTERS = re.compile("[0-9a-f]{40}"), 64
 
 
 def cache_folder() -> Path:
@@ -30,14 +31,25 @@ def repository(repo: str) -> Path:
 def snapshot(wanted: RepositoryModel) -> Path | None:
     """The files of a revision as they were when the hub was last asked."""
     folder = repository(wanted.repo)
-    commit = wanted.revision
-    try:
-        with (folder / "refs" / wanted.revision).open(encoding="ascii") as file:
-            commit = file.read(COMMIT + 1).strip()
-    except (OSError, ValueError):
-        pass
+    commit = read_ref(wanted)
+    if commit is None:
+        commit = wanted.revision
+    elif not COMMIT.fullmatch(commit):  # of a power cut: the library does not wait for the disk
+        return None
     found = folder / "snapshots" / commit
     return found if "/" not in commit and ".." not in commit and found.is_dir() else None
+
+
+def read_ref(wanted: RepositoryModel) -> str | None:
+    """What a revision was when the hub was last asked; None: it never was, "": that is unreadable."""
+    path = repository(wanted.repo) / "refs" / wanted.revision
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_LETTERS).decode("ascii").strip()
+    except OSError:
+        return None
+    except UnicodeDecodeError:
+        return ""
 
 
 def files_of(folder: Path) -> list[RepositoryFile]:

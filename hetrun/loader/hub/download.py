@@ -1,8 +1,8 @@
 """Models from the hub into Hugging Face's cache, where other programs find them too.
 
 huggingface-hub knows the hub's interface, tokens and mirrors, and lays the cache out. What it does not do is
-go on with a file that an earlier process has begun: large files are read here, into a file beside the cache's
-blobs, and each is held against its checksum before it is given its name.
+go on with a file that an earlier process has begun, and wait for the disk: files are read here, into one
+beside the cache's blobs, and each is held against its checksum and synced before it is given its name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hetrun.errors import UserError, printable
-from hetrun.loader.hub.cache import cache_folder, repository, snapshot
+from hetrun.loader.hub.cache import cache_folder, read_ref, repository, snapshot
 from hetrun.loader.hub.names import RepositoryModel
 from hetrun.loader.hub.select import RepositoryFile, SelectedFiles, choose, with_tower
+from hetrun.system.files import make_folder, replace_file, sync_file, sync_folder
 from hetrun.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ Progress = Callable[[int, int, str], object]  # bytes that are done, of how many
 
 Tell = Callable[[int, str], object]  # the same of one file
 
-LARGE = 8 << 20  # bytes: what is smaller is read anew rather than gone on with
+LARGE = 8 << 20  # bytes: what is smaller is held against its checksum each time
 MOST = 50_000_000_000  # the hub gives files that are larger through a protocol that only the library speaks
-SHA256, COMMIT = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
+SHA256, SHA1, COMMIT = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{40}")
 TRIES, PAUSE_S, TIMEOUT_S = 6, 0.5, 20.0  # of a connection over which nothing comes
 PARTIAL = 206
 SPARE = 64 << 20  # bytes of the disk that are left free
@@ -65,7 +66,9 @@ def fetch(
             _fetch(api, wanted, commit, file, _behind(progress, done, whole))
             done += file.size
         # Also where all is there: what "main" means is known for the next time without a net.
+        _write_ref(wanted, commit)
         paths = [_linked(api, wanted, file) for file in chosen.all_files]
+        _sync_names(wanted)
     return (_folder(paths[0], chosen.files[0]) if chosen.is_folder else paths[0]), chosen
 
 
@@ -84,8 +87,13 @@ def _is_plain(name: str) -> bool:
 
 
 def _file(sibling: RepoSibling) -> RepositoryFile:
-    sha256 = str(sibling.lfs.sha256) if sibling.lfs else ""
-    return RepositoryFile(sibling.rfilename, sibling.size or 0, sha256 if SHA256.fullmatch(sha256) else "")
+    sha256, sha1 = str(sibling.lfs.sha256) if sibling.lfs else "", str(sibling.blob_id)
+    return RepositoryFile(
+        sibling.rfilename,
+        sibling.size or 0,
+        sha256 if SHA256.fullmatch(sha256) else "",
+        sha1 if not sibling.lfs and SHA1.fullmatch(sha1) else "",
+    )
 
 
 def _commit(api: HfApi, wanted: RepositoryModel) -> tuple[str, list[RepositoryFile]]:
@@ -109,15 +117,22 @@ def _folder(path: Path, file: RepositoryFile) -> Path:
 
 
 def _has(wanted: RepositoryModel, commit: str, file: RepositoryFile) -> bool:
-    path = repository(wanted.repo) / "snapshots" / commit / file.name
-    return path.is_file() and path.stat().st_size == file.size
+    return _is_whole(repository(wanted.repo) / "snapshots" / commit / file.name, file)
+
+
+def _is_whole(path: Path, file: RepositoryFile) -> bool:
+    """Whether a file is there. The library does not sync what it downloads: after a power cut a file of the
+    right size may hold zeros."""
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    return file.size >= LARGE or not file.checksum or _checksum(path, file) == file.checksum
 
 
 def _check_room(wanted: RepositoryModel, missing: list[RepositoryFile]) -> None:
     """Say before anything is read that the disk will not hold it."""
     needed = sum(max(0, file.size - _begun(wanted, file)) for file in missing)
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     free = shutil.disk_usage(folder).free
     if needed + SPARE > free:
         raise UserError(
@@ -135,31 +150,38 @@ def _behind(progress: Progress, begin: int, whole: int) -> Callable[[int, str], 
 
 
 def _partial(wanted: RepositoryModel, file: RepositoryFile) -> Path:
-    return repository(wanted.repo) / "blobs" / f"{file.sha256}.hetrun-incomplete"
+    return repository(wanted.repo) / "blobs" / f"{file.checksum}.hetrun-incomplete"
 
 
 def _begun(wanted: RepositoryModel, file: RepositoryFile) -> int:
     path = _partial(wanted, file)
-    return path.stat().st_size if file.sha256 and path.exists() else 0
+    return path.stat().st_size if file.checksum and path.exists() else 0
 
 
 def _fetch(api: HfApi, wanted: RepositoryModel, commit: str, file: RepositoryFile, tell: Tell) -> None:
     """Have a file among the cache's blobs. Others are left to the library, which brings them when they are
     linked."""
-    blob = repository(wanted.repo) / "blobs" / file.sha256
-    if not file.sha256 or not LARGE <= file.size <= MOST or blob.exists():
+    blob = repository(wanted.repo) / "blobs" / file.checksum
+    if not file.checksum or file.size > MOST or _is_whole(blob, file):
         return
     with _alone(_partial(wanted, file)) as partial:
-        if partial is None or blob.exists():  # another process has brought it meanwhile
+        if partial is None or _is_whole(blob, file):  # another process has brought it meanwhile
             return
-        _read(api, wanted, commit, file, partial, tell)
-        tell(file.size, f"checking {file.name}")
-        if _sha256(partial) != file.sha256:
-            partial.unlink()
-            raise UserError(
-                f"{wanted.name}: the download of {printable(file.name)} does not match the hub's "
-                "checksum and was removed: pull it again"
-            )
+        was_begun = partial.stat().st_size > 0
+        while True:
+            _read(api, wanted, commit, file, partial, tell)
+            tell(file.size, f"checking {file.name}")
+            if _checksum(partial, file) == file.checksum:
+                break
+            if not was_begun:
+                partial.unlink()
+                raise UserError(
+                    f"{wanted.name}: the download of {printable(file.name)} does not match the hub's "
+                    "checksum and was removed: pull it again"
+                )
+            os.truncate(partial, 0)  # what was there before may be what a power cut has left of it
+            was_begun = False
+        sync_file(partial)
         partial.replace(blob)
 
 
@@ -224,7 +246,7 @@ def _is_of_connections(error: Exception) -> bool:
 @contextmanager
 def _alone(partial: Path) -> Iterator[Path | None]:
     """The file that is read into, which no other process has; None: another had it, and is done with it."""
-    partial.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(partial.parent)
     with partial.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
@@ -234,9 +256,27 @@ def _alone(partial: Path) -> Iterator[Path | None]:
         yield None
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _checksum(path: Path, file: RepositoryFile) -> str:
+    """Of the kind that the hub says of this file."""
+    digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    with path.open("rb", buffering=0) as content:
+        return hashlib.file_digest(content, lambda: digest).hexdigest()
+
+
+def _write_ref(wanted: RepositoryModel, commit: str) -> None:
+    """What a revision is now, as the library would write it, which does not wait for the disk."""
+    path = repository(wanted.repo) / "refs" / wanted.revision
+    if wanted.revision != commit and read_ref(wanted) != commit:
+        replace_file(path, commit.encode(), durable=True)
+
+
+def _sync_names(wanted: RepositoryModel) -> None:
+    """Have on the disk which files a repository has; what is in them is there already."""
+    for folder, _, _ in os.walk(repository(wanted.repo)):
+        with suppress(OSError):  # some file systems cannot, and need not
+            sync_folder(Path(folder))
+    with suppress(OSError):
+        sync_folder(cache_folder())
 
 
 def _linked(api: HfApi, wanted: RepositoryModel, file: RepositoryFile) -> Path:

@@ -39,6 +39,12 @@ class RepositoryFile:
     name: str
     size: int = 0
     sha256: str = ""  # of large ones the hub says it
+    git_sha1: str = ""  # of all others
+
+    @property
+    def checksum(self) -> str:
+        """What the hub says of its bytes, which is its name among the cache's blobs; "": nothing."""
+        return self.sha256 or self.git_sha1
 
 
 @dataclass(frozen=True, slots=True)

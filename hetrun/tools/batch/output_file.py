@@ -17,8 +17,10 @@ from pathlib import Path
 from types import TracebackType
 
 from hetrun.errors import UserError
+from hetrun.system.files import sync_folder
 
 CHUNK = 1 << 20
+BEGINNING = 64  # bytes that tell what a line is of
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -37,23 +39,28 @@ class LineOutput:
         self.is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         # What is there already stays: standard output may be a user's file, at any place in it.
         self.size = os.lseek(fd, 0, os.SEEK_END) if self.is_file else 0
+        self.rest = b""
 
     def lines(self) -> Iterator[bytes]:
-        """Those that are there, with their ends; half a line at the end of the file is cut off."""
+        """Those that are there, with their ends. Half a line at the end of the file stays there until `cut`;
+        `rest` is what it begins with."""
         at, rest = 0, b""
         while part := os.pread(self._fd, CHUNK, at):
             at += len(part)
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
                 yield line + b"\n"
-        self.size = at - len(rest)
-        self._cut()
+        self.size, self.rest = at - len(rest), rest[:BEGINNING]
 
     def clear(self) -> None:
         """Take all lines away."""
+        self.cut(0)
+
+    def cut(self, size: int) -> None:
+        """Take away what is after these bytes, and go on there."""
         with self._lock:
             if not self._closed:
-                self.size = 0
+                self.size = size
                 self._cut()
 
     def write(self, line: bytes) -> None:
@@ -100,6 +107,9 @@ class OutputFile(LineOutput):
             os.set_blocking(fd, True)
             super().__init__(fd, str(path))
             self._check(resume, source)
+            if self.is_file:
+                with suppress(OSError):  # some file systems cannot, and need not
+                    sync_folder(Path(os.path.realpath(path)).parent)
         except BaseException:
             os.close(fd)
             raise

@@ -11,11 +11,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from zlib import crc32
 
 from hetrun.tools.batch.output_file import LineOutput, NoRoom
 from hetrun.tools.batch.result_lines import request_of
 from hetrun.tools.batch.resume import FinishedRequests
 
+SUM = 9  # bytes before a line: a checksum of it
 SUFFIX = ".waiting"
 SPARE = 4 << 20  # bytes in the file of results that are written by now, before it is written anew
 
@@ -61,17 +63,24 @@ class LineHeap:
         if self._file is None:
             return
         try:
-            self._file.write(line)
+            self._file.write(b"%08x " % crc32(line) + line)
             self._in_file += len(line)
         except NoRoom:  # then it is in memory only, and would be computed again
             pass
 
     def take(self, done: FinishedRequests) -> Iterator[tuple[int, bytes]]:
         """What an earlier run has left there and has not written, with the numbers of the requests."""
-        for line in self._file.lines() if self._file else ():
-            self._in_file += len(line)
-            if (found := request_of(line)) and done.wait(*found):
+        if self._file is None:
+            return
+        is_wanted = False
+        for kept in self._file.lines():
+            self._in_file += len(kept)
+            line = kept[SUM:]
+            # The file is written anew in its own place: after a power cut a line may be half an older one.
+            if kept[:SUM] == b"%08x " % crc32(line) and (found := request_of(line)) and done.wait(*found):
+                is_wanted = True
                 yield found[0], line
+        self._file.cut(self._file.size if is_wanted else 0)
 
 
 def waiting_path(results: str | Path) -> Path:

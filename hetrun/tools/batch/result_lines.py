@@ -15,6 +15,7 @@ IDS = ("id", "call_id", "item_id")
 TIMES = ("created", "created_at", "completed_at")
 # Of what a run did before depends how long it took, and what was computed already.
 OF_THIS_RUN = ("timings", "prompt_tokens_details", "input_tokens_details")
+_HEADS = b'{"index": ', b'{"id": "batch_req_'
 _DIGEST = re.compile(r"[0-9a-f]{12}")
 _OF_OPENAI = re.compile(rf"batch_req_(\d{{1,18}})_({_DIGEST.pattern})", re.ASCII)
 
@@ -89,6 +90,13 @@ def request_of(line: bytes) -> tuple[int, str] | None:
         case {"id": str() as name, "custom_id": _, "response": _} if of := _OF_OPENAI.fullmatch(name):
             return int(of[1]), of[2]
     return None
+
+
+def is_beginning(part: bytes) -> bool:
+    """Whether a part of a line may be the beginning of a result, as it may be of nothing else; of none of its
+    bytes, or of zeros, it may."""
+    part = part.strip(b"\0")
+    return any(part[: len(head)] == head[: len(part)] for head in _HEADS)
 
 
 def _own(ask: Ask, said: Json) -> bytes:

@@ -112,6 +112,8 @@ class BatchRun:
     async def _run(self) -> BatchTally:
         for index, line in self._held.take(self._done):
             self._hold(index, line, keep=False)
+        for index, line in self._done.take_after_damage():
+            self._hold(index, line, keep=True)
         lanes = [self._lane(p, n) for p in self._places for n in range(p.lanes)]
         tasks = [asyncio.ensure_future(work) for work in (self._feed(), self._write(), *lanes)]
         try:
@@ -257,7 +259,7 @@ class BatchRun:
         since = monotonic()
         while True:
             try:
-                await in_thread(lambda: self._output.write(line))
+                await in_thread(lambda: self._put(line))
                 self.tally.waits_for = ""
                 return
             except NoRoom as full:
@@ -268,6 +270,11 @@ class BatchRun:
                         "--resume"
                     ) from None
             await asyncio.sleep(LOOK_S)
+
+    def _put(self, line: bytes) -> None:
+        self._output.write(line)
+        if self._output.size == len(line):  # by its first line a file is known, whatever a power cut leaves
+            self._output.sync()
 
     # --- waiting
 

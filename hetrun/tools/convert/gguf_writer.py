@@ -5,11 +5,13 @@ docs/adr/0011-conversion.md says why.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import escape
 from itertools import groupby
 from math import prod
 from pathlib import Path
@@ -182,7 +184,9 @@ class GgufOutput:
 
 @contextmanager
 def _new_file(path: Path, size: int, force: bool) -> Iterator[GgufOutput]:
-    """A file of `size` bytes that gets its name when it is complete; a failure leaves nothing behind."""
+    """A file of `size` bytes that gets its name when it is complete; a failure leaves nothing behind, and
+    what a kill has left is removed."""
+    _remove_killed(path)
     partial, ours = path.with_name(f".{path.name}.{os.getpid()}.part"), True
     try:
         try:
@@ -191,6 +195,8 @@ def _new_file(path: Path, size: int, force: bool) -> Iterator[GgufOutput]:
             ours = False
             raise
         try:
+            with suppress(OSError):  # where there are no locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             output = GgufOutput(file)
             yield output
             assert output.size == size, f"{output.size} bytes instead of {size}"
@@ -203,6 +209,18 @@ def _new_file(path: Path, size: int, force: bool) -> Iterator[GgufOutput]:
         if ours:
             partial.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def _remove_killed(path: Path) -> None:
+    """Parts of a file of this name that no process writes any more: theirs are locked."""
+    for partial in path.parent.glob(f".{escape(path.name)}.*.part"):
+        with suppress(OSError):
+            file = os.open(partial, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                partial.unlink()
+            finally:
+                os.close(file)
 
 
 def target_path(output: Path | None, default: str) -> Path:
