@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -21,6 +24,7 @@ from hetrun.memory.ledger import RESERVE
 from hetrun.planner.options import Options, Wishes
 from tests.models import cases, cases_hf, hf
 from tests.support.rig import model_file
+from tests.tools import make_model
 
 SOURCE = open_model(model_file(cases.GQA))  # trained for 256 tokens
 SHAPES = {0: KvShape(1, 16), 1: KvShape(1, 16, 10)}  # 64 bytes of a token in each; the window is 96 rows
@@ -83,6 +87,25 @@ def test_a_graph_that_depends_on_the_context_is_built_for_the_one_that_was_chose
     )
     assert prepared.wanted["reference"]
     assert prepare(source, Options(Wishes(), ("reference",), ram=1 << 40)).graph == long
+
+
+def test_a_mixture_is_refused_with_what_slots_need(tmp_path: Path) -> None:
+    """Its experts in slots need less than all of its weights: that is the budget to name, and it works."""
+    shape = replace(make_model.SHAPES["moe"], layers=1, vocab=4096)
+    path = tmp_path / "mixture.gguf"
+    size = make_model.write_model(path, shape, "Q4_0", 0, make_model.Making(large=1 << 20))
+    source = open_model(path)
+    options = Options(Wishes(), ("llamacpp",), planner="static", ram=1 << 20)
+    with pytest.raises(BudgetError) as caught:
+        prepare(source, options)
+    least = int(re.search(r"needs at least (\d+) MiB", str(caught.value))[1]) << 20  # type: ignore[index]
+    assert least < size
+    found = prepare(source, replace(options, ram=least))
+    for backend in found.backends.values():
+        backend.close()
+    assert found.experts is not None
+    with pytest.raises(BudgetError, match=re.escape(f"needs at least {least >> 20} MiB")):
+        prepare(source, replace(options, ram=least - (1 << 20)))
 
 
 def test_memory_of_all_sequences() -> None:

@@ -176,6 +176,7 @@ def test_what_the_process_has_given_up(decoder: PictureDecoder) -> None:
     assert sorted(name.partition(":")[0] for name in names) == ["/dev/null"] * 3 + ["socket"]
     environment = (proc / "environ").read_bytes().split(b"\0")
     assert {entry.partition(b"=")[0].decode() for entry in environment if entry} <= {*ENVIRONMENT}
+    assert (proc / "oom_score_adj").read_text().strip() == "1000"  # killed before the process with the model
     found = {line[:26].strip(): line[26:].split() for line in (proc / "limits").read_text().splitlines()}
     assert found["Max open files"][0] == found["Max file size"][0] == "0"
     assert int(found["Max address space"][0]) < 1 << 30

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,24 +148,36 @@ def helper(task: str, server: ServerProcess, seconds: float) -> subprocess.Popen
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.nice(1))
 
 
+def under_traffic(
+    server: ServerProcess, seconds: float, look: Callable[[], None]
+) -> tuple[Told, list[tuple[float, float]]]:
+    """All clients for so long, while `look` is called; what they have to say, and how long /health took."""
+    helpers = [helper(task, server, seconds) for task in ("traffic", "probe")]
+    try:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with suppress(OSError):  # a process may end between two looks at it
+                look()
+            time.sleep(LOOK_S)
+        traffic, probe = (one.communicate(timeout=MOST_S + 60)[0] for one in helpers)
+    finally:
+        for one in helpers:
+            one.kill()
+    return Told(**json.loads(traffic)), json.loads(probe)
+
+
 def run(settings: Settings, seconds: float) -> dict[str, object]:
     """The whole of it."""
+    looks: list[Look] = []
     with tempfile.TemporaryDirectory(prefix="hetrun-soak-") as folder:
         server = hetrun_serve(settings, Path(folder))
-        helpers = [helper(task, server, seconds) for task in ("traffic", "probe")]
         try:
-            looks, end = [], time.monotonic() + seconds
-            while time.monotonic() < end:
-                with suppress(OSError):  # a process may end between two looks at it
-                    looks.append(Look(time.monotonic(), held(server)))
-                time.sleep(LOOK_S)
-            traffic, probe = (one.communicate(timeout=MOST_S + 60)[0] for one in helpers)
+            told, probes = under_traffic(
+                server, seconds, lambda: looks.append(Look(time.monotonic(), held(server)))
+            )
         finally:
-            for one in helpers:
-                one.kill()
             server.close()
-    told = json.loads(traffic)
-    return summary(Told(**told), json.loads(probe), looks)
+    return summary(told, probes, looks)
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ PAUSE_S = 0.05  # between two requests of a client: the machine is the server's
 PROBE_S = 0.05
 MOST_S = 120.0  # for any single answer
 SLOW_S = 0.3  # between pieces that are sent or read slowly
-HUGE = 33 << 20  # more than the server takes
+HUGE = 65 << 20  # more than the server takes
 QUOTED = 20  # surprises that are told
 
 WORDS = "time water and the of people small under house light seven is".split()

@@ -146,6 +146,12 @@ class ExpertPlanner:
         plans = part.within(budget.granted)
         return LoadChoice(plans, found.wanted, context, found.whole, of_all, experts=part)
 
+    def refuse(self, name: str, short: int) -> None:
+        """Raise TooLittle if slots on this backend need less than a budget that is `short` of more bytes."""
+        found = self._slots(name)
+        if found and found.least + self._contexts.least_kv(found.plans) < self._budget.nbytes + short:
+            self._contexts.choose(found.least, found.plans, whole=False)
+
     def _slots(self, name: str) -> ExpertPlan | None:
         """None where not all mixtures can have slots for their experts."""
         placement, budget, graph = self._placement, self._budget, self._contexts.graph

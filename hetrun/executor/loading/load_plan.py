@@ -140,7 +140,12 @@ class LoadPlanner:
 
     def _not_in_memory(self) -> LoadPlan | None:
         """Experts in slots, or weights in pieces, where that is possible; else mapped. None: nothing is."""
-        choice = self._choose_from_disk()
+        try:
+            choice = self._choose_from_disk()
+        except TooLittle as e:  # the smallest budget of any way is the one to name
+            for name in self._placement.backends:
+                self._experts.refuse(name, e.short)
+            raise
         return self._assemble(choice) if choice else None
 
     def _choose_from_disk(self) -> LoadChoice | None:

@@ -20,6 +20,7 @@ from hetrun.system.sandbox.kernel import Unrestricted
 
 PART = 1 << 20  # bytes that are read at once
 SWITCH = "HETRUN_SANDBOX"  # the variable of the option
+KILLED_FIRST = "1000"  # the most there is; any process may raise its own
 
 
 def give_up_rights() -> int:
@@ -30,11 +31,18 @@ def give_up_rights() -> int:
     """
     with open("/proc/self/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
+    _be_killed_first()
     _keep_from_files()
     for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_CORE):
         resource.setrlimit(kind, (0, 0))
     _keep_from_calls()
     return used
+
+
+def _be_killed_first() -> None:
+    """Where a container's memory is short, the kernel ends this process, and not the one with the model."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(KILLED_FIRST)
 
 
 def _keep_from_files() -> None:
