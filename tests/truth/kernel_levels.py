@@ -22,6 +22,11 @@ def levels() -> list[str]:
     return [OFF, *(LEVELS[level] for level in found.levels)] if found else [OFF]
 
 
+def column(level: str) -> str:
+    """What its column is called."""
+    return f"kernels-{level.lower().replace(' ', '-')}"
+
+
 @contextmanager
 def forced(level: str) -> Iterator[None]:
     """Backends that are made meanwhile use nothing better."""

@@ -28,16 +28,20 @@ from hetrun.tools.convert.quant_mixtures import by_option
 from tests.models import cases_hf, hf, tiny
 from tests.models.hf import Row
 from tests.models.tiny import F32
+from tests.support.closeness import limit
 from tests.support.folders import lasting_folder
-from tests.truth.verdicts import NotApplicable, Said
+from tests.truth.verdicts import NotApplicable, Said, leads
 
 ANSWER = 24  # tokens
 LENGTHS = (40, 3, 17, 33, 64, 9, 25, 50)  # of prompts; windows of the tiny models are 8
-PROMPTS = tuple(tiny.random_tokens(n, seed=100 + n) for n in LENGTHS)
+OTHERS = tuple(tiny.random_tokens(n, seed=100 + n) for n in LENGTHS[1:])
+MORE = 86  # tokens of the text behind the answer, for means that one token does not make
+SEEDS = 40  # first prompts that are tried
 GREEDY = SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True)
 Q8_0 = by_name("Q8_0")
 # Whose experts lie on their side in folders: what is a row in GGUF is a column there.
 TURNED = ("gpt_oss",)
+TRANSPOSED = "kv_b_proj"  # of latent attention: its keys lie on their side in GGUF
 
 
 def architectures() -> list[str]:
@@ -84,22 +88,34 @@ class Subject:
 
     @cached_property
     def text(self) -> list[int]:
-        """The first prompt and what transformers says to it."""
-        text = list(PROMPTS[0])
-        for _ in range(ANSWER):
-            text.append(int(hf.logits(self.folder, text)[-1].argmax()))
-        return text
+        """The first prompt, what transformers says to it, and some more tokens."""
+        for seed in range(SEEDS):
+            text = tiny.random_tokens(LENGTHS[0], seed=seed)
+            for _ in range(ANSWER):
+                text.append(int(hf.logits(self.folder, text)[-1].argmax()))
+            rows = hf.logits(self.folder, text)[LENGTHS[0] - 1 : -1]
+            if leads(rows).min() > 2 * limit(self.tiny):
+                return [*text, *tiny.random_tokens(MORE, seed=seed)]
+        raise AssertionError(
+            f"in each of {SEEDS} answers of transformers two tokens are as good as each other"
+        )
+
+    @property
+    def prompts(self) -> Sequence[list[int]]:
+        """To the first of them transformers' answer is known, and nowhere a tie."""
+        return [self.text[: LENGTHS[0]], *OTHERS]
 
     @cached_property
     def truth(self) -> Said:
         """What transformers says, in float32."""
-        return Said((tuple(self.text[len(PROMPTS[0]) :]),), hf.logits(self.folder, self.text))
+        answer = tuple(self.text[LENGTHS[0] :][:ANSWER])
+        return Said((answer,), hf.logits(self.folder, self.text))
 
     @cached_property
     def resident(self) -> Said:
         """What the file says in memory, one sequence after the other, deterministically: to all prompts."""
         with LocalModel(self.file, **self.options() | {"kv_type": "f16"}, deterministic=True) as llm:
-            return self.ask(llm, len(PROMPTS))
+            return self.ask(llm, len(LENGTHS))
 
     def options(self, *backends: str) -> dict[str, Any]:
         """Of a model whose plan nothing measures. Without names: ggml alone."""
@@ -110,7 +126,7 @@ class Subject:
 
     def ask(self, llm: LocalModel, prompts: int = 1) -> Said:
         """What a model says to the first prompts, one after the other, and to the text of the reference."""
-        answers = [tuple(llm.generate([list(p)], GREEDY)[0].tokens) for p in PROMPTS[:prompts]]
+        answers = [tuple(llm.generate([list(p)], GREEDY)[0].tokens) for p in self.prompts[:prompts]]
         return Said(tuple(answers), llm.logits(self.text))
 
 
@@ -142,8 +158,10 @@ def rounded_folder(row: Row) -> Path:
     """The row's folder, its matrices rounded to what Q8_0 holds."""
     path = _room() / str(row).replace("phi3", "phi")  # see `hf.folder`
     shutil.copytree(hf.folder(row), path)
+    turned = row.model_type in TURNED
     for file in path.glob("*.safetensors"):
-        tensors = {name: rounded(t, row.model_type in TURNED) for name, t in load_file(file).items()}
+        found = load_file(file)
+        tensors = {n: both_ways(t) if TRANSPOSED in n else rounded(t, turned) for n, t in found.items()}
         save_file(tensors, file, metadata={"format": "pt"})
     return path
 
@@ -157,6 +175,17 @@ def rounded(tensor: torch.Tensor, turned: bool) -> torch.Tensor:
     rows: F32 = tensor.float().numpy().reshape(-1, tensor.shape[-1])
     values = np.ascontiguousarray(tiny.there_and_back(rows, Q8_0)).reshape(tensor.shape)
     return torch.from_numpy(values).to(tensor.dtype)
+
+
+def both_ways(tensor: torch.Tensor) -> torch.Tensor:
+    """A matrix that Q8_0 holds by rows and by columns: each block of either has the largest value."""
+    n, most = Q8_0.block, 127
+    if any(size % n for size in tensor.shape):
+        return rounded(tensor, turned=False)
+    step = float(np.float16(tensor.abs().max().item() / most))
+    whole = torch.clamp(torch.round(tensor.float() / step), -most, most)
+    rows, columns = torch.meshgrid(*(torch.arange(size) % n for size in tensor.shape), indexing="ij")
+    return torch.where(rows == columns, float(most), whole).mul(step).contiguous()
 
 
 @cache

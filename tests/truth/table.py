@@ -38,3 +38,14 @@ def tables(lines: Sequence[Line], columns: Sequence[Placement]) -> Iterator[list
         head = ("model", *(columns[i].name for i in places))
         last = ("seconds", *(f"{sum(line.cells[i].seconds for line in lines):.0f}" for i in places))
         yield [head, *((line.name, *(line.cells[i].in_short() for i in places)) for line in lines), last]
+
+
+def downwards(line: Line) -> str:
+    """A single model, a line for each placement."""
+    rows = [(line.name, "", "mean KL", "bits", "seconds")]
+    for cell in line.cells:
+        divergence = max((c.kl or 0.0 for c in cell.checks if c.bar.kind == "close"), default=0.0)
+        exact = [c.same_bits for c in cell.checks if c.bar.kind == "bits"]
+        bits = ("the same" if all(exact) else "others") if exact else ""
+        rows.append((cell.placement, cell.verdict, f"{divergence:.5f}", bits, f"{cell.seconds:.0f}"))
+    return "\n".join(align_columns(rows))
