@@ -10,7 +10,7 @@ from time import perf_counter
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
 from hetrun.backend.op_profile import ActivityTimes
 from hetrun.backend.weight_streaming import ExpertSupply, Supply
-from hetrun.backends.llamacpp import amx_check, decode_attention, fusion, ggml_api
+from hetrun.backends.llamacpp import amx_check, decode_attention, fusion, ggml_api, row_products
 from hetrun.backends.llamacpp.kernels import kernels
 from hetrun.backends.llamacpp.kernels.delta_net import delta_nets
 from hetrun.backends.llamacpp.kernels.expert_sort import sorter
@@ -135,13 +135,15 @@ class LlamacppBackend(Backend):
         return not self._mapped.hold(use) and bool(self._memory.packed_by(use))
 
     def alike(self, ops: Sequence[Op]) -> int:
-        """Our own kernels compute each row by itself; ggml's products and attention do not."""
+        """Our own kernels compute each row by itself; of ggml's products only routers and heads do, in short
+        passes."""
         products = [
             use for op in ops if op.kind in PRODUCTS for use in fusion.uses(op) if use.use != "vector"
         ]
         if self.kernels is None or not all(self.packs(use) for use in products):
             return 1
-        return ANY if self.kernels.is_wide else decode_attention.MOST_ROWS
+        most = ANY if self.kernels.is_wide else decode_attention.MOST_ROWS
+        return min(most, row_products.MOST_ROWS) if row_products.multiplies(ops) else most
 
     def compile(self, segment: Segment, shape: PassShape, buffers: Buffers, kv: KvCache) -> Runner:
         return GgmlRunner(self, segment, shape, buffers, kv)

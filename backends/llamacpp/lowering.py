@@ -17,6 +17,7 @@ from hetrun.backends.llamacpp import (
     ggml_api,
     packed_matmul,
     page_in,
+    row_products,
 )
 from hetrun.backends.llamacpp.attention import attention
 from hetrun.backends.llamacpp.delta_net import causal_conv, delta_net
@@ -324,8 +325,7 @@ def _per_head(e: GgmlEmitter, op: Op) -> None:
         made: int = lib.ggml_view_3d(ctx, x.tensor, n, a.heads, x.rows, head * FLOAT, x.stride, skip)
         return made
 
-    by_head = lib.ggml_permute(ctx, columns(a.first, cols), 0, 2, 1, 3)
-    made = lib.ggml_permute(ctx, lib.ggml_mul_mat(ctx, matrices, by_head), 0, 2, 1, 3)
+    made = row_products.multiply_heads(e, matrices, columns(a.first, cols))
     if a.passed and (left := head - a.first - cols):
         made = lib.ggml_concat(ctx, columns(a.first + cols, left), made, 0)
     else:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,21 +16,18 @@ from hetrun.client.events import GenerateRequest
 from hetrun.engine.loaded_model import LoadedModel
 from hetrun.errors import ModelFileError
 from hetrun.executor.loading import expert_plan
-from hetrun.executor.loading.load_plan import LoadPlan, LoadPlanner
 from hetrun.executor.planned_model import PlannedModel
 from hetrun.prefetch import cached_experts, expert_cache
 from hetrun.prefetch.cached_experts import FromExperts
-from hetrun.prefetch.expert_cache import ExpertCache
-from hetrun.prefetch.expert_records import Records
 from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from hetrun.tools.convert.reorder import RepackOptions as RepackWish, repack_model
 from tests.engine.asking import Answer
 from tests.models import cases_hf, hf
+from tests.support.expert_slots import OPTIONS, opened
 from tests.support.streamed import Disk, every_read, reads_from
 
 pytestmark = pytest.mark.skipif(not expert_cache.library(), reason="there was no C compiler")
-OPTIONS: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 256, "spec": "off"}
 TEXT = [int(t) for t in np.random.default_rng(1).integers(3, 90, 40)]
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 ROWS = ["mixtral-plain", "qwen3_moe-normalised", "qwen3_5_moe_text-plain", "gpt_oss-plain"]
@@ -45,28 +38,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     row = next(row for row in cases_hf.ROWS if str(row) == request.param)
     path = tmp_path_factory.mktemp("cached") / "m.gguf"
     return Path(convert_model(ConversionOptions(hf.folder(row), by_option("q8_0"), path, threads=1)).path)
-
-
-def decide(deciding: LoadPlanner) -> LoadPlan | None:
-    """What is decided where experts do not fit: so small a model would fit anywhere."""
-    found = deciding._experts.plan("llamacpp")
-    return deciding._assemble(found) if found else None
-
-
-@contextmanager
-def opened(path: Path, share: float, disk: Disk | None = None, **options: Any) -> Iterator[LocalModel]:  # noqa: ANN401
-    """A model of whose experts such a share has slots."""
-    cache = partial(ExpertCache, read=disk.function if disk else None)
-
-    def divided(records: Records, room: int, worth: object = None) -> list[int]:
-        least = cached_experts.least_slots(records)
-        return [max(n, int(share * count)) for n, count in zip(least, records.counts, strict=True)]
-
-    with ExitStack() as patched:
-        patched.enter_context(mock.patch.object(cached_experts, "divided", divided))
-        patched.enter_context(mock.patch.object(cached_experts, "ExpertCache", cache))
-        patched.enter_context(mock.patch.object(LoadPlanner, "decide", decide))
-        yield patched.enter_context(LocalModel(path, **OPTIONS | options))
 
 
 def experts_of(llm: LocalModel) -> FromExperts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,15 +11,15 @@ import pytest
 
 from hetrun import SamplingParams
 from hetrun.api.local_model import LocalModel
-from hetrun.backend import WeightUse
 from hetrun.backends.llamacpp.kernels.paging import pager
 from hetrun.backends.llamacpp.kernels.sigbus_guard import guard
 from hetrun.errors import ModelFileError
-from hetrun.executor.loading.load_plan import LoadPlan, LoadPlanner
+from hetrun.executor.loading.load_plan import LoadPlanner
 from hetrun.tools.convert import ConversionOptions, convert_model
 from hetrun.tools.convert.quant_mixtures import by_option
 from hetrun.tools.evaluate import compare
 from tests.models import cases_hf, hf
+from tests.support.mapped_models import mapped
 from tests.support.streamed import seen
 
 pytestmark = pytest.mark.skipif(not pager() or not guard(), reason="there was no C compiler")
@@ -33,21 +32,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     row = next(row for row in cases_hf.ROWS if str(row) == request.param)
     path = tmp_path_factory.mktemp("mapped") / "m.gguf"
     return Path(convert_model(ConversionOptions(hf.folder(row), by_option("q8_0"), path, threads=1)).path)
-
-
-def mapped(deciding: LoadPlanner) -> LoadPlan | None:
-    """What is decided where experts do not fit: so small a model would fit anywhere."""
-    backend = deciding._placement.backends["llamacpp"]
-    whole = backend.resident_bytes
-
-    def without_experts(uses: Sequence[WeightUse]) -> int:
-        return whole(uses) + (1 << 50) * any(use.use == "experts" for use in uses)
-
-    mapping = backend.mapping()
-    assert mapping is not None
-    with mock.patch.object(mapping, "_resident_bytes", without_experts):
-        found = deciding._mapped.plan("llamacpp", "a test says so")
-        return deciding._assemble(found) if found else None
 
 
 def test_mapped_experts_say_what_those_in_memory_say(model: Path) -> None:

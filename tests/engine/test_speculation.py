@@ -27,7 +27,7 @@ from hetrun.text.tokenizer import Tokenizer
 from tests.engine.asking import SCRIPTS, Open, ask, ask_together
 from tests.engine.fakemodel import FakeModel, loaded
 from tests.models import cases, cases_hf, tiny
-from tests.models.test_sequences import backends
+from tests.support.part_backends import backends
 from tests.support.rig import Case, model_file
 
 Text = Sequence[int]

@@ -9,7 +9,7 @@ import pytest
 
 from hetrun import LLM, SamplingParams
 from tests.models import cases, cases_hf, tiny
-from tests.models.test_sequences import backends
+from tests.support.part_backends import backends
 from tests.support.rig import Case, model_file
 
 PROMPTS = [tiny.random_tokens(n, seed=n) for n in (3, 37, 12)]

@@ -21,8 +21,8 @@ from tests.models import cases, cases_hf, hf, tiny
 from tests.models.cases_hf import FEW, crossed, only
 from tests.models.hf import Row
 from tests.models.test_placement import devices, random_placement
-from tests.models.test_sequences import backends
 from tests.models.tiny import F32
+from tests.support.part_backends import backends
 from tests.support.rig import Case, graph_of, model_file, rig, step
 
 TEXTS = [tiny.random_tokens(n, seed=n) for n in (60, 1, 7, 30)]  # one is longer than every window

@@ -9,8 +9,8 @@ from hetrun.executor.weight_store import WeightStore
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
 from tests.models import cases, cases_hf
-from tests.models.test_sequences import backends
 from tests.models.tiny import TinyLlama
+from tests.support.part_backends import backends
 from tests.support.rig import Case, model_file
 
 TIED = [

@@ -16,12 +16,12 @@ from hetrun.planner.plan import BUCKETS, PlanSet, make_plans
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.cases_hf import FEW, NAMES, crossed
 from tests.models.hf import Row
-from tests.models.test_sequences import backends
 from tests.models.tiny import TinyLlama
+from tests.support.closeness import assert_close, limit
+from tests.support.part_backends import backends
 from tests.support.rig import Case, Rig, ThreadedDevice, graph_of, model_file, placements, rig
 
 TOKENS = tiny.random_tokens(48, seed=5)
-CLOSE = 0.4  # how near the reference's two best logits must be where the best token may differ
 UBATCHES = (1, 3, 16, 512)
 
 
@@ -54,25 +54,6 @@ def teacher_forced(r: Rig, pieces: tuple[int, ...], tokens: Sequence[int] = TOKE
     return np.concatenate(out)
 
 
-def mean_kl(expected: np.ndarray, found: np.ndarray) -> float:
-    return float(kl_of_each(expected, found).mean())
-
-
-def kl_of_each(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
-    p, q = (x.astype(np.float64) - x.max(-1, keepdims=True) for x in (expected, found))
-    p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
-    each: np.ndarray = (np.exp(p) * (p - q)).sum(-1)
-    return each
-
-
-def assert_close(expected: np.ndarray, found: np.ndarray, kl: float) -> None:
-    best, chosen = expected.argmax(-1), found.argmax(-1)
-    two = np.sort(expected, axis=-1)[:, -2:]
-    differs = best != chosen
-    assert (two[differs, 1] - two[differs, 0] <= CLOSE).all()
-    assert mean_kl(expected, found) <= kl
-
-
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("case", [cases.GQA, cases.LLAMA[6], cases.LLAMA[9]], ids=str)
 def test_float_models_do_not_care_where_they_run(case: TinyLlama, seed: int) -> None:
@@ -90,12 +71,6 @@ def test_float_models_do_not_care_where_they_run(case: TinyLlama, seed: int) -> 
     assert (expected.argmax(-1) == found.argmax(-1)).all()
     for r in (reference, mixed):
         r.close()
-
-
-def limit(case: Case) -> float:
-    """How far logits may lie apart. ggml looks GELU up in a table of half floats: once in each of two layers,
-    or up to three times in each of four."""
-    return {"gemma3": 2e-3, "gemma4": 1e-2}.get(str(case)[:6], 1e-3)
 
 
 def assert_row_does_not_care(row: Row, seed: int, placement: dict[str, str]) -> None:

@@ -23,8 +23,9 @@ from hetrun.tools.evaluate import compare
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.cases_hf import FEW, NAMES, crossed, only
 from tests.models.hf import Row
-from tests.models.test_placement import limit
-from tests.models.test_sequences import assert_same, backends
+from tests.models.test_sequences import assert_same
+from tests.support.closeness import limit
+from tests.support.part_backends import backends
 from tests.support.rig import Case, Rig, ThreadedDevice, graph_of, model_file, rig
 
 TEXT = tiny.random_tokens(250, seed=9)

@@ -29,8 +29,8 @@ from hetrun.loader.rerankers import is_reranker
 from hetrun.server.app import create_app
 from hetrun.text.reranking import QWEN3, parsed
 from tests.models import cases
-from tests.models.test_sequences import backends
 from tests.support import qwen
+from tests.support.part_backends import backends
 from tests.support.peer import llama_cpp
 from tests.support.qwen import Qwen
 from tests.support.rig import model_file

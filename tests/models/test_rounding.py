@@ -13,13 +13,13 @@ from hetrun.graph.ops import Stateful
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.cases_hf import FEW, crossed
 from tests.models.hf import Row
-from tests.models.test_placement import UBATCHES, devices, mean_kl, random_placement, teacher_forced
-from tests.models.test_sequences import LENGTHS, TEXTS, alone, backends, rounding
+from tests.models.test_placement import UBATCHES, devices, random_placement, teacher_forced
+from tests.models.test_sequences import LENGTHS, TEXTS, alone
 from tests.models.tiny import TinyLlama
+from tests.support.closeness import HASTY, KL, mean_kl
+from tests.support.part_backends import backends, rounding
 from tests.support.rig import Case, graph_of, rig
 
-# Tiny random models have logits of some units, whatever comes in: rounding shows more than in trained ones.
-KL = {"bf16": 5e-3, "int8": 5e-2}
 (DELTA,) = (row for row in cases_hf.ROWS if str(row) == "qwen3_5_text-plain")
 
 
@@ -31,12 +31,6 @@ def limit(backend: str) -> float:
     return KL[device.arithmetic]
 
 
-# Of three experts chosen by sigmoids the last one has nearly as much as the first: where rounding chooses
-# another one the logits are others. The operations of these models are held one by one.
-HASTY = {
-    *("afmoe-plain", "deepseek_v3-plain", "dots1-plain", "glm4_moe-plain", "glm4_moe_lite-plain"),
-    "minimax_m2-plain",
-}
 CALM = [row for row in cases_hf.EACH if row.id not in HASTY]
 
 

@@ -5,29 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetrun.backend import Unavailable, registry
+from hetrun.backend import registry
 from tests.models import cases, cases_hf, tiny
 from tests.models.tiny import TinyLlama
+from tests.support.part_backends import backends
 from tests.support.rig import Case, Rig, rig
 
 LENGTHS = (5, 140, 17)
 TEXTS = [tiny.random_tokens(n + 6, seed=n) for n in LENGTHS]
-
-
-def parts() -> list[str]:
-    """Those that take parts of a model."""
-    found = [(name, d) for name, d in registry.backends().items() if d.whole is None]
-    return [name for name, d in found if not isinstance(d.probe(), Unavailable)]
-
-
-def backends() -> list[str]:
-    """Those that multiply floats as floats; what others round is the subject of test_rounding."""
-    return [name for name in parts() if not registry.backends()[name].create().arithmetic]
-
-
-def rounding() -> list[str]:
-    """Those that round floats before they multiply."""
-    return [name for name in parts() if name not in backends()]
 
 
 def alone(r: Rig, text: list[int], prompt: int) -> np.ndarray:

@@ -13,40 +13,28 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetrun import LLM
-from hetrun.backend import Backend, Segment, Unavailable, registry
+from hetrun.backend import Backend, Segment
 from hetrun.backends import reference
 from hetrun.errors import OptionError
-from hetrun.graph import Graph, in_scope, kv_shapes
+from hetrun.graph import Graph, kv_shapes
 from hetrun.graph.ops import Attention, Moe
-from hetrun.graph.sharding import Kind, Share, shared_by_heads
 from hetrun.graph.signature import form_of
 from hetrun.planner.plan import BUCKETS, Placement, PlanSet, cut, make_plans, share_out
 from hetrun.planner.plan_file import load_plan
 from tests.cuda.emulated.device import emulated
 from tests.cuda.emulated.kernels import needs_compiler
 from tests.models import cases, cases_hf, tiny
-from tests.models.test_placement import (
-    assert_close,
-    devices,
-    devices_side_by_side,
-    kl_of_each,
-    limit,
-    teacher_forced,
-)
-from tests.models.test_sequences import backends
+from tests.models.test_placement import devices, devices_side_by_side, teacher_forced
+from tests.support.closeness import assert_close, kl_of_each, limit
+from tests.support.part_backends import backends, rounding
 from tests.support.rig import Case, Rig, ThreadedDevice, graph_of, model_file, rig
+from tests.support.shares import everywhere, shareable, shared
 
 GQA = graph_of(cases.GQA)
 MIXTURE = cases_hf.MIXTRAL[0]
 QK_NORM = cases_hf.QWEN3[3]
 EACH = [param.values[0] for param in cases_hf.EACH]
 TOKENS = tiny.random_tokens(40, seed=7)
-
-
-def shared(scope: str, kind: Kind, borders: Sequence[int], names: Sequence[str]) -> tuple[Placement, ...]:
-    """A scope shared out at these borders, the first of them 0, the last one all."""
-    parts = zip(borders, borders[1:], names, strict=False)
-    return tuple(Placement(scope, name, "a test", Share(kind, a, b, borders[-1])) for a, b, name in parts)
 
 
 def ordered(parts: Sequence[Placement], order: Sequence[int], whole: int = -1) -> tuple[Placement, ...]:
@@ -57,10 +45,6 @@ def ordered(parts: Sequence[Placement], order: Sequence[int], whole: int = -1) -
         for i, (p, s) in enumerate(zip(parts, shares, strict=True))
         if s
     )
-
-
-def everywhere(name: str, *others: Placement) -> tuple[Placement, ...]:
-    return (Placement("", name, "a test"), *others)
 
 
 def plans(graph: Graph, placements: tuple[Placement, ...], alone: Sequence[str] = ()) -> PlanSet:
@@ -89,21 +73,6 @@ def said(
 
 
 # --- what can be shared out
-
-
-def shareable(graph: Graph, step: int = 1) -> list[tuple[str, Kind, int, int]]:
-    """Every scope with something to share: the kind, of how many, and what the borders are multiples of."""
-    found: list[tuple[str, Kind, int, int]] = []
-    for op in graph.ops:
-        if op.kind in ("linear", "head") and op.out.width > step:
-            found.append((op.scope, "rows", op.out.width, step))
-        elif isinstance(op.attrs, Attention) and op.attrs.n_kv_heads > 1:
-            scope = op.scope.removesuffix(".score")
-            if shared_by_heads([other for other in graph.ops if in_scope(other.scope, scope)], scope):
-                found.append((scope, "heads", op.attrs.n_kv_heads, 1))
-        elif isinstance(op.attrs, Moe):
-            found.append((op.scope, "experts", op.attrs.n_experts, 1))
-    return found
 
 
 @st.composite
@@ -192,13 +161,6 @@ def test_shares_of_quantised_heads_stay_close(kv_type: str) -> None:
         placements = everywhere(first, *heads, *more)
         found = said(shared_rig(case, devices(names), placements, kv_type), (20, 1, 19))
         assert_close(expected, found, kl=0.02)
-
-
-def rounding() -> list[str]:
-    """Backends that round floats before they multiply."""
-    parts = [name for name, d in registry.backends().items() if d.whole is None]
-    here = [n for n in parts if not isinstance(registry.backends()[n].probe(), Unavailable)]
-    return [n for n in here if registry.backends()[n].create().arithmetic]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hetrun.backend import registry
 from hetrun.tools.evaluate import compare
 from tests.models import cases, cases_hf, hf, tiny
 from tests.models.hf import Row
-from tests.models.test_sequences import backends
+from tests.support.part_backends import backends
 from tests.support.rig import Rig, rig
 
 WINDOWS = (20, 0)

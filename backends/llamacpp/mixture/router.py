@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hetrun.backends.llamacpp import row_products
 from hetrun.backends.llamacpp.graph_builder import FLOAT
 from hetrun.graph import Op
 from hetrun.graph.ops import Moe
@@ -30,7 +31,7 @@ def choose(e: GgmlEmitter, op: Op, rows: int, n: int) -> RouterChoice:
     a, lib, ctx, weights = op.attrs, e.lib, e.ctx, e.weights(op)
     assert isinstance(a, Moe)
     more = a.others(weights)
-    scores = lib.ggml_mul_mat(ctx, weights[0], rows)
+    scores = row_products.multiply(e, weights[0], rows, n)
     if "router_bias" in more:
         scores = lib.ggml_add(ctx, scores, lib.ggml_reshape_2d(ctx, more["router_bias"], a.n_experts, 1))
     parts = 0
