@@ -21,16 +21,21 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetrun.errors import EngineStopped, HetrunError
-from tests.faults.injector import CALLS, Count, Injector
+from tests.faults.catalog import ALL_CALLS, MAKERS
+from tests.faults.count import Count
+from tests.faults.injector import Injector
 from tests.faults.leaks import Held, held, settled, thread_names
 from tests.faults.numbers import chosen
-from tests.faults.operations import MAKERS, Operation, Place
+from tests.faults.operations import Operation, Place
 
-LIMIT_S = 30.0  # of one run: longer means that something waits for what never comes
+LIMIT_S = float(
+    os.environ.get("FAULTS_LIMIT_S", "60")
+)  # of one run: longer means that something waits for what never comes
 GROWTH = 2048  # bytes in one run that are looked at again
 USUAL = 4  # runs that say how memory grows without failures
 AGAIN = 8  # times the same failure is repeated where memory grew
@@ -54,19 +59,32 @@ class Remarks(logging.Handler):
         return said
 
 
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What one run makes where nothing fails: calls of a kind, and bytes by which the heap grows."""
+
+    calls: int
+    growth: int
+
+
 class Trial:
     """One operation and one kind of call."""
 
-    def __init__(self, operation: Operation, call: str, injector: Injector, lasting: bool) -> None:
+    def __init__(
+        self, operation: Operation, call: str, injector: Injector, lasting: bool, known: Usual | None = None
+    ) -> None:
+        """`known`: what an earlier trial of the same has found."""
         self._operation, self._call, self._injector, self._lasting = operation, call, injector, lasting
         self._right = self._plain()
-        if self._plain() != self._right:
-            raise AssertionError(
-                f"the operation gives another result each time: {self._right} {self._plain()}"
-            )
         gc.collect()
         gc.freeze()
-        self._usual = self._growth()
+        self.usual = known or self._look()
+
+    def _look(self) -> Usual:
+        if (again := self._plain()) != self._right:
+            raise AssertionError(f"the operation gives another result each time: {self._right} {again}")
+        growth = self._growth()
+        return Usual(max(self.count() for _ in range(2)), growth)
 
     def _growth(self) -> int:
         """Bytes by which the heap grows where nothing fails: by an entry of a cache, or nothing."""
@@ -91,9 +109,8 @@ class Trial:
         """What becomes of the operation where its Nth call fails; `faults` are what must not be."""
         before = held()
         row = self._once(nth)
-        if not row["broken"]:
-            row["faults"] += self._leaks(nth, before)
-        return row
+        leaks = [] if row["broken"] else self._leaks(nth, before)
+        return {**row, "faults": row["faults"] + leaks, "leaks": leaks}
 
     def _once(self, nth: int) -> dict[str, Any]:
         outcome, said, faults, count = "right", "", list[str](), Count()
@@ -156,7 +173,9 @@ class Trial:
 
     def _grown(self, before: Held, after: Held) -> bool:
         """By more than three runs without failures do."""
-        return after.heap - before.heap > GROWTH + 3 * self._usual or after.mapped - before.mapped > MAPPED
+        return (
+            after.heap - before.heap > GROWTH + 3 * self.usual.growth or after.mapped - before.mapped > MAPPED
+        )
 
 
 def _place(error: BaseException) -> str:
@@ -185,12 +204,22 @@ def say(**facts: object) -> None:
 
 
 class Position:
-    """The call that fails now, in memory that a process and its children share: it outlives each of them."""
+    """The call that fails now, and what its kind is usually like, in memory that a process and its children
+    share: it outlives each of them."""
 
     def __init__(self) -> None:
         self._shared = mmap.mmap(-1, mmap.PAGESIZE)
-        self._now = struct.Struct("=ii")
+        self._now, self._usual = struct.Struct("=ii"), struct.Struct("=iqq")
         self.set(0, 0)
+
+    def learn(self, kind: int, usual: Usual) -> None:
+        """Keep it for the children to come."""
+        self._usual.pack_into(self._shared, self._now.size, kind + 1, usual.calls, usual.growth)
+
+    def usual(self, kind: int) -> Usual | None:
+        """What was learned of this kind of calls, if that was the last."""
+        of, calls, growth = self._usual.unpack_from(self._shared, self._now.size)
+        return Usual(calls, growth) if of == kind + 1 else None
 
     def set(self, kind: int, nth: int) -> None:
         """Number `nth` of the calls of this kind, counted from 0."""
@@ -272,10 +301,12 @@ class Campaign:
         """All numbers of one kind of call that are to fail; whether something can be tried still."""
         call = self._given.calls[kind]
         with _watched():
-            trial = Trial(operation, call, self._injector, self._given.lasting)
-            count = max(trial.count() for _ in range(2))
-        say(call=call, count=count)
-        for nth in self._given.nth or chosen(count, self._given.most):
+            known = self._position.usual(kind)
+            trial = Trial(operation, call, self._injector, self._given.lasting, known)
+        if not known:
+            self._position.learn(kind, trial.usual)
+            say(call=call, count=trial.usual.calls)
+        for nth in self._given.nth or chosen(trial.usual.calls, self._given.most):
             if nth <= after:
                 continue
             self._position.set(kind, nth)
@@ -292,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("models", type=Path)
     parser.add_argument("operation", choices=MAKERS)
-    parser.add_argument("calls", nargs="+", choices=CALLS)
+    parser.add_argument("calls", nargs="+", choices=ALL_CALLS)
     parser.add_argument("--most", type=int, default=0)
     parser.add_argument("--nth", type=int, action="append")
     parser.add_argument("--lasting", action="store_true")

@@ -4,6 +4,7 @@
    the Nth fails, alone or with all that follow. Threads that are exempt (a test's own client) are neither counted
    nor failed. Memory is counted only where one of some libraries asks for it; Python's own is not. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,15 +15,21 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum kind { NONE, OPEN, READ, PREAD, MMAP, MALLOC, WRITE, PWRITE, FSYNC, RENAME, THREAD, SEND };
+enum kind {
+    NONE, OPEN, READ, PREAD, MMAP, MALLOC, WRITE, PWRITE, FSYNC, RENAME, THREAD, SEND,
+    NEW, LIST, TRUNCATE, UNLINK, MKDIR, LOCK, ACCEPT, RECEIVE
+};
 
 #define MOST_RANGES 256
 struct range {
@@ -186,11 +193,23 @@ OPENAT_AS(openat)
 OPENAT_AS(openat64)
 
 static FILE *(*next_fopen)(const char *, const char *);
+static size_t (*next_fread)(void *, size_t, size_t, FILE *);
+static DIR *(*next_opendir)(const char *), *(*next_fdopendir)(int);
+static struct dirent64 *(*next_readdir)(DIR *);
 
 #define FOPEN_AS(name) \
     FILE *name(const char *path, const char *mode) { return FAILS(OPEN) ? NULL : next_fopen(path, mode); }
 FOPEN_AS(fopen)
 FOPEN_AS(fopen64)
+
+size_t fread(void *to, size_t size, size_t count, FILE *file)
+{
+    return FAILS(READ) ? 0 : next_fread(to, size, count, file);
+}
+
+DIR *opendir(const char *path) { return FAILS(LIST) ? NULL : next_opendir(path); }
+DIR *fdopendir(int fd) { return FAILS(LIST) ? NULL : next_fdopendir(fd); }
+struct dirent64 *readdir64(DIR *folder) { return FAILS(LIST) ? NULL : next_readdir(folder); }
 
 ssize_t read(int fd, void *to, size_t size) { return FAILS(READ) ? -1 : syscall(SYS_read, fd, to, size); }
 
@@ -249,6 +268,38 @@ int renameat(int folder, const char *from, int other, const char *to)
     return FAILS(RENAME) ? -1 : (int)syscall(SYS_renameat2, folder, from, other, to, 0);
 }
 
+int ftruncate(int fd, off_t size) { return FAILS(TRUNCATE) ? -1 : (int)syscall(SYS_ftruncate, fd, size); }
+int ftruncate64(int fd, off_t size) { return FAILS(TRUNCATE) ? -1 : (int)syscall(SYS_ftruncate, fd, size); }
+
+int fallocate(int fd, int mode, off_t at, off_t size)
+{
+    return FAILS(TRUNCATE) ? -1 : (int)syscall(SYS_fallocate, fd, mode, at, size);
+}
+
+int fallocate64(int fd, int mode, off_t at, off_t size)
+{
+    return FAILS(TRUNCATE) ? -1 : (int)syscall(SYS_fallocate, fd, mode, at, size);
+}
+
+int posix_fallocate64(int fd, off_t at, off_t size)
+{
+    return FAILS(TRUNCATE) ? error_number : syscall(SYS_fallocate, fd, 0, at, size) ? errno : 0;
+}
+
+int unlink(const char *path) { return FAILS(UNLINK) ? -1 : (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0); }
+
+int unlinkat(int folder, const char *path, int flags)
+{
+    return FAILS(UNLINK) ? -1 : (int)syscall(SYS_unlinkat, folder, path, flags);
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    return FAILS(MKDIR) ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+}
+
+int flock(int fd, int how) { return FAILS(LOCK) ? -1 : (int)syscall(SYS_flock, fd, how); }
+
 /* --- memory */
 
 #define MMAP_AS(name)                                                                             \
@@ -279,6 +330,39 @@ int posix_memalign(void **out, size_t unit, size_t size)
         return ENOMEM;
     *out = found;
     return 0;
+}
+
+/* `new` of C++ throws what std::bad_alloc is. Its libraries are loaded later, and may not be visible to all. */
+static int of_cxx(struct dl_phdr_info *object, size_t size, void *found)
+{
+    void *library;
+    if (strstr(object->dlpi_name, "libstdc++") && (library = dlopen(object->dlpi_name, RTLD_LAZY | RTLD_NOLOAD)))
+        *(void **)found = dlsym(library, "_ZSt17__throw_bad_allocv");
+    return *(void **)found != NULL;
+}
+
+static void *new_or_throw(size_t unit, size_t size, void *from)
+{
+    static void (*throw)(void);
+    void *got = NULL;
+    int fails_now = atomic_load_explicit(&armed, memory_order_relaxed) == NEW && lies_in(from, watched, ranges) &&
+                    fails(NEW, from);
+    if (!fails_now)
+        got = unit ? __libc_memalign(unit, size ? size : 1) : __libc_malloc(size ? size : 1);
+    if (got)
+        return got;
+    if (!throw)
+        dl_iterate_phdr(of_cxx, &throw);
+    if (throw)
+        throw();
+    abort();
+}
+
+void *_Znwm(size_t size) { return new_or_throw(0, size, __builtin_return_address(0)); }
+void *_Znam(size_t size) { return new_or_throw(0, size, __builtin_return_address(0)); }
+void *_ZnwmSt11align_val_t(size_t size, size_t unit)
+{
+    return new_or_throw(unit, size, __builtin_return_address(0));
 }
 
 /* --- threads and connections */
@@ -317,8 +401,36 @@ ssize_t sendmsg(int fd, const struct msghdr *what, int flags)
     return FAILS(SEND) ? hang_up(fd) : syscall(SYS_sendmsg, fd, what, flags);
 }
 
+static int (*next_accept)(int, struct sockaddr *, socklen_t *, int);
+
+int accept4(int fd, struct sockaddr *from, socklen_t *length, int flags)
+{
+    return FAILS(ACCEPT) ? -1 : next_accept(fd, from, length, flags);
+}
+
+/* The two ends of an event loop's own pair have no names; what comes over it cannot fail. */
+static int is_of_a_pair(int fd)
+{
+    struct sockaddr_storage name;
+    socklen_t here = sizeof(name), there = sizeof(name);
+    return getsockname(fd, (struct sockaddr *)&name, &here) || getpeername(fd, (struct sockaddr *)&name, &there) ||
+           (here <= sizeof(sa_family_t) && there <= sizeof(sa_family_t));
+}
+
+ssize_t recv(int fd, void *to, size_t size, int flags)
+{
+    if (!is_of_a_pair(fd) && FAILS(RECEIVE))
+        return hang_up(fd);
+    return syscall(SYS_recvfrom, fd, to, size, flags, NULL, NULL);
+}
+
 __attribute__((constructor)) static void find(void)
 {
+    next_accept = (__typeof__(next_accept))dlsym(RTLD_NEXT, "accept4");
+    next_fread = (__typeof__(next_fread))dlsym(RTLD_NEXT, "fread");
+    next_opendir = (__typeof__(next_opendir))dlsym(RTLD_NEXT, "opendir");
+    next_fdopendir = (__typeof__(next_fdopendir))dlsym(RTLD_NEXT, "fdopendir");
+    next_readdir = (__typeof__(next_readdir))dlsym(RTLD_NEXT, "readdir64");
     next_create = (__typeof__(next_create))dlsym(RTLD_NEXT, "pthread_create");
     next_fopen = (__typeof__(next_fopen))dlsym(RTLD_NEXT, "fopen");
 }

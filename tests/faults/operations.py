@@ -119,10 +119,11 @@ def _prompt(place: Place) -> Iterator[Operation]:
 @operation("decode")
 def _decode(place: Place) -> Iterator[Operation]:
     with LocalModel(place.gguf, **OPTIONS) as llm:
-        yield Operation(lambda: _tokens(llm))
+        yield Operation(lambda: first_tokens(llm))
 
 
-def _tokens(llm: LocalModel, count: int = 6) -> list[int]:
+def first_tokens(llm: LocalModel, count: int = 6) -> list[int]:
+    """Of the answer to a prompt."""
     done = llm.generate([list(PROMPT)], SamplingParams(max_tokens=count, temperature=0))
     return list(done[0].tokens)
 
@@ -133,7 +134,7 @@ def _stream(place: Place) -> Iterator[Operation]:
 
     options = {name: value for name, value in OPTIONS.items() if name != "ram"}
     with opened(place.models / "larger.gguf", disk=None, system=True, **options) as (llm, _, _):
-        yield Operation(lambda: _tokens(llm, 3))
+        yield Operation(lambda: first_tokens(llm, 3))
 
 
 # --- files of ours
@@ -143,7 +144,7 @@ def _stream(place: Place) -> Iterator[Operation]:
 def _prefix_save(place: Place) -> Iterator[Operation]:
     target = place.room / "prompts.cache"
     with LocalModel(place.gguf, **OPTIONS) as llm:
-        _tokens(llm)
+        first_tokens(llm)
         llm.save_prompts(target)
         before = target.read_bytes()
 
@@ -158,7 +159,7 @@ def _prefix_save(place: Place) -> Iterator[Operation]:
 def _prefix_load(place: Place) -> Iterator[Operation]:
     target = place.room / "prompts.cache"
     with LocalModel(place.gguf, **OPTIONS) as llm:
-        _tokens(llm)
+        first_tokens(llm)
         llm.save_prompts(target)
 
         def run() -> object:
@@ -166,7 +167,7 @@ def _prefix_load(place: Place) -> Iterator[Operation]:
 
         yield Operation(
             run,
-            again=lambda: _tokens(llm),
+            again=lambda: first_tokens(llm),
             faults=lambda: _only(place.room, {target.name: target.read_bytes()}),
         )
 
@@ -188,6 +189,35 @@ def _convert(place: Place) -> Iterator[Operation]:
     )
 
 
+@operation("repack")
+def _repack(place: Place) -> Iterator[Operation]:
+    """In place. After a failure the same command goes on: no byte is lost."""
+    from hetrun.tools.convert import in_place
+    from hetrun.tools.convert.reorder import RepackOptions, repack_model
+
+    in_place.WINDOW, in_place.PIECE = 60_000, 20_000  # of which a tiny model has several
+    room, right = place.room / "repack", (place.models / "repacked.gguf").read_bytes()
+    path = room / "model.gguf"
+
+    def again() -> None:
+        shutil.rmtree(room, ignore_errors=True)
+        room.mkdir()
+        shutil.copyfile(place.models / "tiny.gguf", path)
+
+    def run() -> object:
+        return repack_model(RepackOptions(path, in_place=True)).bytes_after
+
+    def faults() -> list[str]:
+        try:
+            run()
+        except HetrunError as error:
+            return [f"the same command does not go on: {error}"]
+        return _only(room, {path.name: right})
+
+    again()
+    yield Operation(run, lambda: _only(room, {path.name: right}), again, faults)
+
+
 def _only(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
     """What is wrong with a folder that has to hold these files, as they were, and nothing else."""
     found = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -203,9 +233,12 @@ def _pull(place: Place) -> Iterator[Operation]:
     """From a hub in another process."""
     home = place.room / "hub"
     os.environ.update({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": os.environ[HUB], "HF_HOME": str(home)})
+    from tqdm import tqdm
+
     from hetrun.loader.hub import download
     from hetrun.loader.hub.names import RepositoryModel
 
+    tqdm.monitor_interval = 0  # it would begin a thread that stays
     download.LARGE = 1 << 16
     download.PAUSE_S = 0.0
     wanted = RepositoryModel("o/r", "tiny.gguf")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.injector import CALLS, build
+from tests.faults.catalog import MAKERS, calls_of
+from tests.faults.injector import build
 from tests.faults.models import make
 from tests.faults.numbers import chosen
-from tests.faults.operations import MAKERS
 from tests.faults.trial import Wish, attempt, hub, with_hub
 from tests.support.tiers import exhaustive
 
@@ -46,7 +46,7 @@ def hub_url(models: Path) -> Iterator[str]:
 @pytest.mark.parametrize("operation", MAKERS)
 def test_some_calls_fail(operation: str, library: Path, models: Path, hub_url: str) -> None:
     """The first of each kind, the last two, and some between."""
-    wish = Wish(operation, list(CALLS), MOST.get(operation, USUAL))
+    wish = Wish(operation, calls_of(operation), MOST.get(operation, USUAL))
     rows = attempt(wish, models, library, with_hub(hub_url))
     assert any(row.tried for row in rows)
     assert not [f"{row.call}: {fault}" for row in rows for fault in row.faults]
@@ -54,8 +54,7 @@ def test_some_calls_fail(operation: str, library: Path, models: Path, hub_url: s
 
 @exhaustive
 @pytest.mark.parametrize("lasting", [False, True], ids=["one", "all after it"])
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("operation", MAKERS)
+@pytest.mark.parametrize(("operation", "call"), [(name, call) for name in MAKERS for call in calls_of(name)])
 def test_every_call_fails(
     operation: str, call: str, lasting: bool, library: Path, models: Path, hub_url: str
 ) -> None:

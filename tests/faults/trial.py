@@ -18,7 +18,7 @@ from tests.loader.hub_stand_in import Repository, running
 
 ROOT = Path(__file__).parents[2]
 # ggml asks for these and does not look whether it got them: the process ends, and only a new one goes on.
-FATAL = ("libggml",)
+FATAL = ("libggml", "libllama")
 
 
 @dataclass
@@ -32,12 +32,11 @@ class Row:
     outcomes: Counter[str] = field(default_factory=Counter)
     sites: Counter[str] = field(default_factory=Counter)  # where ggml ended
     faults: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
     def as_json(self) -> dict[str, object]:
         """For a line of JSON."""
         counters = {"outcomes": dict(self.outcomes), "sites": dict(self.sites)}
-        return {**self.__dict__, **counters, "seconds": round(self.seconds, 1)}
+        return {**self.__dict__, **counters}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,18 @@ class _Run:
             self.last, self.at = (row.call, said["begin"]), ""
         else:
             row.tried += 1
+            faults = said["faults"]
+            if (
+                row.call == "new"
+                and said["site"].startswith(FATAL)
+                and said["leaks"]
+                and said["leaks"] == faults
+            ):
+                row.outcomes["lost in ggml"] += 1
+                row.sites[said["site"]] += 1
+                return
             row.outcomes[said["outcome"]] += 1
-            row.faults += [f"call {said['nth']} ({said['site']}): {fault}" for fault in said["faults"]]
+            row.faults += [f"call {said['nth']} ({said['site']}): {fault}" for fault in faults]
 
     def _died(self, code: int, log: str) -> None:
         """The process has ended in the middle of one."""
@@ -88,7 +97,7 @@ class _Run:
         call, nth = self.last
         row = self.rows[call]
         row.tried += 1
-        if call == "malloc" and self.at.startswith(FATAL):
+        if call in ("malloc", "new") and self.at.startswith(FATAL):
             row.outcomes["ended in ggml"] += 1
             row.sites[self.at] += 1
             return
