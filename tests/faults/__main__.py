@@ -23,7 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.faults.catalog import ALL_CALLS, MAKERS, calls_of
+from tests.cuda.emulated.kernels import has_compiler
+from tests.faults.catalog import ALL_CALLS, GPU_OPERATIONS, MAKERS, calls_of
 from tests.faults.injector import build
 from tests.faults.models import make
 from tests.faults.trial import Row, Wish, attempt, hub, table, with_hub
@@ -78,6 +79,9 @@ def _run(given: argparse.Namespace, models: Path, library: Path) -> list[Row]:
 
     with hub(models) as url, ThreadPoolExecutor(given.jobs) as pool:
         wanted = [given.operation] if given.operation else list(MAKERS)
+        if left_out := GPU_OPERATIONS.intersection(wanted if not has_compiler() else ()):
+            print(f"without g++ there is no emulated GPU: {', '.join(sorted(left_out))}", file=sys.stderr)
+            wanted = [name for name in wanted if name not in left_out]
         return [row for rows in pool.map(one, wanted) for row in rows if row.calls]
 
 

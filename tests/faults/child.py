@@ -136,8 +136,10 @@ class Trial:
         try:
             if (then := self._plain()) != self._right:
                 faults.append(f"another result the next time: {str(then)[:200]}")
-        except EngineStopped:
+        except EngineStopped as error:
             outcome = "ended"
+            if self._operation.recovers:
+                faults.append(f"no new engine has come: {error}")
         except Exception as error:
             faults.append(f"failed the next time: {error!r} {_place(error)}")
         ms = round(1000 * (time.perf_counter() - began), 1)

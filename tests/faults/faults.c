@@ -38,11 +38,19 @@ struct range {
 static struct range watched[MOST_RANGES], interpreter[MOST_RANGES];
 static int ranges, of_interpreter;
 
-static atomic_int armed;     /* an enum kind */
-static atomic_long calls;    /* of that kind since then */
-static long nth;             /* 0: none fails */
-static int lasting, error_number, report = -1;
-static _Atomic(void *) site; /* who made the call that failed first */
+/* Processes that have FAULTS_SHARED (a file) in their environment share one of these. */
+struct state {
+    atomic_int armed;            /* an enum kind */
+    atomic_long calls;           /* of that kind since then */
+    long nth;                    /* 0: none fails */
+    int lasting, error_number;
+    atomic_int failed, generation; /* how often it was armed */
+    char site[256];              /* who made the call that failed first */
+    char names[256];             /* libraries whose memory is counted */
+};
+static struct state own, *now = &own;
+static int report = -1, is_left_alone;
+static atomic_int watched_for; /* the generation that `watched` was made for */
 static __thread int exempt;
 
 /* --- for the test */
@@ -78,29 +86,40 @@ static int lies_in(void *at, const struct range *where, int count)
     return 0;
 }
 
-/* Memory is counted where it is asked for by a library whose path has one of these names (each ends with a NUL,
-   the last with two). Returns the number of stretches of code. */
-int faults_watch(const char *names)
+/* Memory is counted where it is asked for by a library whose path has one of these names: each ends with a NUL,
+   and all after them are NULs. */
+void faults_watch(const char *names) { memcpy(now->names, names, sizeof(now->names)); }
+
+/* Where the code of those libraries lies in this process, which may have loaded more of them since. */
+static void look_around(void)
 {
+    int wanted = atomic_load(&now->generation);
+    if (atomic_exchange(&watched_for, wanted) == wanted)
+        return;
     ranges = of_interpreter = 0;
-    dl_iterate_phdr(watch, (void *)names);
-    return ranges;
+    dl_iterate_phdr(watch, now->names);
 }
 
 void faults_arm(int kind, long which, int fails_from_there_on, int error)
 {
-    nth = which, lasting = fails_from_there_on, error_number = error;
-    atomic_store(&site, NULL);
-    atomic_store(&calls, 0);
-    atomic_store(&armed, kind);
+    now->nth = which, now->lasting = fails_from_there_on, now->error_number = error;
+    now->site[0] = 0;
+    atomic_store(&now->failed, 0);
+    atomic_store(&now->calls, 0);
+    atomic_fetch_add(&now->generation, 1);
+    look_around();
+    atomic_store(&now->armed, kind);
 }
 
 /* The calls since it was armed. */
 long faults_disarm(void)
 {
-    atomic_store(&armed, NONE);
-    return atomic_load(&calls);
+    atomic_store(&now->armed, NONE);
+    return atomic_load(&now->calls);
 }
+
+/* Whether no calls of this process are counted, only those of others. */
+void faults_leave(int yes) { is_left_alone = yes; }
 
 /* A call that is about to fail writes a line of JSON, with where it comes from, to this descriptor. */
 void faults_report(int fd) { report = fd; }
@@ -111,52 +130,60 @@ void faults_exempt(int yes) { exempt = yes; }
 /* Where the first call came from that failed: the library and its function, as far as they have names. */
 int faults_site(char *out, size_t size)
 {
-    Dl_info found;
-    void *from = atomic_load(&site);
-    if (!from || !dladdr(from, &found))
-        return 0;
-    const char *path = found.dli_fname ? found.dli_fname : "?", *base = strrchr(path, '/');
-    snprintf(out, size, "%s %s", base ? base + 1 : path, found.dli_sname ? found.dli_sname : "");
-    return 1;
+    snprintf(out, size, "%s", now->site);
+    return now->site[0] != 0;
 }
 
 /* --- which calls fail */
 
 /* Said before it fails, in case that the process ends of it. */
-static void tell(void)
+static void tell(void *from)
 {
-    char name[256], line[300];
-    if (faults_site(name, sizeof(name)))
-        syscall(SYS_write, report, line, (size_t)snprintf(line, sizeof(line), "{\"at\": \"%s\"}\n", name));
+    Dl_info found = {0};
+    char line[300];
+    const char *path = dladdr(from, &found) && found.dli_fname ? found.dli_fname : "?", *base = strrchr(path, '/');
+    snprintf(now->site, sizeof(now->site), "%s %s", base ? base + 1 : path, found.dli_sname ? found.dli_sname : "");
+    if (report >= 0)
+        syscall(SYS_write, report, line,
+                (size_t)snprintf(line, sizeof(line), "{\"at\": \"%s\"}\n", now->site));
+}
+
+static int is_armed(enum kind kind)
+{
+    return atomic_load_explicit(&now->armed, memory_order_relaxed) == (int)kind && !exempt && !is_left_alone;
 }
 
 static int fails(enum kind kind, void *from)
 {
-    if (atomic_load_explicit(&armed, memory_order_relaxed) != (int)kind || exempt)
+    if (!is_armed(kind))
         return 0;
-    long number = atomic_fetch_add(&calls, 1) + 1;
-    if (!nth || (lasting ? number < nth : number != nth))
+    long number = atomic_fetch_add(&now->calls, 1) + 1, nth = now->nth;
+    if (!nth || (now->lasting ? number < nth : number != nth))
         return 0;
-    void *first = NULL;
-    if (atomic_compare_exchange_strong(&site, &first, from) && report >= 0)
-        tell();
-    errno = error_number;
+    if (!atomic_exchange(&now->failed, 1))
+        tell(from);
+    errno = now->error_number;
     return 1;
+}
+
+static int is_of_watched(void *from)
+{
+    look_around();
+    return lies_in(from, watched, ranges);
 }
 
 static int out_of_memory(void *from)
 {
-    if (atomic_load_explicit(&armed, memory_order_relaxed) != MALLOC)
-        return 0;
-    return lies_in(from, watched, ranges) && fails(MALLOC, from);
+    return is_armed(MALLOC) && is_of_watched(from) && fails(MALLOC, from);
 }
 
 /* The interpreter's own frames and arenas are not counted: a thread that has none for its first frame ends
    without a word, and the thread that began it waits for ever, in any program. */
 static int no_pages(int flags, int fd, void *from)
 {
-    if (atomic_load_explicit(&armed, memory_order_relaxed) != MMAP)
+    if (!is_armed(MMAP))
         return 0;
+    look_around();
     int own = fd < 0 && flags == (MAP_PRIVATE | MAP_ANONYMOUS) && lies_in(from, interpreter, of_interpreter);
     return !own && fails(MMAP, from);
 }
@@ -283,7 +310,7 @@ int fallocate64(int fd, int mode, off_t at, off_t size)
 
 int posix_fallocate64(int fd, off_t at, off_t size)
 {
-    return FAILS(TRUNCATE) ? error_number : syscall(SYS_fallocate, fd, 0, at, size) ? errno : 0;
+    return FAILS(TRUNCATE) ? now->error_number : syscall(SYS_fallocate, fd, 0, at, size) ? errno : 0;
 }
 
 int unlink(const char *path) { return FAILS(UNLINK) ? -1 : (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0); }
@@ -298,7 +325,11 @@ int mkdir(const char *path, mode_t mode)
     return FAILS(MKDIR) ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
 }
 
-int flock(int fd, int how) { return FAILS(LOCK) ? -1 : (int)syscall(SYS_flock, fd, how); }
+/* Letting go of a lock does not fail. */
+int flock(int fd, int how)
+{
+    return how != LOCK_UN && FAILS(LOCK) ? -1 : (int)syscall(SYS_flock, fd, how);
+}
 
 /* --- memory */
 
@@ -345,9 +376,7 @@ static void *new_or_throw(size_t unit, size_t size, void *from)
 {
     static void (*throw)(void);
     void *got = NULL;
-    int fails_now = atomic_load_explicit(&armed, memory_order_relaxed) == NEW && lies_in(from, watched, ranges) &&
-                    fails(NEW, from);
-    if (!fails_now)
+    if (!is_armed(NEW) || !is_of_watched(from) || !fails(NEW, from))
         got = unit ? __libc_memalign(unit, size ? size : 1) : __libc_malloc(size ? size : 1);
     if (got)
         return got;
@@ -371,14 +400,14 @@ static int (*next_create)(pthread_t *, const pthread_attr_t *, void *(*)(void *)
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*work)(void *), void *with)
 {
-    return FAILS(THREAD) ? error_number : next_create(thread, how, work, with);
+    return FAILS(THREAD) ? now->error_number : next_create(thread, how, work, with);
 }
 
 /* The other end is gone: nothing comes over that connection any more, either. */
 static ssize_t hang_up(int fd)
 {
     shutdown(fd, SHUT_RDWR);
-    errno = error_number;
+    errno = now->error_number;
     return -1;
 }
 
@@ -426,6 +455,13 @@ ssize_t recv(int fd, void *to, size_t size, int flags)
 
 __attribute__((constructor)) static void find(void)
 {
+    const char *path = getenv("FAULTS_SHARED");
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        void *shared = mmap(NULL, sizeof(own), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        now = shared == MAP_FAILED ? &own : shared;
+        close(fd);
+    }
     next_accept = (__typeof__(next_accept))dlsym(RTLD_NEXT, "accept4");
     next_fread = (__typeof__(next_fread))dlsym(RTLD_NEXT, "fread");
     next_opendir = (__typeof__(next_opendir))dlsym(RTLD_NEXT, "opendir");

@@ -15,6 +15,7 @@ from hetrun.system.native_library import Prototypes, load_library
 from tests.faults.count import Count
 from tests.faults.device_calls import DEVICE, DEVICE_CALLS
 
+SHARED = "FAULTS_SHARED"  # the variable with the file of a state that several processes have
 SOURCE = Path(__file__).with_name("faults.c")
 # Numbers of faults.c, and what the system says where such a call fails.
 CALLS = {
@@ -41,7 +42,8 @@ CALLS = {
 # Libraries whose memory is counted: ours, ggml's, llama.cpp's and numpy's.
 WATCHED = (b"/hetrun/", b"/backends/", b"libggml", b"libllama", b"/numpy/")
 FUNCTIONS: Prototypes = {
-    "faults_watch": (ctypes.c_int, ctypes.c_char_p),
+    "faults_watch": (None, ctypes.c_char_p),
+    "faults_leave": (None, ctypes.c_int),
     "faults_arm": (None, ctypes.c_int, ctypes.c_long, ctypes.c_int, ctypes.c_int),
     "faults_disarm": (ctypes.c_long,),
     "faults_report": (None, ctypes.c_int),
@@ -78,7 +80,7 @@ class Injector:
                 yield found
             return
         number, error = CALLS[call]
-        self._dll.faults_watch(b"\0".join(WATCHED) + b"\0\0")
+        self._dll.faults_watch(ctypes.create_string_buffer(b"\0".join(WATCHED), 256))
         count, name = Count(), ctypes.create_string_buffer(256)
         self._dll.faults_arm(number, nth, lasting, error)
         try:
@@ -87,6 +89,10 @@ class Injector:
             count.calls = self._dll.faults_disarm()
             if self._dll.faults_site(name, len(name)):
                 count.site = name.value.decode(errors="replace").strip()
+
+    def leave(self) -> None:
+        """None of this process's calls fail: only those of others that have its state."""
+        self._dll.faults_leave(1)
 
     def exempt(self) -> None:
         """This thread's calls do not fail, and are not counted."""

@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
+from tests.faults.injector import SHARED
 from tests.faults.operations import HUB
 from tests.loader.hub_stand_in import Repository, running
 
+STATE_BYTES = 4096  # more than faults.c wants
 ROOT = Path(__file__).parents[2]
 # ggml asks for these and does not look whether it got them: the process ends, and only a new one goes on.
 FATAL = ("libggml", "libllama")
@@ -112,10 +115,14 @@ def attempt(wish: Wish, models: Path, library: Path, environ: Mapping[str, str] 
     command += ["--most", str(wish.most), *(f"--nth={nth}" for nth in wish.nth)]
     command += ["--lasting"] if wish.lasting else []
     env = {**environ, "LD_PRELOAD": str(library), "PYTHONMALLOC": "malloc", "HETRUN_THREADS": "1"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        log = _follow(child, run)
+    with NamedTemporaryFile(prefix="faults-") as state:
+        state.truncate(STATE_BYTES)
+        if wish.operation == "worker":
+            env[SHARED] = state.name
+        with subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as child:
+            log = _follow(child, run)
     if not run.done:
         raise RuntimeError(f"{wish.operation} ended with {child.returncode}: {log[-2000:]}")
     return list(run.rows.values())
