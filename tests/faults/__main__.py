@@ -17,8 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,6 +52,7 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := set(given.calls) - set(ALL_CALLS):
         parser.error(f"there is no {', '.join(sorted(unknown))}: {', '.join(ALL_CALLS)}")
+    begin = time.perf_counter()
     with TemporaryDirectory(prefix="faults-") as room:
         library, reason = build(Path(room))
         if library is None:
@@ -58,8 +61,18 @@ def main() -> int:
         rows = _run(given, make(Path(room)), library)
     print("\n".join(json.dumps(row.as_json()) for row in rows) if given.json else table(rows))
     faults = [f"{row.operation} {row.call}: {fault}" for row in rows for fault in row.faults]
-    print("\n".join(faults), file=sys.stderr)
+    print("\n".join([*faults, _total(rows, time.perf_counter() - begin)]), file=sys.stderr)
     return 1 if faults else 0
+
+
+def _total(rows: Sequence[Row], seconds: float) -> str:
+    """What all of it was, and what it took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    tried, faults = sum(row.tried for row in rows), sum(len(row.faults) for row in rows)
+    cpu, load = used.ru_utime + used.ru_stime, os.getloadavg()[0]
+    return (
+        f"{tried} failed calls, {faults} faults, {seconds:.0f} s, {cpu:.0f} s of CPU, load average {load:.1f}"
+    )
 
 
 def _run(given: argparse.Namespace, models: Path, library: Path) -> list[Row]:
