@@ -149,8 +149,8 @@ def system_fault(doing: str, error: BaseException) -> SystemFault | None:
             return None
         case MemoryError():
             return SystemFault(f"{doing}: the system has no memory left; free some, or use less (--ram)")
-        # numpy's sums and maxima say this where they get no memory.
-        case SystemError() if "without exception set" in str(error):
+        # numpy says either of these where a function of arrays gets no memory.
+        case SystemError() if "without exception set" in str(error) or "without setting an" in str(error):
             return SystemFault(f"{doing}: the system has no memory left; free some, or use less (--ram)")
         case RuntimeError() if str(error) == "can't start new thread":
             return SystemFault(f"{doing}: the system starts no more threads; check its limits (ulimit -u)")

@@ -114,6 +114,7 @@ _BASE = {
     "ggml_quantize_requires_imatrix": (c_bool, c_int),
     "ggml_graph_overhead_custom": (c_size_t, c_size_t, c_bool),
     "ggml_init": (T, InitParams),
+    "ggml_reset": (None, T),
     "ggml_free": (None, T),
     "ggml_new_graph_custom": (T, T, c_size_t, c_bool),
     "ggml_build_forward_expand": (None, T, T),

@@ -24,6 +24,7 @@ from hetrun.backends.llamacpp.file_runs import MatrixRun, find_run
 from hetrun.backends.llamacpp.ggml_api import GgmlLibrary
 from hetrun.backends.llamacpp.kernels.paging import NONE, Pager, PagingUnit, Pool, Range
 from hetrun.backends.llamacpp.kernels.sigbus_guard import SigbusGuard
+from hetrun.backends.llamacpp.tensor_contexts import TensorContexts
 from hetrun.backends.llamacpp.weight_memory import WEIGHTS_USAGE, GgmlBuffer
 from hetrun.errors import BackendError, ModelFileError
 from hetrun.system.file_identity import Stamp
@@ -106,7 +107,7 @@ class MappedPages:
         self._files: dict[str, MappedFile] = {}
         self._held: dict[WeightUse, MappedBuffer] = {}
         self._runs: dict[WeightUse, MatrixRun] = {}
-        self._contexts: list[int] = []
+        self._contexts = TensorContexts(lib)
         self._first_units: dict[tuple[WeightUse, ...], int] = {}
         self._units, self._ranges = (PagingUnit * 0)(), (Range * 0)()
         self._lists = [np.empty(0, np.int64) for _ in range(2)]
@@ -146,8 +147,7 @@ class MappedPages:
 
     def _tensor(self, use: WeightUse, run: MatrixRun) -> int:
         lib, file = self._lib, self._files[run.path]
-        context = lib.ggml_init(ggml_api.InitParams(lib.ggml_tensor_overhead() * 2, None, True))
-        self._contexts.append(context)
+        context = self._contexts.lasting()
         cols = use.weight.shape[1]
         tensor: int = lib.ggml_new_tensor_3d(context, use.weight.quant.ggml_id, cols, run.rows, run.matrices)
         fields = ggml_api.tensor_at(tensor)
@@ -266,11 +266,10 @@ class MappedPages:
 
     def close(self) -> None:
         """Give everything back."""
-        for context in self._contexts:
-            self._lib.ggml_free(context)
+        self._contexts.close()
         for file in self._files.values():
             file.close()
-        self._files, self._held, self._runs, self._contexts = {}, {}, {}, []
+        self._files, self._held, self._runs = {}, {}, {}
 
 
 def pages(run: MatrixRun) -> int:

@@ -19,6 +19,7 @@ from hetrun.backends.llamacpp.ggml_api import GgmlLibrary
 from hetrun.backends.llamacpp.kernels.matmul import ROWS, MatmulLibrary
 from hetrun.backends.llamacpp.mixture.cached_experts import CACHED, CachedExperts
 from hetrun.backends.llamacpp.streamed_weights import PartialWeights
+from hetrun.backends.llamacpp.tensor_contexts import TensorContexts
 from hetrun.errors import BackendError
 from hetrun.graph import Weight
 from hetrun.system.native_library import load_library
@@ -117,7 +118,7 @@ class WeightMemory:
         self._probes = {
             a.buffer_type: lib.ggml_backend_buft_alloc_buffer(a.buffer_type, 0) for a in self._repacking
         }
-        self._contexts: list[int] = []
+        self._contexts = TensorContexts(lib)
         self.tiled = False  # whether there are weights that are multiplied by with AMX tiles
         self._held: dict[Weight, GgmlBuffer] = {}  # plain and packed ones, which serve every use
         self.partial = PartialWeights(products, self.packed_by) if products else None
@@ -162,8 +163,7 @@ class WeightMemory:
 
     def close(self) -> None:
         """Give everything back."""
-        for context in self._contexts:
-            self._lib.ggml_free(context)
+        self._contexts.close()
         for probe in self._probes.values():
             self._lib.ggml_backend_buffer_free(probe)
         for arena in (self._plain, *self._repacking):
@@ -172,18 +172,11 @@ class WeightMemory:
             self.partial.close()
         if self._reserved:
             self._lib.ggml_backend_buffer_free(self._reserved)
-        self._contexts, self._probes, self._repacking, self._reserved = [], {}, [], 0
+        self._probes, self._repacking, self._reserved = {}, [], 0
 
     def _tensor(self, use: WeightUse) -> int:
         """A tensor that stays, still without memory."""
-        self._contexts.append(self._context())
-        return self._form(self._contexts[-1], use)
-
-    def _context(self) -> int:
-        context: int = self._lib.ggml_init(
-            ggml_api.InitParams(self._lib.ggml_tensor_overhead() * 4, None, True)
-        )
-        return context
+        return self._form(self._contexts.lasting(), use)
 
     def _form(self, context: int, use: WeightUse) -> int:
         """A tensor with the type and shape of a weight."""
@@ -273,8 +266,8 @@ class WeightMemory:
 
     def _supports(self, use: WeightUse, buffer: int) -> bool:
         """Ask before allocating: set_tensor on a weight that a buffer type cannot hold ends the process."""
-        lib, context = self._lib, self._context()
-        try:
+        lib = self._lib
+        with self._contexts.scratch() as context:
             w = self._form(context, use)
             ggml_api.tensor_at(w).buffer = buffer
             if use.use == "experts":
@@ -285,13 +278,11 @@ class WeightMemory:
                 x = lib.ggml_new_tensor_2d(context, ggml_api.F32, use.weight.shape[1], 512)
                 product = lib.ggml_mul_mat(context, w, x)
             return bool(lib.ggml_backend_dev_supports_op(self._device, product))
-        finally:
-            lib.ggml_free(context)
 
     def _packed_bytes(self, arena: BufferArena, use: WeightUse) -> int:
-        context = self._context()
-        size: int = self._lib.ggml_backend_buft_get_alloc_size(arena.buffer_type, self._form(context, use))
-        self._lib.ggml_free(context)
+        with self._contexts.scratch() as context:
+            form = self._form(context, use)
+            size: int = self._lib.ggml_backend_buft_get_alloc_size(arena.buffer_type, form)
         return size
 
     def _upload_repacked(self, arena: BufferArena, use: WeightUse, read: ReadInto) -> GgmlBuffer:
@@ -317,13 +308,10 @@ class WeightMemory:
         return GgmlBuffer(tensor, size, layout)
 
     def _set_slice(self, piece: WeightUse, buffer: int, address: int, raw: NDArray[np.uint8]) -> None:
-        context = self._context()
-        try:
+        with self._contexts.scratch() as context:
             tensor = self._form(context, piece)
             self._place(tensor, buffer, address)
             self._lib.ggml_backend_tensor_set(tensor, raw.ctypes.data, 0, raw.nbytes)
-        finally:
-            self._lib.ggml_free(context)
 
 
 def _repacking_types(lib: GgmlLibrary) -> list[int]:

@@ -1,18 +1,24 @@
-"""A process in which calls fail: one operation, again and again, and what became of it as lines of JSON."""
+"""A process in which calls fail: one operation, again and again, and what became of it as lines of JSON.
+
+It loads all that the operation needs, and its children do it: where a failure ends one of them, the next is
+there at once.
+"""
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import gc
 import json
 import logging
+import mmap
 import os
 import shutil
+import struct
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,54 +26,21 @@ from pathlib import Path
 from typing import Any
 
 from hetrun.errors import EngineStopped, HetrunError
-from tests.faults.injector import CALLS, Count, Injector
+from tests.faults.catalog import ALL_CALLS, MAKERS
+from tests.faults.count import Count
+from tests.faults.injector import Injector
+from tests.faults.leaks import Held, held, settled, thread_names
 from tests.faults.numbers import chosen
-from tests.faults.operations import MAKERS, Operation, Place
+from tests.faults.operations import Operation, Place
 
-LIMIT_S = 30.0  # of one run: longer means that something waits for what never comes
-SETTLE_S = 5.0  # until threads have ended
+LIMIT_S = float(
+    os.environ.get("FAULTS_LIMIT_S", "60")
+)  # of one run: longer means that something waits for what never comes
 GROWTH = 2048  # bytes in one run that are looked at again
 USUAL = 4  # runs that say how memory grows without failures
 AGAIN = 8  # times the same failure is repeated where memory grew
 BROKEN = 3  # the exit code of a process in which nothing can be tried any more
 MAPPED = 1 << 20  # bytes of address space, which grows in steps
-
-
-class _Heap(ctypes.Structure):
-    """struct mallinfo2."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    )
-
-
-_libc = ctypes.CDLL(None)
-_libc.mallinfo2.restype = _Heap
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a process has of what may leak."""
-
-    files: tuple[str, ...]
-    threads: int
-    heap: int
-    mapped: int
-
-
-def held() -> Held:
-    """Now; PYTHONMALLOC=malloc has Python's objects on the same heap."""
-    gc.collect()
-    files = []
-    for fd in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the listing itself
-            files.append(os.readlink(f"/proc/self/fd/{fd}").split("[")[0])  # a socket has a number of its own
-    heap = _libc.mallinfo2()
-    with open("/proc/self/status", encoding="ascii") as lines:
-        size = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
-    threads = len(os.listdir("/proc/self/task"))
-    return Held(tuple(sorted(files)), threads, heap.uordblks + heap.hblkhd, size)
 
 
 class Remarks(logging.Handler):
@@ -86,19 +59,32 @@ class Remarks(logging.Handler):
         return said
 
 
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """What one run makes where nothing fails: calls of a kind, and bytes by which the heap grows."""
+
+    calls: int
+    growth: int
+
+
 class Trial:
     """One operation and one kind of call."""
 
-    def __init__(self, operation: Operation, call: str, injector: Injector, lasting: bool) -> None:
+    def __init__(
+        self, operation: Operation, call: str, injector: Injector, lasting: bool, known: Usual | None = None
+    ) -> None:
+        """`known`: what an earlier trial of the same has found."""
         self._operation, self._call, self._injector, self._lasting = operation, call, injector, lasting
         self._right = self._plain()
-        if self._plain() != self._right:
-            raise AssertionError(
-                f"the operation gives another result each time: {self._right} {self._plain()}"
-            )
         gc.collect()
         gc.freeze()
-        self._usual = self._growth()
+        self.usual = known or self._look()
+
+    def _look(self) -> Usual:
+        if (again := self._plain()) != self._right:
+            raise AssertionError(f"the operation gives another result each time: {self._right} {again}")
+        growth = self._growth()
+        return Usual(max(self.count() for _ in range(2)), growth)
 
     def _growth(self) -> int:
         """Bytes by which the heap grows where nothing fails: by an entry of a cache, or nothing."""
@@ -123,9 +109,8 @@ class Trial:
         """What becomes of the operation where its Nth call fails; `faults` are what must not be."""
         before = held()
         row = self._once(nth)
-        if not row["broken"]:
-            row["faults"] += self._leaks(nth, before)
-        return row
+        leaks = [] if row["broken"] else self._leaks(nth, before)
+        return {**row, "faults": row["faults"] + leaks, "leaks": leaks}
 
     def _once(self, nth: int) -> dict[str, Any]:
         outcome, said, faults, count = "right", "", list[str](), Count()
@@ -151,8 +136,10 @@ class Trial:
         try:
             if (then := self._plain()) != self._right:
                 faults.append(f"another result the next time: {str(then)[:200]}")
-        except EngineStopped:
+        except EngineStopped as error:
             outcome = "ended"
+            if self._operation.recovers:
+                faults.append(f"no new engine has come: {error}")
         except Exception as error:
             faults.append(f"failed the next time: {error!r} {_place(error)}")
         ms = round(1000 * (time.perf_counter() - began), 1)
@@ -170,12 +157,12 @@ class Trial:
 
     def _leaks(self, nth: int, before: Held) -> list[str]:
         """What is held afterwards that was not before; memory only if it grows with every repetition."""
-        after = self._settled(before)
+        after = settled(before)
         said = []
         if after.files != before.files:
             said.append(f"open files: {sorted({*after.files} - {*before.files}) or after.files}")
         if after.threads > before.threads:
-            said.append(f"{after.threads - before.threads} threads more: {_names()}")
+            said.append(f"{after.threads - before.threads} threads more: {thread_names()}")
         grown = list[tuple[int, int]]()
         while self._grown(before, after) and len(grown) < AGAIN:
             before = after
@@ -188,16 +175,9 @@ class Trial:
 
     def _grown(self, before: Held, after: Held) -> bool:
         """By more than three runs without failures do."""
-        return after.heap - before.heap > GROWTH + 3 * self._usual or after.mapped - before.mapped > MAPPED
-
-    def _settled(self, before: Held) -> Held:
-        """Once threads that were told to end have ended."""
-        end = time.monotonic() + SETTLE_S
-        while (after := held()).threads > before.threads or after.files != before.files:
-            if time.monotonic() > end:
-                break
-            time.sleep(0.005)
-        return after
+        return (
+            after.heap - before.heap > GROWTH + 3 * self.usual.growth or after.mapped - before.mapped > MAPPED
+        )
 
 
 def _place(error: BaseException) -> str:
@@ -208,14 +188,6 @@ def _place(error: BaseException) -> str:
         place += f" < {Path(code.co_filename).name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place
-
-
-def _names() -> list[str]:
-    found = []
-    for task in os.listdir("/proc/self/task"):
-        with suppress(OSError):
-            found.append(Path("/proc/self/task", task, "comm").read_text().strip())
-    return found
 
 
 @contextmanager
@@ -233,44 +205,137 @@ def say(**facts: object) -> None:
     os.write(1, (json.dumps(facts) + "\n").encode())
 
 
-def work(operation: Operation, call: str, injector: Injector, given: argparse.Namespace) -> None:
-    """All numbers of one kind of call that were asked for."""
-    with _watched():
-        trial = Trial(operation, call, injector, given.lasting)
-        count = max(trial.count() for _ in range(2))
-    say(call=call, count=count)
-    for nth in chosen(count, given.most):
-        if nth <= given.after and call == given.calls[0]:
-            continue
-        say(call=call, begin=nth)
+class Position:
+    """The call that fails now, and what its kind is usually like, in memory that a process and its children
+    share: it outlives each of them."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, mmap.PAGESIZE)
+        self._now, self._usual = struct.Struct("=ii"), struct.Struct("=iqq")
+        self.set(0, 0)
+
+    def learn(self, kind: int, usual: Usual) -> None:
+        """Keep it for the children to come."""
+        self._usual.pack_into(self._shared, self._now.size, kind + 1, usual.calls, usual.growth)
+
+    def usual(self, kind: int) -> Usual | None:
+        """What was learned of this kind of calls, if that was the last."""
+        of, calls, growth = self._usual.unpack_from(self._shared, self._now.size)
+        return Usual(calls, growth) if of == kind + 1 else None
+
+    def set(self, kind: int, nth: int) -> None:
+        """Number `nth` of the calls of this kind, counted from 0."""
+        self._now.pack_into(self._shared, 0, kind, nth)
+
+    def get(self) -> tuple[int, int]:
+        """What was set last."""
+        kind, nth = self._now.unpack_from(self._shared)
+        return kind, nth
+
+
+class Campaign:
+    """All calls that were asked for, in children of this process: where one has ended, the next goes on."""
+
+    def __init__(self, given: argparse.Namespace, injector: Injector, room: Path) -> None:
+        self._given, self._injector, self._room = given, injector, room
+        self._make = MAKERS[given.operation]
+        self._position = Position()
+
+    def run(self) -> None:
+        """Until each was tried."""
+        self._warm()
+        while True:
+            before = self._position.get()
+            with tempfile.TemporaryFile() as log:
+                status = self._child(log.fileno())
+                log.seek(0)
+                said = log.read().decode(errors="replace")
+            if status == 0:
+                return say(done=True)
+            if self._position.get() == before:
+                raise RuntimeError(f"{self._given.operation} did not begin: {said[-2000:]}")
+            if status != BROKEN:
+                say(died=status, log=said[-2000:])
+
+    def _warm(self) -> None:
+        """Once without failures: what it imports is there in each child. No thread may be left of it."""
+        with _watched(), self._place("warm") as place, self._make(place) as operation:
+            operation.run()
+        end = time.monotonic() + LIMIT_S
+        while held().threads > 1:
+            if time.monotonic() > end:
+                raise RuntimeError(f"threads are left: {thread_names()}")
+            time.sleep(0.01)
+        gc.freeze()
+
+    @contextmanager
+    def _place(self, name: str) -> Iterator[Place]:
+        room = Path(tempfile.mkdtemp(prefix=name, dir=self._room))
+        try:
+            yield Place(self._given.models, room, self._injector)
+        finally:
+            shutil.rmtree(room, ignore_errors=True)
+
+    def _child(self, log: int) -> int:
+        """One child; its exit code, as subprocess has it."""
+        if child := os.fork():
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = 1
+        try:
+            os.dup2(log, 2)
+            code = self._go_on()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+    def _go_on(self) -> int:
+        """From where the child before has ended; the exit code."""
+        first, after = self._position.get()
+        with self._place("one") as place, self._make(place) as operation:
+            for kind in range(len(self._given.calls)):
+                if kind >= first and not self._kind(operation, kind, after if kind == first else 0):
+                    return BROKEN
+        return 0
+
+    def _kind(self, operation: Operation, kind: int, after: int) -> bool:
+        """All numbers of one kind of call that are to fail; whether something can be tried still."""
+        call = self._given.calls[kind]
         with _watched():
-            row = trial.fail(nth)
-        say(call=call, **row)
-        if row["broken"]:
-            sys.exit(BROKEN)  # what follows would only say so again
+            known = self._position.usual(kind)
+            trial = Trial(operation, call, self._injector, self._given.lasting, known)
+        if not known:
+            self._position.learn(kind, trial.usual)
+            say(call=call, count=trial.usual.calls)
+        for nth in self._given.nth or chosen(trial.usual.calls, self._given.most):
+            if nth <= after:
+                continue
+            self._position.set(kind, nth)
+            say(call=call, begin=nth)
+            with _watched():
+                row = trial.fail(nth)
+            say(call=call, **row)
+            if row["broken"]:
+                return False  # what follows would only say so again
+        return True
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("models", type=Path)
     parser.add_argument("operation", choices=MAKERS)
-    parser.add_argument("calls", nargs="+", choices=CALLS)
+    parser.add_argument("calls", nargs="+", choices=ALL_CALLS)
     parser.add_argument("--most", type=int, default=0)
-    parser.add_argument(
-        "--after", type=int, default=0, help="of the first kind of calls, leave out those up to it"
-    )
+    parser.add_argument("--nth", type=int, action="append")
     parser.add_argument("--lasting", action="store_true")
     given = parser.parse_args(argv)
     faulthandler.enable()
     log = logging.getLogger()
     log.handlers[:] = [Remarks()]
     room = Path(tempfile.mkdtemp(prefix="faults-"))
-    injector = Injector()
     try:
-        with MAKERS[given.operation](Place(given.models, room, injector)) as operation:
-            for call in given.calls:
-                work(operation, call, injector, given)
-            say(done=True)
+        Campaign(given, Injector(), room).run()
     finally:
         shutil.rmtree(room, ignore_errors=True)
 

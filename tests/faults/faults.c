@@ -4,6 +4,7 @@
    the Nth fails, alone or with all that follow. Threads that are exempt (a test's own client) are neither counted
    nor failed. Memory is counted only where one of some libraries asks for it; Python's own is not. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,15 +15,21 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum kind { NONE, OPEN, READ, PREAD, MMAP, MALLOC, WRITE, PWRITE, FSYNC, RENAME, THREAD, SEND };
+enum kind {
+    NONE, OPEN, READ, PREAD, MMAP, MALLOC, WRITE, PWRITE, FSYNC, RENAME, THREAD, SEND,
+    NEW, LIST, TRUNCATE, UNLINK, MKDIR, LOCK, ACCEPT, RECEIVE
+};
 
 #define MOST_RANGES 256
 struct range {
@@ -31,11 +38,19 @@ struct range {
 static struct range watched[MOST_RANGES], interpreter[MOST_RANGES];
 static int ranges, of_interpreter;
 
-static atomic_int armed;     /* an enum kind */
-static atomic_long calls;    /* of that kind since then */
-static long nth;             /* 0: none fails */
-static int lasting, error_number, report = -1;
-static _Atomic(void *) site; /* who made the call that failed first */
+/* Processes that have FAULTS_SHARED (a file) in their environment share one of these. */
+struct state {
+    atomic_int armed;            /* an enum kind */
+    atomic_long calls;           /* of that kind since then */
+    long nth;                    /* 0: none fails */
+    int lasting, error_number;
+    atomic_int failed, generation; /* how often it was armed */
+    char site[256];              /* who made the call that failed first */
+    char names[256];             /* libraries whose memory is counted */
+};
+static struct state own, *now = &own;
+static int report = -1, is_left_alone;
+static atomic_int watched_for; /* the generation that `watched` was made for */
 static __thread int exempt;
 
 /* --- for the test */
@@ -71,29 +86,40 @@ static int lies_in(void *at, const struct range *where, int count)
     return 0;
 }
 
-/* Memory is counted where it is asked for by a library whose path has one of these names (each ends with a NUL,
-   the last with two). Returns the number of stretches of code. */
-int faults_watch(const char *names)
+/* Memory is counted where it is asked for by a library whose path has one of these names: each ends with a NUL,
+   and all after them are NULs. */
+void faults_watch(const char *names) { memcpy(now->names, names, sizeof(now->names)); }
+
+/* Where the code of those libraries lies in this process, which may have loaded more of them since. */
+static void look_around(void)
 {
+    int wanted = atomic_load(&now->generation);
+    if (atomic_exchange(&watched_for, wanted) == wanted)
+        return;
     ranges = of_interpreter = 0;
-    dl_iterate_phdr(watch, (void *)names);
-    return ranges;
+    dl_iterate_phdr(watch, now->names);
 }
 
 void faults_arm(int kind, long which, int fails_from_there_on, int error)
 {
-    nth = which, lasting = fails_from_there_on, error_number = error;
-    atomic_store(&site, NULL);
-    atomic_store(&calls, 0);
-    atomic_store(&armed, kind);
+    now->nth = which, now->lasting = fails_from_there_on, now->error_number = error;
+    now->site[0] = 0;
+    atomic_store(&now->failed, 0);
+    atomic_store(&now->calls, 0);
+    atomic_fetch_add(&now->generation, 1);
+    look_around();
+    atomic_store(&now->armed, kind);
 }
 
 /* The calls since it was armed. */
 long faults_disarm(void)
 {
-    atomic_store(&armed, NONE);
-    return atomic_load(&calls);
+    atomic_store(&now->armed, NONE);
+    return atomic_load(&now->calls);
 }
+
+/* Whether no calls of this process are counted, only those of others. */
+void faults_leave(int yes) { is_left_alone = yes; }
 
 /* A call that is about to fail writes a line of JSON, with where it comes from, to this descriptor. */
 void faults_report(int fd) { report = fd; }
@@ -104,52 +130,60 @@ void faults_exempt(int yes) { exempt = yes; }
 /* Where the first call came from that failed: the library and its function, as far as they have names. */
 int faults_site(char *out, size_t size)
 {
-    Dl_info found;
-    void *from = atomic_load(&site);
-    if (!from || !dladdr(from, &found))
-        return 0;
-    const char *path = found.dli_fname ? found.dli_fname : "?", *base = strrchr(path, '/');
-    snprintf(out, size, "%s %s", base ? base + 1 : path, found.dli_sname ? found.dli_sname : "");
-    return 1;
+    snprintf(out, size, "%s", now->site);
+    return now->site[0] != 0;
 }
 
 /* --- which calls fail */
 
 /* Said before it fails, in case that the process ends of it. */
-static void tell(void)
+static void tell(void *from)
 {
-    char name[256], line[300];
-    if (faults_site(name, sizeof(name)))
-        syscall(SYS_write, report, line, (size_t)snprintf(line, sizeof(line), "{\"at\": \"%s\"}\n", name));
+    Dl_info found = {0};
+    char line[300];
+    const char *path = dladdr(from, &found) && found.dli_fname ? found.dli_fname : "?", *base = strrchr(path, '/');
+    snprintf(now->site, sizeof(now->site), "%s %s", base ? base + 1 : path, found.dli_sname ? found.dli_sname : "");
+    if (report >= 0)
+        syscall(SYS_write, report, line,
+                (size_t)snprintf(line, sizeof(line), "{\"at\": \"%s\"}\n", now->site));
+}
+
+static int is_armed(enum kind kind)
+{
+    return atomic_load_explicit(&now->armed, memory_order_relaxed) == (int)kind && !exempt && !is_left_alone;
 }
 
 static int fails(enum kind kind, void *from)
 {
-    if (atomic_load_explicit(&armed, memory_order_relaxed) != (int)kind || exempt)
+    if (!is_armed(kind))
         return 0;
-    long number = atomic_fetch_add(&calls, 1) + 1;
-    if (!nth || (lasting ? number < nth : number != nth))
+    long number = atomic_fetch_add(&now->calls, 1) + 1, nth = now->nth;
+    if (!nth || (now->lasting ? number < nth : number != nth))
         return 0;
-    void *first = NULL;
-    if (atomic_compare_exchange_strong(&site, &first, from) && report >= 0)
-        tell();
-    errno = error_number;
+    if (!atomic_exchange(&now->failed, 1))
+        tell(from);
+    errno = now->error_number;
     return 1;
+}
+
+static int is_of_watched(void *from)
+{
+    look_around();
+    return lies_in(from, watched, ranges);
 }
 
 static int out_of_memory(void *from)
 {
-    if (atomic_load_explicit(&armed, memory_order_relaxed) != MALLOC)
-        return 0;
-    return lies_in(from, watched, ranges) && fails(MALLOC, from);
+    return is_armed(MALLOC) && is_of_watched(from) && fails(MALLOC, from);
 }
 
 /* The interpreter's own frames and arenas are not counted: a thread that has none for its first frame ends
    without a word, and the thread that began it waits for ever, in any program. */
 static int no_pages(int flags, int fd, void *from)
 {
-    if (atomic_load_explicit(&armed, memory_order_relaxed) != MMAP)
+    if (!is_armed(MMAP))
         return 0;
+    look_around();
     int own = fd < 0 && flags == (MAP_PRIVATE | MAP_ANONYMOUS) && lies_in(from, interpreter, of_interpreter);
     return !own && fails(MMAP, from);
 }
@@ -186,11 +220,23 @@ OPENAT_AS(openat)
 OPENAT_AS(openat64)
 
 static FILE *(*next_fopen)(const char *, const char *);
+static size_t (*next_fread)(void *, size_t, size_t, FILE *);
+static DIR *(*next_opendir)(const char *), *(*next_fdopendir)(int);
+static struct dirent64 *(*next_readdir)(DIR *);
 
 #define FOPEN_AS(name) \
     FILE *name(const char *path, const char *mode) { return FAILS(OPEN) ? NULL : next_fopen(path, mode); }
 FOPEN_AS(fopen)
 FOPEN_AS(fopen64)
+
+size_t fread(void *to, size_t size, size_t count, FILE *file)
+{
+    return FAILS(READ) ? 0 : next_fread(to, size, count, file);
+}
+
+DIR *opendir(const char *path) { return FAILS(LIST) ? NULL : next_opendir(path); }
+DIR *fdopendir(int fd) { return FAILS(LIST) ? NULL : next_fdopendir(fd); }
+struct dirent64 *readdir64(DIR *folder) { return FAILS(LIST) ? NULL : next_readdir(folder); }
 
 ssize_t read(int fd, void *to, size_t size) { return FAILS(READ) ? -1 : syscall(SYS_read, fd, to, size); }
 
@@ -249,6 +295,42 @@ int renameat(int folder, const char *from, int other, const char *to)
     return FAILS(RENAME) ? -1 : (int)syscall(SYS_renameat2, folder, from, other, to, 0);
 }
 
+int ftruncate(int fd, off_t size) { return FAILS(TRUNCATE) ? -1 : (int)syscall(SYS_ftruncate, fd, size); }
+int ftruncate64(int fd, off_t size) { return FAILS(TRUNCATE) ? -1 : (int)syscall(SYS_ftruncate, fd, size); }
+
+int fallocate(int fd, int mode, off_t at, off_t size)
+{
+    return FAILS(TRUNCATE) ? -1 : (int)syscall(SYS_fallocate, fd, mode, at, size);
+}
+
+int fallocate64(int fd, int mode, off_t at, off_t size)
+{
+    return FAILS(TRUNCATE) ? -1 : (int)syscall(SYS_fallocate, fd, mode, at, size);
+}
+
+int posix_fallocate64(int fd, off_t at, off_t size)
+{
+    return FAILS(TRUNCATE) ? now->error_number : syscall(SYS_fallocate, fd, 0, at, size) ? errno : 0;
+}
+
+int unlink(const char *path) { return FAILS(UNLINK) ? -1 : (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0); }
+
+int unlinkat(int folder, const char *path, int flags)
+{
+    return FAILS(UNLINK) ? -1 : (int)syscall(SYS_unlinkat, folder, path, flags);
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    return FAILS(MKDIR) ? -1 : (int)syscall(SYS_mkdirat, AT_FDCWD, path, mode);
+}
+
+/* Letting go of a lock does not fail. */
+int flock(int fd, int how)
+{
+    return how != LOCK_UN && FAILS(LOCK) ? -1 : (int)syscall(SYS_flock, fd, how);
+}
+
 /* --- memory */
 
 #define MMAP_AS(name)                                                                             \
@@ -281,20 +363,51 @@ int posix_memalign(void **out, size_t unit, size_t size)
     return 0;
 }
 
+/* `new` of C++ throws what std::bad_alloc is. Its libraries are loaded later, and may not be visible to all. */
+static int of_cxx(struct dl_phdr_info *object, size_t size, void *found)
+{
+    void *library;
+    if (strstr(object->dlpi_name, "libstdc++") && (library = dlopen(object->dlpi_name, RTLD_LAZY | RTLD_NOLOAD)))
+        *(void **)found = dlsym(library, "_ZSt17__throw_bad_allocv");
+    return *(void **)found != NULL;
+}
+
+static void *new_or_throw(size_t unit, size_t size, void *from)
+{
+    static void (*throw)(void);
+    void *got = NULL;
+    if (!is_armed(NEW) || !is_of_watched(from) || !fails(NEW, from))
+        got = unit ? __libc_memalign(unit, size ? size : 1) : __libc_malloc(size ? size : 1);
+    if (got)
+        return got;
+    if (!throw)
+        dl_iterate_phdr(of_cxx, &throw);
+    if (throw)
+        throw();
+    abort();
+}
+
+void *_Znwm(size_t size) { return new_or_throw(0, size, __builtin_return_address(0)); }
+void *_Znam(size_t size) { return new_or_throw(0, size, __builtin_return_address(0)); }
+void *_ZnwmSt11align_val_t(size_t size, size_t unit)
+{
+    return new_or_throw(unit, size, __builtin_return_address(0));
+}
+
 /* --- threads and connections */
 
 static int (*next_create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*work)(void *), void *with)
 {
-    return FAILS(THREAD) ? error_number : next_create(thread, how, work, with);
+    return FAILS(THREAD) ? now->error_number : next_create(thread, how, work, with);
 }
 
 /* The other end is gone: nothing comes over that connection any more, either. */
 static ssize_t hang_up(int fd)
 {
     shutdown(fd, SHUT_RDWR);
-    errno = error_number;
+    errno = now->error_number;
     return -1;
 }
 
@@ -317,8 +430,43 @@ ssize_t sendmsg(int fd, const struct msghdr *what, int flags)
     return FAILS(SEND) ? hang_up(fd) : syscall(SYS_sendmsg, fd, what, flags);
 }
 
+static int (*next_accept)(int, struct sockaddr *, socklen_t *, int);
+
+int accept4(int fd, struct sockaddr *from, socklen_t *length, int flags)
+{
+    return FAILS(ACCEPT) ? -1 : next_accept(fd, from, length, flags);
+}
+
+/* The two ends of an event loop's own pair have no names; what comes over it cannot fail. */
+static int is_of_a_pair(int fd)
+{
+    struct sockaddr_storage name;
+    socklen_t here = sizeof(name), there = sizeof(name);
+    return getsockname(fd, (struct sockaddr *)&name, &here) || getpeername(fd, (struct sockaddr *)&name, &there) ||
+           (here <= sizeof(sa_family_t) && there <= sizeof(sa_family_t));
+}
+
+ssize_t recv(int fd, void *to, size_t size, int flags)
+{
+    if (!is_of_a_pair(fd) && FAILS(RECEIVE))
+        return hang_up(fd);
+    return syscall(SYS_recvfrom, fd, to, size, flags, NULL, NULL);
+}
+
 __attribute__((constructor)) static void find(void)
 {
+    const char *path = getenv("FAULTS_SHARED");
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd >= 0) {
+        void *shared = mmap(NULL, sizeof(own), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        now = shared == MAP_FAILED ? &own : shared;
+        close(fd);
+    }
+    next_accept = (__typeof__(next_accept))dlsym(RTLD_NEXT, "accept4");
+    next_fread = (__typeof__(next_fread))dlsym(RTLD_NEXT, "fread");
+    next_opendir = (__typeof__(next_opendir))dlsym(RTLD_NEXT, "opendir");
+    next_fdopendir = (__typeof__(next_fdopendir))dlsym(RTLD_NEXT, "fdopendir");
+    next_readdir = (__typeof__(next_readdir))dlsym(RTLD_NEXT, "readdir64");
     next_create = (__typeof__(next_create))dlsym(RTLD_NEXT, "pthread_create");
     next_fopen = (__typeof__(next_fopen))dlsym(RTLD_NEXT, "fopen");
 }

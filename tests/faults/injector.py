@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetrun.system.native_library import Prototypes, load_library
+from tests.faults.count import Count
+from tests.faults.device_calls import DEVICE, DEVICE_CALLS
 
+SHARED = "FAULTS_SHARED"  # the variable with the file of a state that several processes have
 SOURCE = Path(__file__).with_name("faults.c")
 # Numbers of faults.c, and what the system says where such a call fails.
 CALLS = {
@@ -28,11 +30,20 @@ CALLS = {
     "rename": (9, errno.EIO),
     "thread": (10, errno.EAGAIN),
     "send": (11, errno.ECONNRESET),
+    "new": (12, errno.ENOMEM),
+    "list": (13, errno.EIO),
+    "truncate": (14, errno.ENOSPC),
+    "unlink": (15, errno.EIO),
+    "mkdir": (16, errno.ENOSPC),
+    "lock": (17, errno.ENOLCK),
+    "accept": (18, errno.EMFILE),
+    "receive": (19, errno.ECONNRESET),
 }
-# Libraries whose memory is counted: ours, ggml's, and numpy's.
-WATCHED = (b"/hetrun/", b"/backends/", b"libggml", b"/numpy/")
+# Libraries whose memory is counted: ours, ggml's, llama.cpp's and numpy's.
+WATCHED = (b"/hetrun/", b"/backends/", b"libggml", b"libllama", b"/numpy/")
 FUNCTIONS: Prototypes = {
-    "faults_watch": (ctypes.c_int, ctypes.c_char_p),
+    "faults_watch": (None, ctypes.c_char_p),
+    "faults_leave": (None, ctypes.c_int),
     "faults_arm": (None, ctypes.c_int, ctypes.c_long, ctypes.c_int, ctypes.c_int),
     "faults_disarm": (ctypes.c_long,),
     "faults_report": (None, ctypes.c_int),
@@ -48,17 +59,10 @@ def build(folder: Path) -> tuple[Path | None, str]:
     if (compiler := shutil.which("cc")) is None:
         return None, "there is no C compiler"
     out = folder / "faults.so"
-    command = [compiler, "-O2", "-g", "-fPIC", "-shared", "-o", str(out), str(SOURCE), "-ldl", "-lpthread"]
+    command = [compiler, "-O2", "-g", "-fPIC", "-fexceptions", "-shared", "-o", str(out), str(SOURCE)]
+    command += ["-ldl", "-lpthread"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return (None, f"faults.c needs glibc: {done.stderr.strip()[-200:]}") if done.returncode else (out, "")
-
-
-@dataclass
-class Count:
-    """What a stretch of code called."""
-
-    calls: int = 0
-    site: str = ""  # where the first call came from that failed
 
 
 class Injector:
@@ -71,8 +75,12 @@ class Injector:
     @contextmanager
     def armed(self, call: str, nth: int = 0, lasting: bool = False) -> Iterator[Count]:
         """Count calls of one kind, and fail the Nth; `lasting`: and all after it."""
+        if call in DEVICE_CALLS:
+            with DEVICE.armed(call, nth, lasting) as found:
+                yield found
+            return
         number, error = CALLS[call]
-        self._dll.faults_watch(b"\0".join(WATCHED) + b"\0\0")
+        self._dll.faults_watch(ctypes.create_string_buffer(b"\0".join(WATCHED), 256))
         count, name = Count(), ctypes.create_string_buffer(256)
         self._dll.faults_arm(number, nth, lasting, error)
         try:
@@ -81,6 +89,10 @@ class Injector:
             count.calls = self._dll.faults_disarm()
             if self._dll.faults_site(name, len(name)):
                 count.site = name.value.decode(errors="replace").strip()
+
+    def leave(self) -> None:
+        """None of this process's calls fail: only those of others that have its state."""
+        self._dll.faults_leave(1)
 
     def exempt(self) -> None:
         """This thread's calls do not fail, and are not counted."""

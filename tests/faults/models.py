@@ -8,6 +8,7 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
+from hetrun.tools.convert.reorder import RepackOptions, repack_model
 from tests.models.tiny import BOS, EOS, HF_MODULES, VOCAB, TinyLlama, draw, write_gguf
 
 TINY = TinyLlama("tiny", layers=2, embd=64, ffn=96, heads=2, kv_heads=2, head_dim=32)
@@ -19,6 +20,7 @@ def make(folder: Path) -> Path:
     write_gguf(TINY, folder / "tiny.gguf")
     write_gguf(LARGER, folder / "larger.gguf")
     _write_folder(replace(TINY, name="folder"), folder / "folder")
+    repack_model(RepackOptions(folder / "tiny.gguf", folder / "repacked.gguf"))
     return folder
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +25,7 @@ from tests.faults.injector import Injector
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from hetrun.client.interface import ChatClient
     from hetrun.tools.batch.request_lines import ForAll
 
 PROMPT = tuple(range(5, 45))
@@ -57,13 +59,14 @@ class Operation:
     """`run` does it and gives what it always gives, of which `look` sees more when no call fails.
 
     `faults` are sentences about files that it left, where it has failed; `again` brings everything back to
-    where it can run once more.
+    where it can run once more. `recovers`: where its engine ends there is a new one the next time.
     """
 
     run: Callable[[], object]
     look: Callable[[], object] = lambda: None
     again: Callable[[], object] = lambda: None
     faults: Callable[[], list[str]] = list
+    recovers: bool = False
 
 
 Maker = Callable[[Place], AbstractContextManager[Operation]]
@@ -119,10 +122,11 @@ def _prompt(place: Place) -> Iterator[Operation]:
 @operation("decode")
 def _decode(place: Place) -> Iterator[Operation]:
     with LocalModel(place.gguf, **OPTIONS) as llm:
-        yield Operation(lambda: _tokens(llm))
+        yield Operation(lambda: first_tokens(llm))
 
 
-def _tokens(llm: LocalModel, count: int = 6) -> list[int]:
+def first_tokens(llm: LocalModel, count: int = 6) -> list[int]:
+    """Of the answer to a prompt."""
     done = llm.generate([list(PROMPT)], SamplingParams(max_tokens=count, temperature=0))
     return list(done[0].tokens)
 
@@ -133,7 +137,7 @@ def _stream(place: Place) -> Iterator[Operation]:
 
     options = {name: value for name, value in OPTIONS.items() if name != "ram"}
     with opened(place.models / "larger.gguf", disk=None, system=True, **options) as (llm, _, _):
-        yield Operation(lambda: _tokens(llm, 3))
+        yield Operation(lambda: first_tokens(llm, 3))
 
 
 # --- files of ours
@@ -143,7 +147,7 @@ def _stream(place: Place) -> Iterator[Operation]:
 def _prefix_save(place: Place) -> Iterator[Operation]:
     target = place.room / "prompts.cache"
     with LocalModel(place.gguf, **OPTIONS) as llm:
-        _tokens(llm)
+        first_tokens(llm)
         llm.save_prompts(target)
         before = target.read_bytes()
 
@@ -158,7 +162,7 @@ def _prefix_save(place: Place) -> Iterator[Operation]:
 def _prefix_load(place: Place) -> Iterator[Operation]:
     target = place.room / "prompts.cache"
     with LocalModel(place.gguf, **OPTIONS) as llm:
-        _tokens(llm)
+        first_tokens(llm)
         llm.save_prompts(target)
 
         def run() -> object:
@@ -166,7 +170,7 @@ def _prefix_load(place: Place) -> Iterator[Operation]:
 
         yield Operation(
             run,
-            again=lambda: _tokens(llm),
+            again=lambda: first_tokens(llm),
             faults=lambda: _only(place.room, {target.name: target.read_bytes()}),
         )
 
@@ -188,6 +192,35 @@ def _convert(place: Place) -> Iterator[Operation]:
     )
 
 
+@operation("repack")
+def _repack(place: Place) -> Iterator[Operation]:
+    """In place. After a failure the same command goes on: no byte is lost."""
+    from hetrun.tools.convert import in_place
+    from hetrun.tools.convert.reorder import RepackOptions, repack_model
+
+    in_place.WINDOW, in_place.PIECE = 60_000, 20_000  # of which a tiny model has several
+    room, right = place.room / "repack", (place.models / "repacked.gguf").read_bytes()
+    path = room / "model.gguf"
+
+    def again() -> None:
+        shutil.rmtree(room, ignore_errors=True)
+        room.mkdir()
+        shutil.copyfile(place.models / "tiny.gguf", path)
+
+    def run() -> object:
+        return repack_model(RepackOptions(path, in_place=True)).bytes_after
+
+    def faults() -> list[str]:
+        try:
+            run()
+        except HetrunError as error:
+            return [f"the same command does not go on: {error}"]
+        return _only(room, {path.name: right})
+
+    again()
+    yield Operation(run, lambda: _only(room, {path.name: right}), again, faults)
+
+
 def _only(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
     """What is wrong with a folder that has to hold these files, as they were, and nothing else."""
     found = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -203,9 +236,12 @@ def _pull(place: Place) -> Iterator[Operation]:
     """From a hub in another process."""
     home = place.room / "hub"
     os.environ.update({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": os.environ[HUB], "HF_HOME": str(home)})
+    from importlib import import_module
+
     from hetrun.loader.hub import download
     from hetrun.loader.hub.names import RepositoryModel
 
+    import_module("tqdm").tqdm.monitor_interval = 0  # it would begin a thread that stays
     download.LARGE = 1 << 16
     download.PAUSE_S = 0.0
     wanted = RepositoryModel("o/r", "tiny.gguf")
@@ -251,9 +287,14 @@ def _batch(place: Place) -> Iterator[Operation]:
 
 def _app(llm: LocalModel) -> ASGIApp:
     from hetrun.client.engine_client import LocalClient
+
+    return _app_of(LocalClient(llm))
+
+
+def _app_of(client: ChatClient) -> ASGIApp:
     from hetrun.server.app import create_app
 
-    return create_app(LocalClient(llm), sampling={"temperature": 0, "max_tokens": 4})
+    return create_app(client, sampling={"temperature": 0, "max_tokens": 4})
 
 
 def _run_batch(app: ASGIApp, source: Path, target: Path, for_all: ForAll) -> object:
@@ -275,7 +316,7 @@ def _run_batch(app: ASGIApp, source: Path, target: Path, for_all: ForAll) -> obj
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=20)
+        super().__init__("localhost", timeout=90)
         self._path = str(path)
 
     def connect(self) -> None:
@@ -294,6 +335,44 @@ def _serve(place: Place) -> Iterator[Operation]:
         ThreadPoolExecutor(1, initializer=place.injector.exempt) as client,
     ):
         yield Operation(lambda: client.submit(_ask, path).result())
+
+
+@operation("worker")
+def _worker(place: Place) -> Iterator[Operation]:
+    """A server whose engine is a process of its own, the only one whose calls fail: where it ends of that the
+    next answer is a new one's."""
+    import asyncio
+
+    from hetrun.client.engine_client import WorkerClient
+    from hetrun.config import Settings
+
+    path = place.room / "s"
+    place.injector.leave()
+    settings = Settings.resolve(environ=None, model=str(place.gguf), **OPTIONS)
+    worker = WorkerClient(settings)
+
+    def ready() -> None:
+        _wait_for(lambda: asyncio.run(worker.info()))
+
+    try:
+        with _listening(_app_of(worker), path):
+            ready()
+            yield Operation(lambda: _ask(path), again=ready, recovers=True)
+    finally:
+        asyncio.run(worker.close())
+
+
+def _wait_for(ask: Callable[[], object]) -> None:
+    """Until it is no error."""
+    end = time.monotonic() + 90
+    while True:
+        try:
+            ask()
+            return
+        except HetrunError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 @contextmanager

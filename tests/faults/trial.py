@@ -11,14 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
+from tests.faults.injector import SHARED
 from tests.faults.operations import HUB
 from tests.loader.hub_stand_in import Repository, running
 
+STATE_BYTES = 4096  # more than faults.c wants
 ROOT = Path(__file__).parents[2]
 # ggml asks for these and does not look whether it got them: the process ends, and only a new one goes on.
-FATAL = ("libggml",)
+FATAL = ("libggml", "libllama")
 
 
 @dataclass
@@ -30,21 +33,25 @@ class Row:
     calls: int = 0  # of one run
     tried: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+    sites: Counter[str] = field(default_factory=Counter)  # where ggml ended
     faults: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, object]:
         """For a line of JSON."""
-        return {**self.__dict__, "outcomes": dict(self.outcomes)}
+        counters = {"outcomes": dict(self.outcomes), "sites": dict(self.sites)}
+        return {**self.__dict__, **counters}
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to try: `most` numbers of each kind of call, 0 for all; `lasting`: all from the Nth on fail."""
+    """What to try: `most` numbers of each kind of call, 0 for all, or just those of `nth`; with `lasting` all
+    calls from the Nth on fail."""
 
     operation: str
     calls: Sequence[str]
     most: int = 0
     lasting: bool = False
+    nth: Sequence[int] = ()
 
 
 class _Run:
@@ -54,7 +61,7 @@ class _Run:
         self.rows = {call: Row(wish.operation, call) for call in wish.calls}
         self.at = ""  # where the call that fails now comes from
         self.last: tuple[str, int] | None = None
-        self.under_way = self.done = False
+        self.done = False
 
     def hear(self, said: Mapping[str, Any]) -> None:
         """One line of a process."""
@@ -64,51 +71,61 @@ class _Run:
         if "done" in said:
             self.done = True
             return
+        if "died" in said:
+            self._died(said["died"], said["log"])
+            return
         row = self.rows[said["call"]]
         if "count" in said:
             row.calls = said["count"]
         elif "begin" in said:
-            self.last, self.at, self.under_way = (row.call, said["begin"]), "", True
+            self.last, self.at = (row.call, said["begin"]), ""
         else:
-            self.under_way = False
             row.tried += 1
+            faults = said["faults"]
+            if (
+                row.call == "new"
+                and said["site"].startswith(FATAL)
+                and said["leaks"]
+                and said["leaks"] == faults
+            ):
+                row.outcomes["lost in ggml"] += 1
+                row.sites[said["site"]] += 1
+                return
             row.outcomes[said["outcome"]] += 1
-            row.faults += [f"call {said['nth']} ({said['site']}): {fault}" for fault in said["faults"]]
+            row.faults += [f"call {said['nth']} ({said['site']}): {fault}" for fault in faults]
 
-    def died(self, code: int, log: str) -> None:
+    def _died(self, code: int, log: str) -> None:
         """The process has ended in the middle of one."""
         assert self.last is not None
         call, nth = self.last
         row = self.rows[call]
         row.tried += 1
-        if call == "malloc" and self.at.startswith(FATAL):
+        if call in ("malloc", "new") and self.at.startswith(FATAL):
             row.outcomes["ended in ggml"] += 1
+            row.sites[self.at] += 1
             return
         row.outcomes["died"] += 1
         row.faults.append(f"call {nth} ({self.at}): the process ended with {code}: {log}")
 
 
 def attempt(wish: Wish, models: Path, library: Path, environ: Mapping[str, str] = os.environ) -> list[Row]:
-    """Everything that was asked for, in processes of which each goes on where the one before has ended."""
-    run, calls, after = _Run(wish), list(wish.calls), 0
-    while True:
-        command = [sys.executable, "-m", "tests.faults.child", str(models), wish.operation, *calls]
-        command += ["--most", str(wish.most), "--after", str(after), *(["--lasting"] if wish.lasting else [])]
-        env = {**environ, "LD_PRELOAD": str(library), "PYTHONMALLOC": "malloc", "HETRUN_THREADS": "1"}
+    """Everything that was asked for, in a process of its own and its children."""
+    run = _Run(wish)
+    command = [sys.executable, "-m", "tests.faults.child", str(models), wish.operation, *wish.calls]
+    command += ["--most", str(wish.most), *(f"--nth={nth}" for nth in wish.nth)]
+    command += ["--lasting"] if wish.lasting else []
+    env = {**environ, "LD_PRELOAD": str(library), "PYTHONMALLOC": "malloc", "HETRUN_THREADS": "1"}
+    with NamedTemporaryFile(prefix="faults-") as state:
+        state.truncate(STATE_BYTES)
+        if wish.operation == "worker":
+            env[SHARED] = state.name
         with subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as child:
             log = _follow(child, run)
-        before = run.last
-        if run.done:
-            return list(run.rows.values())
-        if run.under_way:
-            run.died(child.returncode, log[-2000:])
-            run.under_way = False
-        elif run.last is None or (calls[0], after) == before:
-            raise RuntimeError(f"{wish.operation} did not begin: {log[-2000:]}")
-        assert run.last is not None
-        calls, after = calls[calls.index(run.last[0]) :], run.last[1]
+    if not run.done:
+        raise RuntimeError(f"{wish.operation} ended with {child.returncode}: {log[-2000:]}")
+    return list(run.rows.values())
 
 
 def _follow(child: subprocess.Popen[str], run: _Run) -> str:

@@ -54,6 +54,14 @@ class LlamaVocabulary:
                 named += f" and {shown(found.cutter)} as 'tokenizer.ggml.pre'"
             why = f"llama.cpp cannot read its tokenizer, with {named}"
             raise ModelFileError(found.path, f"{why}: convert the model again, or update llama-cpp-python")
+        try:
+            self._ask(found)
+        except BaseException:
+            self.close()
+            raise
+
+    def _ask(self, found: CheckedVocabulary) -> None:
+        """What llama.cpp knows of it as a whole."""
         self._vocab = self._lib.llama_model_get_vocab(self._model)
         self.n_tokens = int(self._lib.llama_vocab_n_tokens(self._vocab))
         self.bos = self._token(self._lib.llama_vocab_bos(self._vocab))
@@ -80,7 +88,6 @@ class LlamaVocabulary:
             ("seperator", always, sep),
         ):
             if added and token is None:
-                self.close()
                 raise ModelFileError(
                     self._path,
                     f"metadata key 'tokenizer.ggml.{name}_token_id' is missing; that token belongs around "

@@ -199,6 +199,11 @@ def _lock(fd: int, path: Path) -> None:
         alone = os.path.samestat(os.fstat(fd), os.stat(path))
     except (BlockingIOError, FileNotFoundError):
         alone = False
+    except OSError:  # no locks here: nothing is written, so nothing stays
+        if not os.fstat(fd).st_size:
+            with suppress(OSError):
+                os.unlink(path)
+        raise
     if not alone:
         raise OSError(0, "another process is writing it")
 

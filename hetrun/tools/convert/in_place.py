@@ -335,7 +335,9 @@ def _read(names: Names) -> Journal:
         if found.pop("version") != VERSION:
             raise ValueError
         return Journal(**{key: int(value) for key, value in found.items()})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+    except OSError as e:
+        raise ModelFileError(str(names.journal), f"cannot be read: {e.strerror}") from e
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
         raise ModelFileError(str(names.journal), "cannot be read: another hetrun wrote it") from e
 
 

@@ -19,7 +19,7 @@ from time import perf_counter
 import numpy as np
 
 from hetrun.backend.fusion import Common, kin
-from hetrun.errors import ModelFileError, OptionError
+from hetrun.errors import ModelFileError, OptionError, system_faults
 from hetrun.graph import Extent, Graph, Op
 from hetrun.graph.quant import Bytes
 from hetrun.loader.architectures import build_graph, is_known, plugged, prediction_block
@@ -91,6 +91,11 @@ RECORDS = (
 def repack_model(wish: RepackOptions, progress: Callable[[float], None] | None = None) -> RepackReport:
     """Repack a model; the file is complete when this returns, and not there when it raises. In place it is
     half done when it raises, and a later call goes on."""
+    with system_faults("the model was not repacked"):
+        return _repack_model(wish, progress)
+
+
+def _repack_model(wish: RepackOptions, progress: Callable[[float], None] | None) -> RepackReport:
     begin = perf_counter()
     if wish.in_place:
         if wish.output is not None:
