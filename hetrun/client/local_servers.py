@@ -209,16 +209,20 @@ def _listener(path: Path, within_s: float) -> int:
 
 
 def with_model(identity: str, settings: Settings) -> tuple[RunningServer, ServedModel] | None:
-    """A server that has loaded these files with options that give the same answers."""
-    wanted = alike(settings)
+    """A server that has loaded these files with options that give the same answers, or is loading them."""
+    wanted, loading = alike(settings), None
     for server in running_servers(HASTE_S, is_brief=True):
         facts = server.facts
         if facts is None or facts.version != __version__ or facts.options != wanted:
             continue
         for model in facts.models:
-            if identity and model.identity == identity and model.status == "loaded":
+            if not identity or model.identity != identity:
+                continue
+            if model.status == "loaded":
                 return server, model
-    return None
+            if model.status == "loading":
+                loading = loading or (server, model)
+    return loading
 
 
 def stop(server: RunningServer) -> None:
