@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.busy.table import CheckRow, attempt, table
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends, too
     summary, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         prog="python -m tests.busy",

@@ -29,6 +29,7 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 CHAT = "/v1/chat/completions"
+COLOURS = ("run", "Name three colours.", "-n", "6", "--temp", "0")
 WORDS = "time water and the of people small under house light seven is".split()
 AT_A_TIME = 8
 COLOUR = {
@@ -64,14 +65,14 @@ def prose(seed: int, n: int) -> str:
 
 def run_here(rig: Rig) -> list[str]:
     """`run` loads the model by itself."""
-    return [rig.hetrun(*rig.alike("run", "Name three colours.", "-n", "6", "--temp", "0", "--no-server"))]
+    return [rig.hetrun(*COLOURS, "-m", rig.model, "--no-server")]
 
 
 def first_start(rig: Rig) -> list[str]:
     """With nothing known of this machine: backends and the disk are tried, plans measured."""
     with TemporaryDirectory(dir=rig.folder) as cache:
-        command = ("run", "Name three colours.", "-m", rig.model, "-n", "4", "--temp", "0", "--no-server")
-        text = rig.hetrun(*command, env={"XDG_CACHE_HOME": cache})
+        env = {"XDG_CACHE_HOME": cache, "HETRUN_DETERMINISTIC": "0"}
+        text = rig.hetrun(*COLOURS, "-m", rig.model, "--no-server", env=env)
     return ["an answer" if text.strip() else "none"]
 
 
@@ -86,7 +87,7 @@ def doctor(rig: Rig) -> list[str]:
 
 def run_there(rig: Rig) -> list[str]:
     """`run` uses the server."""
-    done = rig.spoken(*rig.alike("run", "Name three colours.", "-n", "6", "--temp", "0", "-v"))
+    done = rig.spoken(*COLOURS, "-m", rig.model, "-v")
     if "answered by your server" not in done.stderr:
         raise Lost(f"run did not use the server: {done.stderr[-300:]}")
     return [done.stdout]
@@ -95,7 +96,7 @@ def run_there(rig: Rig) -> list[str]:
 def run_url(rig: Rig) -> list[str]:
     """`run` by the server's address."""
     url = f"http://127.0.0.1:{rig.port}"
-    return [rig.hetrun("run", "Name three colours.", "--url", url, "-n", "6", "--temp", "0")]
+    return [rig.hetrun(*COLOURS, "--url", url)]
 
 
 def ps(rig: Rig) -> list[str]:
@@ -118,7 +119,7 @@ def batch(rig: Rig) -> list[str]:
     questions, answers = rig.folder / "questions.jsonl", rig.folder / f"answers-{next(_numbers)}.jsonl"
     questions.write_text(lines([prose(seed, 6) for seed in range(BATCH)]))
     more = ("-n", "4", "--temp", "0", "--raw", "-o", str(answers))
-    command = rig.alike("run", "-f", str(questions), *more)
+    command = ("run", "-f", str(questions), "-m", rig.model, *more)
     with (rig.folder / "batch.log").open("wb+") as log:
         first = subprocess.Popen(rig.command(*command), env=rig.env, stdout=log, stderr=log)
         end = monotonic() + HANG_S

@@ -60,6 +60,8 @@ class Rig:
         own = {f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in kinds}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HETRUN_")}
         self.env = kept | own | {"HOME": str(folder), "XDG_RUNTIME_DIR": str(folder), "HF_HUB_OFFLINE": "1"}
+        # Not by an option: with one, `run` loads the model by itself.
+        self.env["HETRUN_DETERMINISTIC"] = "1"
 
     # --- commands
 
@@ -91,10 +93,6 @@ class Rig:
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "hetrun", *arguments]
 
-    def alike(self, *arguments: str) -> tuple[str, ...]:
-        """Arguments of a command, and what makes its text that of the server."""
-        return (*arguments, "-m", self.model, "--deterministic")
-
     def look_through(self, who: str, text: str) -> None:
         """Keep the lines that say that something took too long."""
         self.alarms += [f"{who}: {line.strip()[:300]}" for line in text.splitlines() if ALARM.search(line)]
@@ -104,7 +102,7 @@ class Rig:
     def start(self) -> None:
         """Until it answers."""
         with self._log.open("ab") as log:
-            command = self.command(*self.alike("serve", "--port", "0", "-v"))
+            command = self.command("serve", "-m", self.model, "--port", "0", "-v")
             self._server = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env
             )
