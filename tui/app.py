@@ -17,7 +17,7 @@ from hetrun.client.sampling_params import SamplingParams
 from hetrun.errors import HetrunError, UserError
 from hetrun.tui.conversation import Talk
 from hetrun.tui.host import Doors
-from hetrun.tui.messages import SideTaskFailed
+from hetrun.tui.messages import ScreenMade, SideTaskFailed
 from hetrun.tui.screens.chat import ChatScreen
 from hetrun.tui.screens.dialogs import LOW, Dialog
 from hetrun.tui.store.store import ConversationStore
@@ -50,6 +50,7 @@ class ChatApp(App[None]):
         self.fault = ""  # why it ended, if that was not wanted
         self._asked_to_quit = 0.0  # when Ctrl+C was pressed
         self._trouble = ""
+        self._early: list[events.Event] = []  # typed before there was a box for it
         try:
             self._store = ConversationStore(place)
         except UserError as error:
@@ -110,7 +111,21 @@ class ChatApp(App[None]):
 
     async def on_event(self, event: events.Event) -> None:
         """A letter that is typed where nothing is written begins a message: the box has the focus before the
-        key is sent on, so that letters keep their order however fast they come."""
+        key is sent on, so that letters keep their order however fast they come. What is typed while the
+        screen is being made waits for its box."""
+        if _is_text(event) and not self._screen.is_made:
+            self._early.append(event)
+            return
+        await self._take_early()
+        await self._take(event)
+
+    @on(ScreenMade)
+    async def _take_early(self) -> None:
+        """What was typed before goes where it would go now."""
+        while self._early and self._screen.is_made:
+            await self._take(self._early.pop(0))
+
+    async def _take(self, event: events.Event) -> None:
         if isinstance(event, events.Key) and not event.is_forwarded and event.is_printable:
             if self.screen_stack[-1:] == [self._screen]:
                 self._screen.begin_message()
@@ -155,3 +170,11 @@ class ChatApp(App[None]):
     def load_error(self) -> Exception | None:
         """Why there is no model, if there is none."""
         return self._screen.parts.engine.load_error
+
+
+def _is_text(event: events.Event) -> bool:
+    """Whether it is for the box: a letter, or what ends or erases one."""
+    if isinstance(event, events.Paste):
+        return not event.is_forwarded
+    is_key = isinstance(event, events.Key) and not event.is_forwarded
+    return is_key and (event.is_printable or event.key in ("enter", "backspace"))

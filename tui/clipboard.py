@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hetrun.client.events import MOST_PICTURE_BYTES
 from hetrun.errors import UserError
+from hetrun.system.run_queue import time_limit
 from hetrun.system.units import format_bytes
 
 PATIENCE_S = 5.0  # the program whose picture it is may have to make it first
@@ -96,7 +97,7 @@ async def _output(command: Sequence[str], most: int) -> bytes:
     except OSError as error:
         raise UserError(f"{command[0]} does not start: {error.strerror}") from error
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with time_limit(PATIENCE_S, process.pid, os.getpid()):
             raw = await _read(process, most)
             return raw if await process.wait() == 0 else b""
     except TimeoutError:
@@ -112,7 +113,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         process.kill()
     with suppress(TimeoutError):
-        async with asyncio.timeout(PATIENCE_S):  # a child of its own may keep the pipe open
+        async with time_limit(PATIENCE_S, process.pid):  # a child of its own may keep the pipe open
             while await process.stdout.read(1 << 16):
                 pass
             await process.wait()

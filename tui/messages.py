@@ -33,3 +33,7 @@ class SideTaskFailed(Message):
     """Something that ran beside the answer failed."""
 
     error: BaseException
+
+
+class ScreenMade(Message):
+    """The conversation's screen has all its widgets."""

@@ -96,15 +96,9 @@ def _ending() -> int | None:
     import subprocess  # on use: mostly the answer is remembered
 
     try:
-        return subprocess.run(
-            subprocesses.python("from hetrun.backends.llamacpp.amx_check import run; run()"),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=PATIENCE_S,
-            check=False,
-        ).returncode
-    except (OSError, subprocess.TimeoutExpired) as e:
+        command = subprocesses.python("from hetrun.backends.llamacpp.amx_check import run; run()")
+        return subprocesses.run(command, PATIENCE_S, out=subprocess.DEVNULL, err=subprocess.DEVNULL)[0]
+    except OSError as e:
         log.debug("ggml's AMX code could not be tried: %s", e)
         return None
 

@@ -18,7 +18,7 @@ from hetrun.client.events import DeviceSlots, Event, GenerateRequest, Streaming,
 from hetrun.client.pictures import check_reads
 from hetrun.client.sampling_params import DEFAULT_TEMPERATURE, SamplingParams
 from hetrun.config import Settings, runtime_dir
-from hetrun.errors import OptionError, UserError, printable
+from hetrun.errors import HetrunError, OptionError, UserError, printable
 from hetrun.sampling.sampler import random_seed
 from hetrun.system.terminal_text import visible
 from hetrun.system.units import counted, format_bytes
@@ -84,12 +84,16 @@ def answered_elsewhere(settings: Settings, request: GenerateRequest, *, as_json:
         return True
     if (found := run_remote.find(settings)) is None:
         return False
+    is_loading = found[1].status == "loading"
+    passing = (HetrunError,) if is_loading else run_remote.PASSING  # it may have other limits, as of --ram
     with run_remote.of_own(found) as there:
+        if is_loading and told:
+            say(f"your server on {there.where} is loading the model (--no-server: load it here)")
         try:
             events = run_remote.begun(there.events(request))
-        except run_remote.PASSING as error:
+        except passing as error:
             if verbose:
-                say(f"the server on {there.where} has loaded the model but does not answer: {error}")
+                say(f"the server on {there.where} has the model but does not answer: {error}")
             return False
         if told:
             say(f"answered by your server on {there.where}, which has the model (--no-server: load it here)")

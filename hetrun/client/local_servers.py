@@ -26,6 +26,7 @@ from hetrun.client.http_client import RemoteClient, ServerUnreachable
 from hetrun.client.remote.openai_format import read
 from hetrun.config import Settings, runtime_dir
 from hetrun.errors import EngineStopped, HetrunError, UserError
+from hetrun.system.run_queue import time_limit
 
 SERVER, STOP, GENERATE = "/server", "/stop", "/generate"  # the endpoints of a private socket
 SUFFIX = ".sock"
@@ -124,9 +125,9 @@ class PrivateClient(RemoteClient):
     def __init__(self, path: Path) -> None:
         super().__init__(f"unix:{path}")
 
-    async def facts(self) -> ServerFacts:
-        """The server's description of itself."""
-        said = await self._asked("GET", SERVER)
+    async def facts(self, is_brief: bool = False) -> ServerFacts:
+        """The server's description of itself; a brief one asks no engine what it uses."""
+        said = await self._asked("GET", f"{SERVER}?brief=1" if is_brief else SERVER)
         try:
             facts: ServerFacts = read(ServerFacts, said)
         except ValueError as error:
@@ -154,15 +155,16 @@ class PrivateClient(RemoteClient):
             yield Event("error", error=error if isinstance(error, HetrunError) else EngineStopped(str(error)))
 
 
-def running_servers(within_s: float = ANSWER_S) -> list[RunningServer]:
+def running_servers(within_s: float = ANSWER_S, *, is_brief: bool = False) -> list[RunningServer]:
     """This user's servers, the oldest first. Sockets on which nothing listens are removed. A server that
-    doesn't answer in time is listed without a description."""
+    doesn't answer in time is listed without a description; time in which it waits for a core doesn't count.
+    """
     try:
         folder = _folder()
         paths = [p for p in folder.iterdir() if p.suffix == SUFFIX and _is_ours(p)]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
-    return asyncio.run(_looked_at(paths, within_s)) if paths else []
+    return asyncio.run(_looked_at(paths, within_s, is_brief)) if paths else []
 
 
 def _is_ours(path: Path) -> bool:
@@ -172,12 +174,12 @@ def _is_ours(path: Path) -> bool:
     return False
 
 
-async def _looked_at(paths: list[Path], within_s: float) -> list[RunningServer]:
-    found = await asyncio.gather(*(_look(path, within_s) for path in paths))
+async def _looked_at(paths: list[Path], within_s: float, is_brief: bool) -> list[RunningServer]:
+    found = await asyncio.gather(*(_look(path, within_s, is_brief) for path in paths))
     return sorted(filter(None, found), key=lambda s: (s.facts.since if s.facts else 0.0, s.pid))
 
 
-async def _look(path: Path, within_s: float) -> RunningServer | None:
+async def _look(path: Path, within_s: float, is_brief: bool) -> RunningServer | None:
     """The server on a socket; None if no process listens there."""
     try:
         pid = await asyncio.to_thread(_listener, path, within_s)
@@ -187,8 +189,8 @@ async def _look(path: Path, within_s: float) -> RunningServer | None:
     except OSError as error:
         return RunningServer(path, 0, None, error.strerror or str(error))
     try:
-        async with asyncio.timeout(within_s):
-            return RunningServer(path, pid, await PrivateClient(path).facts())
+        async with time_limit(within_s, os.getpid(), pid):
+            return RunningServer(path, pid, await PrivateClient(path).facts(is_brief))
     except TimeoutError:
         return RunningServer(path, pid, None, f"it does not answer within {within_s:g} s")
     except HetrunError as error:
@@ -207,16 +209,20 @@ def _listener(path: Path, within_s: float) -> int:
 
 
 def with_model(identity: str, settings: Settings) -> tuple[RunningServer, ServedModel] | None:
-    """A server that has loaded these files with options that give the same answers."""
-    wanted = alike(settings)
-    for server in running_servers(HASTE_S):
+    """A server that has loaded these files with options that give the same answers, or is loading them."""
+    wanted, loading = alike(settings), None
+    for server in running_servers(HASTE_S, is_brief=True):
         facts = server.facts
         if facts is None or facts.version != __version__ or facts.options != wanted:
             continue
         for model in facts.models:
-            if identity and model.identity == identity and model.status == "loaded":
+            if not identity or model.identity != identity:
+                continue
+            if model.status == "loaded":
                 return server, model
-    return None
+            if model.status == "loading":
+                loading = loading or (server, model)
+    return loading
 
 
 def stop(server: RunningServer) -> None:

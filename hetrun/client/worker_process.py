@@ -269,9 +269,9 @@ class Life:
     def _wait(self, grace_s: float, *ends: Callable[[], None]) -> None:
         for end in ends:
             try:
-                self._process.wait(grace_s)
+                subprocesses.wait(self._process, grace_s)
                 return
-            except subprocess.TimeoutExpired:
+            except TimeoutError:
                 end()
                 grace_s = GRACE_S
         self._process.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from types import TracebackType
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from hetrun.pictures import limits
 from hetrun.pictures.kinds import format_of
 from hetrun.pictures.picture import Picture
 from hetrun.system import subprocesses
+from hetrun.system.run_queue import TimeLimit
 from hetrun.system.sandbox.child import Child, ChildGone, computed_too_long
 from hetrun.system.sandbox.framing import HEAD
 from hetrun.system.sandbox.kept_child import KeptChild
@@ -107,11 +107,11 @@ class DecoderProcess(Child):
         """The picture, or what is wrong with it."""
         again, self._was_asked = self._was_asked, True
         self.wait_until_ready()
-        end = monotonic() + limits.WALL_PER_CPU * (limits.OPEN_S + 2 * limits.seconds(limits.MOST_PIXELS))
+        limit = self.limit(limits.WALL_PER_CPU * (limits.OPEN_S + 2 * limits.seconds(limits.MOST_PIXELS)))
         try:
-            self.send(name.encode().ljust(HEAD.size) + HEAD.pack(len(data)), end)
-            self.send(data, end)
-            return self._answer(self.receive(MOST_MESSAGE, end), end)
+            self.send(name.encode().ljust(HEAD.size) + HEAD.pack(len(data)), limit)
+            self.send(data, limit)
+            return self._answer(self.receive(MOST_MESSAGE, limit), limit)
         except TimeoutError:
             raise DecoderGone(limits.FAULTS[limits.NO_TIME]) from None
         except (EOFError, OSError):
@@ -120,7 +120,7 @@ class DecoderProcess(Child):
         except (ValueError, RecursionError):
             raise DecoderGone(UNREADABLE) from None
 
-    def _answer(self, answer: object, end: float) -> Picture | Refusal:
+    def _answer(self, answer: object, limit: TimeLimit) -> Picture | Refusal:
         """What the process says, checked: a picture may have found a way to speak for it."""
         match answer:
             case {"width": int() as width, "height": int() as height} if (
@@ -128,7 +128,7 @@ class DecoderProcess(Child):
                 and 0 < height <= limits.MOST_SIDE
                 and width * height <= limits.MOST_KEPT + width + height  # divided sides are rounded up
             ):
-                return Picture.of(width, height, self.read(3 * width * height, end))
+                return Picture.of(width, height, self.read(3 * width * height, limit))
             case {"reason": str() as reason, "over": bool() as over}:
                 if over:
                     self.end()

@@ -12,7 +12,7 @@ MOST_KEPT = 16 * MIB  # pixels: larger pictures are scaled down, to a half or a 
 OPEN_S = 3.0
 DECODE_S = 3.0
 DECODE_S_PER_MIB = 0.2  # of pixels
-WALL_PER_CPU = 2.4  # waiting, by the clock on the wall: the machine may be busy
+WALL_PER_CPU = 2.4  # waiting, by the clock on the wall, without the time in which it had no core
 IDLE_S = 60.0  # without a picture, after which the process ends
 
 MEMORY = 256 * MIB  # above what the process has when it starts

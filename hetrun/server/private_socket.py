@@ -44,7 +44,8 @@ def private_app(
 
     async def server(request: Request) -> Response:
         await shelf.look_again()
-        models = await asyncio.gather(*map(_described, shelf.models.values()))
+        is_brief = "brief" in request.query_params
+        models = await asyncio.gather(*(_described(model, is_brief) for model in shelf.models.values()))
         pid = os.getpid()
         facts = ServerFacts(__version__, pid, address, since, needs_key, options, tuple(models))
         return JSONResponse(asdict(facts))
@@ -81,11 +82,11 @@ async def _events(model: OnDemand, request: GenerateRequest) -> AsyncGenerator[s
             yield json_text(event_as_json(event))
 
 
-async def _described(model: OnDemand) -> ServedModel:
-    """Doesn't load a model for this."""
+async def _described(model: OnDemand, is_brief: bool) -> ServedModel:
+    """Doesn't load a model for this; a brief one doesn't ask its engine, which may be in a long step."""
     health, memory, budget, requests = model.health, 0, None, model.users
     status = status_of(model)
-    if status == "loaded":
+    if status == "loaded" and not is_brief:
         try:
             async with asyncio.timeout(STATE_S):
                 state = await model.ask(StateQuery())

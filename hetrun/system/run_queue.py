@@ -1,4 +1,5 @@
-"""How long a process could not run because others had the cores, in the scheduler's own words.
+"""How long a process could not run because others had the cores, in the scheduler's own words, and limits of
+time that do not count it.
 
 The second number of /proc/PID/task/TID/schedstat is the time that a thread was ready to run and had no core.
 It grows on a busy machine, and where a container has used its share up; it does not while a thread sleeps or
@@ -8,11 +9,18 @@ computes. It is true inside containers as well, where /proc/stat may show other 
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 
 from hetrun.system.sysfs import line_of
 
 NS = 1e-9
+LOOK_S, SHORTEST_S = 0.1, 0.01  # between two looks of a limit; the second near its end
+MOST_STRETCH = (
+    20.0  # times as long a limit may take on a busy machine: what spins for ever waits for cores, too
+)
 FORM = re.compile(r"\d{1,19} (\d{1,19}) \d{1,19}")  # it ran, it waited, how often
 
 
@@ -73,3 +81,58 @@ class Standstill:
         """How many times as long as on a machine of its own it may take."""
         own = max(self.seconds - self._waited, self.seconds / self._most)
         return self.seconds / own if own else 1.0
+
+
+class TimeLimit:
+    """A limit for what other processes do, or this one. Time in which one of them waited for a core, or this
+    one could not look, does not count, up to `most` times the limit."""
+
+    def __init__(self, seconds: float, *pids: int, most: float = MOST_STRETCH) -> None:
+        """Begins with the first call of `wait_s`. A pid of 0 is of no process."""
+        self.seconds = seconds
+        self._queues = [RunQueue(pid) for pid in set(pids) - {0}]
+        self._most = most
+        self._before: float | None = None
+        self._counted = self._elapsed = 0.0
+
+    def wait_s(self) -> float:
+        """How long to wait until the next call; raises TimeoutError if the limit is over."""
+        now = monotonic()
+        if self._before is None:
+            self._before = now
+        if (elapsed := now - self._before) >= min(LOOK_S / 2, self._left):  # mostly an answer comes before
+            self._before = now
+            # As in the watchdog: who looks late has waited for a core itself, or was stopped.
+            self._count(min(elapsed, 2 * LOOK_S))
+        if self._left <= 0:
+            raise TimeoutError
+        return min(max(self._left, SHORTEST_S), LOOK_S)
+
+    @property
+    def _left(self) -> float:
+        return min(self.seconds - self._counted, self._most * self.seconds - self._elapsed)
+
+    def _count(self, elapsed: float) -> None:
+        self._counted += max(0.0, elapsed - sum(queue.look() for queue in self._queues))
+        self._elapsed += elapsed
+
+
+@asynccontextmanager
+async def time_limit(seconds: float, *pids: int) -> AsyncGenerator[None, None]:
+    """As asyncio.timeout, but with a `TimeLimit`."""
+    import asyncio  # on use: a worker's process does without
+
+    async def watch() -> None:
+        try:
+            while True:
+                await asyncio.sleep(limit.wait_s())
+        except TimeoutError:
+            timeout.reschedule(asyncio.get_running_loop().time())
+
+    limit = TimeLimit(seconds, *pids)
+    async with asyncio.timeout(None) as timeout:
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()

@@ -7,9 +7,11 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from hetrun.errors import BackendUnavailable, HetrunError, ModelFileError
+from hetrun.system.run_queue import TimeLimit
 
 if TYPE_CHECKING:
     import socket
@@ -63,6 +65,45 @@ def begin(
     return process, ours
 
 
+def run(
+    command: Sequence[str],
+    seconds: float,
+    *,
+    given: bytes = b"",
+    out: int | IO[bytes],
+    err: int | IO[bytes],
+) -> tuple[int, bytes]:
+    """Run a command on `given` and return its exit code, and what it wrote if `out` is a pipe. TimeoutError,
+    and its end, if it takes longer, without the time in which it had no core."""
+    import subprocess
+    import tempfile
+
+    # From a file: `communicate` forgets the rest of what it sends when it is asked again.
+    with tempfile.TemporaryFile() as source:
+        source.write(given)
+        source.seek(0)
+        with subprocess.Popen(command, stdin=source, stdout=out, stderr=err) as process:
+            limit = TimeLimit(seconds, process.pid)
+            try:
+                while True:
+                    with suppress(subprocess.TimeoutExpired):
+                        said, _ = process.communicate(timeout=limit.wait_s())
+                        return process.returncode, said or b""
+            except BaseException:
+                process.kill()
+                raise
+
+
+def wait(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """A process's exit code. TimeoutError if it takes longer, without the time in which it had no core."""
+    import subprocess
+
+    limit = TimeLimit(seconds, process.pid)
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(limit.wait_s())
+
+
 def ending(code: int) -> str:
     """How a process ended, by its exit code."""
     if code >= 0:
@@ -83,26 +124,19 @@ def ask(code: str, path: str, seconds: float, who: str) -> str:
 
     with tempfile.TemporaryFile() as log:
         try:
-            ended = subprocess.run(
-                python(code, _for_a_child(path)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                timeout=seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+            ended, raw = run(python(code, _for_a_child(path)), seconds, out=subprocess.PIPE, err=log)
+        except TimeoutError:
             raise ModelFileError(path, f"{who} did not open it within {seconds:.0f} s; {AGAIN}") from None
-        said = ended.stdout.decode(errors="replace")
-        if ended.returncode == 0:
+        said = raw.decode(errors="replace")
+        if ended == 0:
             return said
-        if ended.returncode == UNAVAILABLE:
+        if ended == UNAVAILABLE:
             raise BackendUnavailable(said)
-        if ended.returncode == REFUSED:
+        if ended == REFUSED:
             where, _, reason = said.partition("\0")
             quoted = _last_words(log, TROUBLE)
             raise ModelFileError(where, f"{reason} ({quoted})" if quoted else reason)
-        raise ModelFileError(path, _reason(ended.returncode, log, who))
+        raise ModelFileError(path, _reason(ended, log, who))
 
 
 def _for_a_child(path: str) -> str:

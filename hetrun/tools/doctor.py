@@ -29,7 +29,7 @@ from hetrun.loader.hub.stores import available
 from hetrun.system.cgroups import memory_limit
 from hetrun.system.cpu_topology import this_machine
 from hetrun.system.sandbox import landlock, seccomp
-from hetrun.system.subprocesses import ending, python
+from hetrun.system.subprocesses import ending, python, run
 from hetrun.system.sysfs import lines_of
 from hetrun.system.units import counted, format_bytes
 from hetrun.tools.missing_packages import MissingPackage, not_to_be_had
@@ -258,16 +258,10 @@ def _asked(skipped: list[str]) -> tuple[str, list[dict[str, object]]]:
     """How the child ended, if not well, and what it said before."""
     with tempfile.TemporaryFile() as out:
         try:
-            code = subprocess.run(
-                python(CHILD.format(skipped=skipped)),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.DEVNULL,
-                timeout=PROBING_S,
-                check=False,
-            ).returncode
+            command = python(CHILD.format(skipped=skipped))
+            code, _ = run(command, PROBING_S, out=out, err=subprocess.DEVNULL)
             ended = "" if code == 0 else f"{ending(code)}"
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             ended = f"took more than {PROBING_S:.0f} s"
         out.seek(0)
         return ended, [row for line in out if (row := _row(line))]

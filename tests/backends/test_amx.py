@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from hetrun.backends import llamacpp
 from hetrun.backends.llamacpp import amx_check, ggml_api, kernels, weight_memory
 from hetrun.config import dirs
 from hetrun.errors import BackendUnavailable
+from hetrun.system import subprocesses
 
 AMX, OTHER = 11, 22  # buffer types
 
@@ -157,12 +157,12 @@ def test_devices_says_it(
     assert llamacpp.probe() == Available(said)
 
 
-@pytest.mark.parametrize("error", [OSError("no more processes"), subprocess.TimeoutExpired("python", 60)])
+@pytest.mark.parametrize("error", [OSError("no more processes"), TimeoutError()])
 def test_no_child_is_no_verdict(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(subprocess, "run", fail)
+    monkeypatch.setattr(subprocesses, "run", fail)
     assert amx_check._ending() is None
 
 

@@ -31,6 +31,7 @@ from hetrun.executor.library.model import WholeModel
 from hetrun.executor.planned_model import open_planned
 from hetrun.loader.open_model import open_model
 from hetrun.planner.options import Options, Wishes
+from hetrun.system import subprocesses
 from hetrun.tools.bench.peer import Peer
 from tests.models import cases, foreign, tiny
 from tests.models.foreign import Foreign
@@ -307,13 +308,13 @@ def test_a_file_that_passed_is_not_tried_again(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     started = []
-    real = subprocess.run
+    real = subprocesses.run
 
     def counted(*arguments: Any, **options: Any) -> object:  # noqa: ANN401
         started.append(arguments)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(subprocess, "run", counted)
+    monkeypatch.setattr(subprocesses, "run", counted)
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(files(foreign.GPT2).read_bytes())
     for _ in range(2):

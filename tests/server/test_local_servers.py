@@ -8,7 +8,7 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +19,22 @@ from hetrun import cli
 from hetrun.client import local_servers
 from hetrun.client.engine_client import LocalClient
 from hetrun.client.event_json import event_as_json, event_of, request_as_json, request_of
-from hetrun.client.events import Event, GenerateRequest, Timings, TokenLogprob, Usage
-from hetrun.client.interface import ChatClient
+from hetrun.client.events import Event, GenerateRequest, ModelInfo, Timings, TokenLogprob, Usage
+from hetrun.client.interface import ChatClient, Health
 from hetrun.client.local_servers import PrivateClient, alike, running_servers
 from hetrun.client.model_catalog import CatalogModel, identity
 from hetrun.client.model_pool import ModelPool
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings, runtime_dir
-from hetrun.errors import BudgetError, ContextFull, EngineStopped, ModelFileError, Overloaded, UserError
+from hetrun.errors import (
+    BudgetError,
+    ContextFull,
+    EngineStopped,
+    HetrunError,
+    ModelFileError,
+    Overloaded,
+    UserError,
+)
 from hetrun.loader.hub import stores
 from hetrun.server import listen
 from hetrun.server.private_socket import private_app
@@ -35,11 +43,36 @@ from tests.support.fakes import INFO, FakeEngine
 ADDRESS = "http://127.0.0.1:8080"
 
 
+class LoadingClient(LocalClient):
+    """Loads until a request waits for it."""
+
+    def __init__(self, engine: FakeEngine, error: HetrunError | None = None) -> None:
+        super().__init__(engine)
+        self._error = error
+        self._is_loaded = False
+
+    @property
+    def health(self) -> Health:
+        return super().health if self._is_loaded else Health("loading", 0.4)
+
+    async def info(self) -> ModelInfo:
+        if self._error:
+            raise self._error
+        self._is_loaded = True
+        return await super().info()
+
+
 class Server:
     """A server over fake engines, in a thread of its own."""
 
-    def __init__(self, *models: Path, settings: Settings | None = None, address: str = ADDRESS) -> None:
-        self.models, self.address = models, address
+    def __init__(
+        self,
+        *models: Path,
+        settings: Settings | None = None,
+        address: str = ADDRESS,
+        client: Callable[[FakeEngine], ChatClient] = LocalClient,
+    ) -> None:
+        self.models, self.address, self.client = models, address, client
         self.settings = settings or Settings.resolve()
         self.engines: list[FakeEngine] = []
         self.stopped = threading.Event()
@@ -58,13 +91,14 @@ class Server:
         fake = FakeEngine()
         fake.info = replace(INFO, path=str(found.path))
         self.engines.append(fake)
-        return LocalClient(fake)
+        return self.client(fake)
 
     async def _serve(self) -> None:
         shelf = ModelPool([CatalogModel(path.stem, path, 1) for path in self.models], self._start)
         if shelf.only:
             shelf.only.begin()
-            await shelf.only.info()
+            if self.client is LocalClient:
+                await shelf.only.info()
         with local_servers.private_socket() as bound:
             options = alike(self.settings)
             app = private_app(shelf, self._stop, address=self.address, needs_key=False, options=options)
@@ -266,6 +300,33 @@ def test_run_uses_a_server_that_has_the_model(model: Path, capsys: pytest.Captur
         assert (said["text"], said["tokens"], said["server"]) == ("hello world", [1, 2], ADDRESS)
         assert [score["id"] for score in said["logprobs"]][:2] == [1, 2]
         assert err == ""  # no terminal, no remarks
+
+
+def test_run_waits_for_a_server_that_loads_the_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(model, client=LoadingClient) as server:
+        assert run("ps") == 0
+        assert "loading 40%" in capsys.readouterr().out
+        assert run("run", "say hello world", "-m", str(model), "-v") == 0
+        out, err = capsys.readouterr()
+        assert out == "hello world\n"
+        assert f"your server on {ADDRESS} is loading the model" in err
+        assert len(server.engines[0].requests) == 1
+    error = BudgetError("--ram is too small")
+    with serving(model, client=lambda engine: LoadingClient(engine, error)):
+        assert run("run", "say hello world", "-m", str(model), "-v") == 2  # tried here: the file is no model
+        err = capsys.readouterr().err
+        assert "does not answer: --ram is too small" in err
+        assert "small.gguf" in err
+
+
+def test_run_asks_no_engine_what_it_uses(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be in a long step."""
+    with serving(model) as server:
+        asked: list[object] = []
+        monkeypatch.setattr(FakeEngine, "ask", lambda _, question: asked.append(question))
+        assert run("run", "say hello world", "-m", str(model)) == 0
+        assert len(server.engines[0].requests) == 1
+    assert asked == []
 
 
 @pytest.mark.parametrize(

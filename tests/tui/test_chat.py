@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from tempfile import TemporaryFile
 
 import pytest
+from textual import events
 from textual.widgets import Footer, ProgressBar
 
-from hetrun.client.engine_client import WorkerClient
+from hetrun.client.engine_client import LocalClient, WorkerClient
 from hetrun.client.sampling_params import SamplingParams
 from hetrun.config import Settings
 from hetrun.system.terminal_text import visible
@@ -290,3 +291,17 @@ def test_visible() -> None:
     assert visible("plain text, 漢字") == "plain text, 漢字"
     assert visible("a\n\tb") == "a\n\tb"
     assert visible("\r\x7f\x9b\0") == "␍␡\ufffd␀"
+
+
+async def test_what_is_typed_while_the_screen_is_made_is_not_lost() -> None:
+    class EarlyTyper(ChatApp):
+        def on_load(self) -> None:
+            for letter in "say early":
+                self.post_message(events.Key("space" if letter == " " else letter, letter))
+            self.post_message(events.Key("enter", "\r"))
+
+    app = EarlyTyper(LocalClient(FakeEngine()), place=None)
+    async with app.run_test() as pilot:
+        chat = Driver(app, pilot)
+        await chat.answered()
+        assert chat.answers == ["early"]

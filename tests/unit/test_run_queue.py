@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
+from subprocess import DEVNULL, PIPE
 
 import pytest
 
-from hetrun.system.run_queue import RunQueue, Standstill
+from hetrun.system import run_queue, subprocesses
+from hetrun.system.run_queue import RunQueue, Standstill, TimeLimit, time_limit
 
 SECOND = 1_000_000_000  # the scheduler counts nanoseconds
 
@@ -116,3 +121,86 @@ def test_a_busy_minute_is_no_excuse_for_the_next() -> None:
     for _ in range(60):
         still.add(1.0)
     assert still.stretch == pytest.approx(2.0)
+
+
+class MadeUpClock:
+    """The time that a limit sees: all that it waits for passes, and `late_s` more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.late_s = 0.0
+        monkeypatch.setattr(run_queue, "monotonic", lambda: self.now)
+
+    def until_over(self, limit: TimeLimit) -> float:
+        began = self.now
+        with suppress(TimeoutError):
+            while self.now < began + 1000.0:
+                self.now += limit.wait_s() + self.late_s
+        return self.now - began
+
+
+@pytest.mark.parametrize(
+    ("share", "seconds"),
+    [
+        (0.0, 1.2),  # it sleeps, is stopped, or computes on a core of its own
+        (0.5, 2.4),
+        (0.75, 4.8),
+        (1.0, 24.0),  # nothing is waited for without an end
+        (8.0, 24.0),  # many threads
+    ],
+)
+def test_a_limit_does_not_count_time_without_a_core(
+    monkeypatch: pytest.MonkeyPatch, share: float, seconds: float
+) -> None:
+    clock, limit = MadeUpClock(monkeypatch), TimeLimit(1.2)
+    seen = clock.now
+
+    class Waits(RunQueue):
+        """Its thread had no core for a share of the time."""
+
+        def look(self) -> float:
+            nonlocal seen
+            before, seen = seen, clock.now
+            return share * (seen - before)
+
+    limit._queues = [Waits(0)]
+    assert clock.until_over(limit) == pytest.approx(seconds, abs=2 * run_queue.LOOK_S)
+
+
+def test_time_in_which_we_could_not_look_hardly_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, limit = MadeUpClock(monkeypatch), TimeLimit(1.0)
+    limit.wait_s()
+    clock.now += 3600.0  # stopped by Ctrl-Z
+    assert limit.wait_s() > 0
+    clock.late_s = 0.9
+    assert clock.until_over(limit) == pytest.approx(4.0, abs=1.0)
+
+
+def test_an_answer_that_comes_at_once_costs_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, limit = MadeUpClock(monkeypatch), TimeLimit(1.0, os.getpid(), 0)
+    [queue] = limit._queues
+    monkeypatch.setattr(queue, "look", lambda: pytest.fail("it looked"))
+    for _ in range(40):
+        assert limit.wait_s() == run_queue.LOOK_S
+        clock.now += 0.001
+
+
+async def test_a_limit_ends_what_is_awaited() -> None:
+    with pytest.raises(TimeoutError):
+        async with time_limit(0.01, os.getpid()):
+            await asyncio.Event().wait()
+    async with time_limit(60.0):
+        pass
+    with pytest.raises(KeyError):
+        async with time_limit(60.0):
+            raise KeyError
+
+
+def test_a_command_that_takes_too_long_is_ended() -> None:
+    code = "import sys; print(sys.stdin.read().upper(), end=''); sys.exit(3)"
+    command = [sys.executable, "-c", code]
+    many = b"x" * (1 << 20)
+    assert subprocesses.run(command, 60.0, given=many, out=PIPE, err=DEVNULL) == (3, many.upper())
+    assert subprocesses.run(command, 60.0, out=PIPE, err=DEVNULL) == (3, b"")
+    with pytest.raises(TimeoutError):
+        subprocesses.run([sys.executable, "-c", "input()\nwhile True: input"], 0.0, out=PIPE, err=DEVNULL)

@@ -16,7 +16,7 @@ from textual.worker import Worker, WorkerState
 from hetrun.client.interface import ChatClient
 from hetrun.tui.conversation import Talk
 from hetrun.tui.host import Doors
-from hetrun.tui.messages import AnswerRates, Sent, SideTaskFailed
+from hetrun.tui.messages import AnswerRates, ScreenMade, Sent, SideTaskFailed
 from hetrun.tui.screens.answer_writer import ANSWER
 from hetrun.tui.screens.chat_parts import ChatParts
 from hetrun.tui.screens.turn_menu import TurnAction
@@ -58,6 +58,7 @@ class ChatScreen(Screen[None]):
         """`reports`: the folder for reports of the chat's own faults."""
         super().__init__()
         self.talk = talk
+        self.is_made = False  # with all that is in it
         self.parts = ChatParts(self, client, talk, doors, reports=reports)
 
     def compose(self) -> ComposeResult:
@@ -85,6 +86,8 @@ class ChatScreen(Screen[None]):
         self.parts.view.show()
         self.parts.engine.load()
         self.parts.machine.begin()
+        self.is_made = True
+        self.app.post_message(ScreenMade())
 
     def begin_message(self) -> None:
         """A letter comes: it is for the box, unless something is written elsewhere."""

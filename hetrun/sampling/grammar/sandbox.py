@@ -15,11 +15,11 @@ from dataclasses import asdict
 
 from hetrun.errors import OptionError
 from hetrun.sampling.grammar.to_lark import LarkText
-from hetrun.system.subprocesses import REFUSED, python
+from hetrun.system.subprocesses import REFUSED, python, run
 from hetrun.system.threads import with_stack
 
 SECONDS = 1.5  # of processor time, to compile and to find the place of a fault
-PATIENCE = 30.0  # seconds by the wall: the processor's are the limit, and a busy machine gives few of them
+PATIENCE_S = 30.0  # by the clock on the wall, without the time in which it had no core
 MOST_MEMORY = 1 << 30  # of address space, 100 MiB of it the interpreter's
 STACK = 32 << 20  # bytes, of the thread that compiles; half of that in a child
 
@@ -32,19 +32,18 @@ def try_out(spelled: LarkText, n_tokens: int, control: Mapping[int, str]) -> Non
     asked = {"spelled": asdict(spelled), "n_tokens": n_tokens, "control": list(control.items())}
     too_much = OptionError(f"{spelled.kind}: it takes too much time or memory to compile; make it simpler")
     try:
-        ended = subprocess.run(
+        ended, said = run(
             python("from hetrun.sampling.grammar.sandbox import main; main()"),
-            input=json.dumps(asked).encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=PATIENCE,
-            check=False,
+            PATIENCE_S,
+            given=json.dumps(asked).encode(),
+            out=subprocess.PIPE,
+            err=subprocess.DEVNULL,
         )
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         raise too_much from None
-    if ended.returncode == REFUSED:
-        raise OptionError(ended.stdout.decode())
-    if ended.returncode:
+    if ended == REFUSED:
+        raise OptionError(said.decode())
+    if ended:
         raise too_much
 
 

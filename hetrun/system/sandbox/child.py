@@ -12,18 +12,24 @@ import socket
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
+from typing import TypeVar
 
 from hetrun.errors import HetrunError
 from hetrun.system import subprocesses
+from hetrun.system.run_queue import TimeLimit
 from hetrun.system.sandbox.framing import HEAD, length
 
 # All that the child sees of our environment, which may hold keys.
 ENVIRONMENT = ("HETRUN_SANDBOX", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ")
 GRACE_S = 0.5  # from the end of the pipe to the end of the process
-START_S = 10.0  # by the clock on the wall: the machine may be busy
+START_S = 10.0
 PART = 1 << 20  # bytes that are received at once
+
+T = TypeVar("T")
 
 
 class ChildGone(Exception):
@@ -63,39 +69,50 @@ class Child:
     def wait_until_ready(self) -> None:
         """Until it says so, for a limited time since it began."""
         # What it said long ago may have been waiting since then.
-        end = max(self.began + START_S, monotonic() + GRACE_S)
+        limit = self.limit(max(self.began + START_S - monotonic(), GRACE_S))
         try:
             if not self._ready:
-                self._ready = self.receive(64, end) == {"ready": True}
+                self._ready = self.receive(64, limit) == {"ready": True}
         except (EOFError, OSError, ValueError, RecursionError) as error:
             raise HetrunError(
                 f"the process for {self._purpose} did not start ({type(error).__name__}, exit code "
                 f"{self.exit_code()}); see whether this works: {sys.executable} -c 'import {self._library}'"
             ) from error
 
-    def send(self, data: bytes, end: float) -> None:
-        """Send bytes until a time of `monotonic`."""
-        self._socket.settimeout(_left(end))
-        self._socket.sendall(data)
+    def limit(self, seconds: float) -> TimeLimit:
+        """A limit for what it does. That it waits for a core is not its fault: its time of computing has a
+        limit of its own, inside."""
+        return TimeLimit(seconds, self.pid)
 
-    def receive(self, most: int, end: float) -> object:
+    def send(self, data: bytes, limit: TimeLimit) -> None:
+        """Send bytes; TimeoutError if they are not taken."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._within(partial(self._socket.send, rest), limit) :]
+
+    def receive(self, most: int, limit: TimeLimit) -> object:
         """The next message, of at most `most` bytes."""
-        size = length(self.read(HEAD.size, end))
+        size = length(self.read(HEAD.size, limit))
         if size > most:
             raise ValueError(f"{size} bytes")
-        return json.loads(self.read(size, end))
+        return json.loads(self.read(size, limit))
 
-    def read(self, size: int, end: float) -> bytes:
+    def read(self, size: int, limit: TimeLimit) -> bytes:
         """`size` bytes; EOFError if it ends before."""
         parts = []
         while size:
-            self._socket.settimeout(_left(end))
-            part = self._socket.recv(min(size, PART))
+            part = self._within(partial(self._socket.recv, min(size, PART)), limit)
             if not part:
                 raise EOFError
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
+
+    def _within(self, act: Callable[[], T], limit: TimeLimit) -> T:
+        while True:
+            self._socket.settimeout(limit.wait_s())  # which raises TimeoutError at the end
+            with suppress(TimeoutError):
+                return act()
 
     def exit_code(self) -> int:
         """How it ended; it is killed if it has not."""
@@ -108,13 +125,6 @@ class Child:
 def computed_too_long(code: int) -> bool:
     """Whether the system ended it for that."""
     return code == -signal.SIGPROF
-
-
-def _left(end: float) -> float:
-    left = end - monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
 
 
 def _end(popen: subprocess.Popen[bytes], ours: socket.socket, owner: int) -> None:

@@ -11,7 +11,7 @@ CPU_S_PER_MIB = 0.05
 MEMORY = 192 * MIB
 MEMORY_PER_BYTE = 32
 
-# Waiting, by the clock on the wall: the machine may be busy.
+# Waiting, by the clock on the wall, without the time in which it had no core.
 WALL_PER_CPU = 2.4
 
 MOST_INPUT = 32 * MIB  # bytes of messages: more than any context holds

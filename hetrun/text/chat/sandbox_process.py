@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
 
 from hetrun.system import subprocesses
 from hetrun.system.sandbox.child import START_S, Child, ChildGone, computed_too_long
@@ -21,15 +20,15 @@ class SandboxProcess(Child):
         """Begin to start it; it reads its templates when it has come so far."""
         super().__init__(CHILD, "chat templates", "jinja2.sandbox")
         with suppress(OSError):  # who waits for it to be ready hears what happened
-            self.send(framed(sources), self.began + START_S)
+            self.send(framed(sources), self.limit(START_S))
 
     def ask(self, request: bytes, most: int) -> object:
         """The answer to a request, of at most this many bytes. It may be anything: a stranger speaks."""
         self.wait_until_ready()
-        end = monotonic() + limits.WALL_PER_CPU * limits.seconds(len(request))
+        limit = self.limit(limits.WALL_PER_CPU * limits.seconds(len(request)))
         try:
-            self.send(request, end)
-            return self.receive(most, end)
+            self.send(request, limit)
+            return self.receive(most, limit)
         except TimeoutError:
             raise ChildGone(limits.TOO_LONG) from None
         except (EOFError, OSError):

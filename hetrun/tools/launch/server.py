@@ -21,7 +21,7 @@ from hetrun.config import Settings
 from hetrun.errors import OptionError, UserError
 from hetrun.loader.hub.catalog import StoredModels, name_in_list
 from hetrun.loader.hub.resolve import find
-from hetrun.system.subprocesses import ending, python
+from hetrun.system.subprocesses import ending, python, wait
 
 Say = Callable[[str], None]
 Tell = Callable[[float], object]  # the share of a model that is loaded
@@ -156,7 +156,7 @@ def _ready(process: subprocess.Popen[bytes], log: IO[bytes], model: str, tell: T
     while True:
         if (code := process.poll()) is not None:
             raise UserError(f"hetrun serve {ending(code)}: {_last_line(log)}")
-        for server in local_servers.running_servers(local_servers.HASTE_S):
+        for server in local_servers.running_servers(local_servers.HASTE_S, is_brief=True):
             facts = server.facts
             if facts is None or facts.pid != process.pid:
                 continue
@@ -177,7 +177,7 @@ def _last_line(log: IO[bytes]) -> str:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
+        wait(process, STOP_S)
+    except TimeoutError:
         process.kill()
         process.wait()
