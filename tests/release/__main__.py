@@ -46,7 +46,10 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 def listed(steps: Sequence[Step]) -> str:
     """The lines with their minutes."""
     wide = max(len(step.name) for step in STEPS)
-    return "\n".join(f"{step.name:{wide}}  {step.minutes:4} min  {step.bar}" for step in steps)
+    return "\n".join(
+        f"{step.name:{wide}}  {step.minutes:4} min  {step.bar}{' (nothing else may run)' * step.alone}"
+        for step in steps
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

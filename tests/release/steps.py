@@ -44,7 +44,12 @@ STEPS: tuple[Step, ...] = (
     Step("busy", "beside twice as many busy programs: no alarm", module("busy", "--json"), 15, alone=True),
     Step("sanitizers", "an hour of inputs: no finding", module("sanitizers", "--json"), 80),
     Step("security", "fuzzed HTTP: no 500, no leak", module("server.http_fuzz", "--seconds", "600"), 10),
-    Step("hostile files", "100,000 mutated models", module("hostile.fuzz", "--cases", "100000"), 40),
+    Step(
+        "hostile files",
+        "100,000 mutated models",
+        module("hostile.fuzz", "--cases", "100000", "--jobs", "2"),
+        40,
+    ),
     Step("tests", "all tests, and the programs that loop", ("make", "test-all"), 240),
     Step("speed", "no cell 3 % below the last release", module("release.speed"), 30, alone=True),
 )
