@@ -53,7 +53,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--part", choices=["tests", "fuzz", "threads"], action="append", help="this part only"
     )
-    parser.add_argument("--optimise", default="-O2", help="of the libraries that are fuzzed (-O2)")
+    parser.add_argument("--optimise", default="-O1", help="of the libraries (-O1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at a time")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each row")
     return parser.parse_args(arguments)

@@ -39,7 +39,7 @@ class Build:
     """How libraries are compiled: `most` is the best set of instructions that they take, None for all."""
 
     sanitizer: str = ADDRESS
-    optimise: str = "-O2"
+    optimise: str = "-O1"
     most: str | None = None
 
     @property

@@ -9,6 +9,7 @@ PLAIN is the checkout whose ordinary libraries judge. It says what it tries, so 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import sys
 import traceback
@@ -53,6 +54,7 @@ OFTEN = {
     "pairs": 4,
 }  # one turn of so many: they are small
 SAY_EVERY_S = 1.0
+LIMIT_S = 300  # of one input: threads that wait for each other for ever end the process, with their stacks
 
 
 @cache
@@ -65,6 +67,7 @@ def case_of(name: str) -> Case:
 
 def attempt(name: str, seed: int, number: int, plain: Path, levels: tuple[str, ...]) -> None:
     """One input: its numbers follow from the seed, the case and its own number."""
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     rng = Random(f"{seed} {name} {number}")
     with memory(rng) as made:
         case_of(name)(Input(rng, made, plain, levels))

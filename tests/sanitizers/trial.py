@@ -24,7 +24,7 @@ MOST_FAULTS = 20  # after so many a run ends
 SAYING = re.compile(
     r"ERROR: \w+Sanitizer.*|WARNING: ThreadSanitizer.*|\S+: runtime error:.*|.*ours .*is not.*"
 )
-SPARE_S = 900  # what one input may take beyond the time that a process is given
+SPARE_S = 300  # what one round may take beyond the time that a program is given
 
 
 @dataclass
@@ -209,15 +209,23 @@ def race(program: Program, seconds: float, seed: int, sanitizer: str = THREAD, o
     made = compile_program(program.source, linked, Build(sanitizer, optimise))
     environ = {**os.environ, **OPTIONS, "ASAN_OPTIONS": "detect_leaks=1:exitcode=99"}
     with tempfile.TemporaryDirectory(prefix="sanitizers-") as room:
-        done = subprocess.run(
-            [str(made), str(seconds), str(seed), room], env=environ, capture_output=True, text=True,
-            check=False,             timeout=seconds + SPARE_S,
-        )  # fmt: skip
+        code, out, log = _run([str(made), str(seconds), str(seed), room], environ, seconds + SPARE_S)
     row.seconds = monotonic() - began
-    row.inputs = sum(int(n) for n in re.findall(r"^rounds (\d+)", done.stdout, re.MULTILINE))
-    if done.returncode or not row.inputs:
-        row.faults.append(f"seed {seed}: ended with {done.returncode}: {report_of(done.stderr)}")
+    row.inputs = sum(int(n) for n in re.findall(r"^rounds (\d+)", out, re.MULTILINE))
+    if code or not row.inputs:
+        row.faults.append(f"seed {seed}: ended with {code}: {report_of(log)}")
     return row
+
+
+def _run(command: list[str], environ: dict[str, str], limit_s: float) -> tuple[int, str, str]:
+    """How a program ended and what it wrote; one that is still running then waits for what does not come."""
+    try:
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, check=False, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        return -1, "", f"it was still running after {limit_s:.0f} s"
+    return done.returncode, done.stdout, done.stderr
 
 
 def races(seconds: float, seed: int, sanitizer: str = THREAD) -> list[Row]:
