@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
@@ -211,10 +212,19 @@ def test_ctrl_c_as_soon_as_the_file_is_there_leaves_nothing(
 
 def test_a_file_of_another_that_writes_the_same_is_left_alone(tmp_path: Path) -> None:
     other = tmp_path / f".x.gguf.{os.getpid()}.part"
-    other.touch()
-    with pytest.raises(OptionError):
-        write_model(tmp_path / "x.gguf", {}, [OutputTensor("v", (2,), F32)], [])
+    with other.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as a process that writes it has it
+        with pytest.raises(OptionError):
+            write_model(tmp_path / "x.gguf", {}, [OutputTensor("v", (2,), F32)], [])
     assert os.listdir(tmp_path) == [other.name]
+
+
+def test_a_file_of_a_process_that_was_killed_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".x.gguf.1.part").touch()
+    (tmp_path / ".y.gguf.1.part").touch()
+    values = np.zeros(2, np.float32)
+    write_model(tmp_path / "x.gguf", {}, [OutputTensor("v", (2,), F32)], [(0, values)])
+    assert sorted(os.listdir(tmp_path)) == [".y.gguf.1.part", "x.gguf"]
 
 
 def test_a_disk_without_room_is_found_before_the_work(tmp_path: Path) -> None:
