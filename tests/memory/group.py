@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -101,7 +102,7 @@ class MemoryGroup:
         return next((int(found[name]) for name in names if name in found), 0)
 
     def remove(self) -> None:
-        """Once its processes have ended."""
+        """Once its processes have ended; those that a command left behind are ended here."""
         until = time.monotonic() + GONE_S
         while True:
             try:
@@ -110,6 +111,9 @@ class MemoryGroup:
             except OSError:  # the last process is not quite gone
                 if time.monotonic() > until:
                     raise
+                for pid in lines_of(self.folder / "cgroup.procs"):
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
             time.sleep(0.02)
 
     def _stat(self) -> list[tuple[str, str]]:

@@ -34,7 +34,7 @@ LEVEL_MIB = (
 )
 LOOK_S = 0.5
 ANSWER_TOKENS = 4
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0  # a model is opened within, on a machine that is busy with other things
 
 
 @dataclass(frozen=True, slots=True)
