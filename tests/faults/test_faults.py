@@ -62,8 +62,15 @@ def test_some_calls_fail(operation: str, library: Path, models: Path, hub_url: s
 
 
 @exhaustive
-@pytest.mark.parametrize("lasting", [False, True], ids=["one", "all after it"])
-@pytest.mark.parametrize(("operation", "call"), [(name, call) for name in MAKERS for call in calls_of(name)])
+@pytest.mark.parametrize(
+    ("operation", "lasting", "call"),
+    [
+        (name, lasting, call)
+        for name in MAKERS
+        for lasting in (False, True)
+        for call in calls_of(name, lasting)
+    ],
+)
 def test_every_call_fails(
     operation: str, call: str, lasting: bool, library: Path, models: Path, hub_url: str
 ) -> None:
