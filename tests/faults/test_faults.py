@@ -22,7 +22,11 @@ pytestmark = pytest.mark.slow
 # Numbers of each kind of call in `make test`; where a run takes a tenth of a second they are fewer.
 MOST = {"load": 4, "convert": 4, "batch": 4, "gpu-load": 2, "gpu-decode": 2, "worker": 2}
 USUAL = 6
-FEW_CALLS = {"worker": ("malloc", "new")}  # each that ends it costs the start of another
+FEW_CALLS = {
+    "worker": ("malloc", "new"),  # each that ends it costs the start of another
+    "gpu-load": ("gpu-memory", "gpu-copy", "gpu"),
+    "gpu-decode": ("gpu-launch", "gpu-wait"),
+}
 
 
 def calls(operation: str) -> tuple[str, ...]:
