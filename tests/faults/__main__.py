@@ -79,7 +79,8 @@ def _run(given: argparse.Namespace, models: Path, library: Path) -> list[Row]:
     """The rows of all operations that were asked for, some at a time."""
 
     def one(operation: str) -> list[Row]:
-        calls = [call for call in given.calls or calls_of(operation) if call in calls_of(operation)]
+        there = calls_of(operation, given.lasting)
+        calls = [call for call in given.calls or there if call in there]
         if not calls:
             return []
         wish = Wish(operation, calls, given.most, given.lasting, given.nth or ())

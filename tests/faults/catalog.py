@@ -11,6 +11,9 @@ GPU_OPERATIONS = frozenset(name for name in MAKERS if MAKERS[name].__module__ ==
 ALL_CALLS = (*CALLS, *DEVICE_CALLS)
 
 
-def calls_of(name: str) -> tuple[str, ...]:
-    """The kinds of calls that can fail in an operation."""
-    return DEVICE_CALLS if name in GPU_OPERATIONS else tuple(CALLS)
+def calls_of(name: str, lasting: bool = False) -> tuple[str, ...]:
+    """The kinds of calls that can fail in an operation; a client whose connection is never accepted waits,
+    whatever a server does."""
+    if name in GPU_OPERATIONS:
+        return DEVICE_CALLS
+    return tuple(call for call in CALLS if not (lasting and call == "accept"))

@@ -113,6 +113,7 @@ class Trial:
         return {**row, "faults": row["faults"] + leaks, "leaks": leaks}
 
     def _once(self, nth: int) -> dict[str, Any]:
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True)  # anew for each repetition
         outcome, said, faults, count = "right", "", list[str](), Count()
         began = time.perf_counter()
         try:

@@ -22,7 +22,11 @@ pytestmark = pytest.mark.slow
 # Numbers of each kind of call in `make test`; where a run takes a tenth of a second they are fewer.
 MOST = {"load": 4, "convert": 4, "batch": 4, "gpu-load": 2, "gpu-decode": 2, "worker": 2}
 USUAL = 6
-FEW_CALLS = {"worker": ("malloc", "new")}  # each that ends it costs the start of another
+FEW_CALLS = {
+    "worker": ("malloc", "new"),  # each that ends it costs the start of another
+    "gpu-load": ("gpu-memory", "gpu-copy", "gpu"),
+    "gpu-decode": ("gpu-launch", "gpu-wait"),
+}
 
 
 def calls(operation: str) -> tuple[str, ...]:
@@ -62,8 +66,15 @@ def test_some_calls_fail(operation: str, library: Path, models: Path, hub_url: s
 
 
 @exhaustive
-@pytest.mark.parametrize("lasting", [False, True], ids=["one", "all after it"])
-@pytest.mark.parametrize(("operation", "call"), [(name, call) for name in MAKERS for call in calls_of(name)])
+@pytest.mark.parametrize(
+    ("operation", "lasting", "call"),
+    [
+        (name, lasting, call)
+        for name in MAKERS
+        for lasting in (False, True)
+        for call in calls_of(name, lasting)
+    ],
+)
 def test_every_call_fails(
     operation: str, call: str, lasting: bool, library: Path, models: Path, hub_url: str
 ) -> None:
