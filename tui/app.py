@@ -176,5 +176,6 @@ def _is_text(event: events.Event) -> bool:
     """Whether it is for the box: a letter, or what ends or erases one."""
     if isinstance(event, events.Paste):
         return not event.is_forwarded
-    is_key = isinstance(event, events.Key) and not event.is_forwarded
-    return is_key and (event.is_printable or event.key in ("enter", "backspace"))
+    if not isinstance(event, events.Key) or event.is_forwarded:
+        return False
+    return event.is_printable or event.key in ("enter", "backspace")

@@ -53,7 +53,7 @@ def test_alarms_losses_and_other_texts_are_faults(tmp_path: Path, monkeypatch: p
             raise answer
         return answer
 
-    monkeypatch.setitem(table.CHECKS, "made up", check)
+    monkeypatch.setitem(checks.CHECKS, "made up", check)
     row = CheckRow("made up")
     for busy in (False, True, True):
         attempt(Rig(tmp_path, "none"), row, busy=busy)

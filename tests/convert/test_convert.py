@@ -223,7 +223,7 @@ def test_a_file_of_a_process_that_was_killed_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".x.gguf.1.part").touch()
     (tmp_path / ".y.gguf.1.part").touch()
     values = np.zeros(2, np.float32)
-    write_model(tmp_path / "x.gguf", {}, [OutputTensor("v", (2,), F32)], [(0, values)])
+    write_model(tmp_path / "x.gguf", {}, [OutputTensor("v", (2,), F32)], [(0, values.view(np.uint8))])
     assert sorted(os.listdir(tmp_path)) == [".y.gguf.1.part", "x.gguf"]
 
 
