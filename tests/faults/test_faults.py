@@ -20,8 +20,10 @@ from tests.support.tiers import exhaustive
 pytestmark = pytest.mark.slow
 
 # Numbers of each kind of call in `make test`; where a run takes a tenth of a second they are fewer.
-MOST = {"load": 4, "convert": 4, "batch": 4, "gpu-load": 2, "gpu-decode": 2, "worker": 2}
+MOST = {"load": 2, "convert": 4, "batch": 4, "gpu-load": 2, "gpu-decode": 2, "worker": 2}
 USUAL = 6
+# Those that take ten seconds; the others are for `make test-all`.
+QUICK = ("load", "decode", "prefix-save", "prefix-load", "gguf", "folder")
 FEW_CALLS = {
     "worker": ("malloc", "new"),  # each that ends it costs the start of another
     "gpu-load": ("gpu-memory", "gpu-copy", "gpu"),
@@ -56,7 +58,9 @@ def hub_url(models: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("operation", MAKERS)
+@pytest.mark.parametrize(
+    "operation", [name if name in QUICK else pytest.param(name, marks=exhaustive) for name in MAKERS]
+)
 def test_some_calls_fail(operation: str, library: Path, models: Path, hub_url: str) -> None:
     """The first of each kind, the last two, and some between."""
     wish = Wish(operation, calls(operation), MOST.get(operation, USUAL))

@@ -35,6 +35,7 @@ def _groups() -> None:
         pytest.skip(reason)
 
 
+@exhaustive
 @pytest.mark.usefixtures("_groups")
 def test_the_least_that_is_asked_for_is_enough(models: ModelFolder, env: dict[str, str]) -> None:
     """A tiny model, its weights from disk, in a group of what the refusal names."""

@@ -42,6 +42,7 @@ def test_a_sample_of_inputs_finds_nothing(sanitized: Path) -> None:
     assert not [fault for row in rows for fault in row.faults]
 
 
+@exhaustive
 @needs_gcc
 @needs_libraries
 def test_planted_faults_are_found(sanitized: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from zlib import crc32
 
@@ -105,5 +105,6 @@ def waiting_beside(output: LineOutput, resume: bool) -> Iterator[LineOutput | No
         yield file
     finally:
         if not file.size:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # an empty file is nothing lost
+                path.unlink()
         os.close(fd)
