@@ -19,10 +19,16 @@ from tests.support.streamed import Disk
 OPTIONS: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 256, "spec": "off"}
 
 
-def decide(deciding: LoadPlanner) -> LoadPlan | None:
+class NoSlots(Exception):
+    """Experts of this mixture cannot have slots."""
+
+
+def decide(deciding: LoadPlanner) -> LoadPlan:
     """What is decided where experts do not fit: so small a model would fit anywhere."""
     found = deciding._experts.plan("llamacpp")
-    return deciding._assemble(found) if found else None
+    if found is None:
+        raise NoSlots("own products do not multiply by its experts")
+    return deciding._assemble(found)
 
 
 @contextmanager

@@ -32,10 +32,12 @@ BACKENDS = ("llamacpp", "reference")
 def streamed(path: Path, share: float, **options: Any) -> Iterator[LocalModel]:  # noqa: ANN401
     """A model of whose weights such a share stays in memory: pieces, or slots for experts of a mixture."""
     if any(op.kind == "moe" for op in build_graph(open_model(path)).ops):
-        with expert_slots.opened(path, share, **options) as llm:
-            yield llm
-            counts = experts_counts(llm)
-            assert counts, "no expert was read"
+        try:
+            with expert_slots.opened(path, share, **options) as llm:
+                yield llm
+                assert experts_counts(llm), "no expert was read"
+        except expert_slots.NoSlots as e:
+            raise NotApplicable(str(e)) from None
         return
     with made_small(), ExitStack() as stack:
         stack.enter_context(mock.patch("hetrun.executor.model_weights.FromDisk", sharing(share)))
