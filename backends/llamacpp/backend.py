@@ -10,13 +10,14 @@ from time import perf_counter
 from hetrun.backend import Backend, Buffers, PassShape, ReadInto, Runner, Segment, WeightUse
 from hetrun.backend.op_profile import ActivityTimes
 from hetrun.backend.weight_streaming import ExpertSupply, Supply
-from hetrun.backends.llamacpp import amx_check, decode_attention, fusion, ggml_api, row_products
+from hetrun.backends.llamacpp import amx_check, decode_attention, fusion, ggml_api
 from hetrun.backends.llamacpp.kernels import kernels
 from hetrun.backends.llamacpp.kernels.delta_net import delta_nets
 from hetrun.backends.llamacpp.kernels.expert_sort import sorter
 from hetrun.backends.llamacpp.kernels.matmul import products
 from hetrun.backends.llamacpp.lowering import KINDS
 from hetrun.backends.llamacpp.mapping_policy import MappedWeights
+from hetrun.backends.llamacpp.mixture import row_products
 from hetrun.backends.llamacpp.mixture.cached_experts import CachedExperts
 from hetrun.backends.llamacpp.profiler import GraphWatch
 from hetrun.backends.llamacpp.runner import GgmlRunner

@@ -17,7 +17,6 @@ from hetrun.backends.llamacpp import (
     ggml_api,
     packed_matmul,
     page_in,
-    row_products,
 )
 from hetrun.backends.llamacpp.attention import attention
 from hetrun.backends.llamacpp.delta_net import causal_conv, delta_net
@@ -25,6 +24,7 @@ from hetrun.backends.llamacpp.fusion import Fused, StackedProduct, uses
 from hetrun.backends.llamacpp.graph_builder import FLOAT, TensorRef, Writer
 from hetrun.backends.llamacpp.inputs import Inputs
 from hetrun.backends.llamacpp.mapped_weights import MappedBuffer, MappedPages
+from hetrun.backends.llamacpp.mixture import row_products
 from hetrun.backends.llamacpp.moe import moe
 from hetrun.backends.llamacpp.weight_memory import PACKED, GgmlBuffer
 from hetrun.errors import BackendError

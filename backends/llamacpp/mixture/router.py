@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hetrun.backends.llamacpp import row_products
 from hetrun.backends.llamacpp.graph_builder import FLOAT
+from hetrun.backends.llamacpp.mixture import row_products
 from hetrun.graph import Op
 from hetrun.graph.ops import Moe
 
