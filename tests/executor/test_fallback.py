@@ -16,6 +16,7 @@ from hetrun.backend import Available, Backend, Descriptor, Floats, Ints, Unavail
 from hetrun.backend.library_model import LibraryBackend, WholeSetup
 from hetrun.errors import BackendUnavailable, BudgetError, Cancelled, ModelFileError, OptionError
 from hetrun.executor.library.model import WholeModel, cut
+from hetrun.executor.loading.memory_estimates import HELPER
 from hetrun.executor.plan_prediction import predict_plans
 from hetrun.executor.planned_model import open_planned
 from hetrun.loader.open_model import open_model
@@ -341,10 +342,13 @@ def test_its_budget_stays(library: Library, gpt2: Path) -> None:
     model.close()
 
 
-def test_memory_decides_how_many_sequences_there_are(library: Library, gpt2: Path) -> None:
+def test_memory_decides_how_many_sequences_there_are(
+    library: Library, gpt2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetrun.executor.library.plan.besides", lambda entries: 90 << 20)
     fixed = sum(predict_plans(open_model(gpt2), options()).memory.values())
     kv = predict_plans(open_model(gpt2), options()).memory["KV, estimated"]
-    at_rest, one = fixed - kv, kv // 4
+    at_rest, one = fixed - kv + (90 << 20) + HELPER, kv // 4
 
     def first_promise(ram: int, ctx: int | None = None) -> str:
         return predict_plans(open_model(gpt2), options(ram=ram, ctx=ctx)).promises_off[0]
@@ -360,6 +364,13 @@ def test_memory_decides_how_many_sequences_there_are(library: Library, gpt2: Pat
         BudgetError, match=r"^half of what is free beside the weights, .* one sequence of 2000000000 tokens"
     ):
         predict_plans(open_model(gpt2), options(ctx=2_000_000_000))
+
+
+def test_a_limit_is_for_python_and_its_libraries_too(library: Library, gpt2: Path) -> None:
+    bill = predict_plans(open_model(gpt2), options(ram=1 << 30)).memory
+    assert {"interpreter", "libraries", "helper processes", "reserve"} <= bill.keys()
+    assert bill["left"] >= 0
+    assert "interpreter" not in predict_plans(open_model(gpt2), options()).memory
 
 
 def test_states_are_counted(library: Library, tmp_path: Path) -> None:

@@ -51,11 +51,11 @@ def fill_context(*options: str) -> Answer:
 
     def answer(run: Run) -> object:
         plan = json.loads(run.hetrun("plan", "--json", *run.ram, *options))
-        tokens = int(plan["context"])
+        tokens = int(plan["context"]) // 64 * 64  # what is free for it is not the same to the byte
         prompt = (STORY * 1000)[: 4 * tokens]  # 20 tokens in 97 letters: five letters each
         words = prompt.split()[: int(tokens * 0.8)]
         asked = ("run", " ".join(words), "--raw", "--ignore-eos", "-n", str(tokens - int(tokens * 0.9)))
-        return tokens, run.hetrun(*asked, *GREEDY, *run.ram, *options)
+        return tokens, run.hetrun(*asked, "-c", str(tokens), *GREEDY, *run.ram, *options)
 
     return answer
 

@@ -13,6 +13,7 @@ from hetrun.backend import Available, Descriptor, Segment, registry
 from hetrun.backend.library_model import LibraryBackend, WholeSetup
 from hetrun.errors import BudgetError, ModelFileError, OptionError
 from hetrun.executor.executor import SMALL
+from hetrun.executor.loading.memory_estimates import besides, in_parts
 from hetrun.graph.quant import by_name
 from hetrun.loader.architectures import builds, is_known
 from hetrun.loader.gguf_source import GGUFModel
@@ -129,10 +130,15 @@ def _most_wanted(ubatch: int) -> int:
     return max(SMALL, ubatch // 4)
 
 
+def held_besides(source: ModelSource, options: Options) -> dict[str, int]:
+    """What hetrun itself takes, by name: a limit is for all of it together. Nothing where there is none."""
+    return in_parts(besides(source.vocabulary_entries)) if options.ram is not None else {}
+
+
 def choose_setup(source: ModelSource, options: Options, need: LibraryMemory, ubatch: int) -> WholeSetup:
     """How many sequences of how many tokens; all of their memory is taken when the model is loaded."""
     trained = source.require_int("context_length", 1, MOST_CONTEXT)
-    fixed, free = need.weights + need.per_run, free_memory()
+    fixed, free = need.weights + need.per_run + sum(held_besides(source, options).values()), free_memory()
     if options.ram is None and fixed > free.nbytes:  # they are no mapped file that could be read again
         raise BudgetError(
             f"this model needs {format_bytes(fixed)} for its weights, "
@@ -222,6 +228,7 @@ def _plans(
         "as asked for" if options.wishes.ubatch else "larger passes are no faster",
         complete(
             {
+                **held_besides(source, options),
                 "weights, estimated": need.weights,
                 "KV, estimated": need.reserved(setup.context, setup.sequences),
                 "work, estimated": need.per_run,
