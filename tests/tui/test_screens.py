@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Event
-from unittest.mock import PropertyMock, patch
+from unittest.mock import Mock, PropertyMock, patch
 
 import pytest
 from textual.widgets import Button, Input, Static, TextArea
@@ -24,12 +24,13 @@ from hetrun.tui.host import Doors, HostModel, Opening, Tell
 from hetrun.tui.machine import Facts, draw, look
 from hetrun.tui.screens.dialogs import Choose, Dialog, DialogChoice, TextDialog, TextView
 from hetrun.tui.screens.engine_control import ANOTHER, EXCHANGING
+from hetrun.tui.screens.figures import AnswerFigures
 from hetrun.tui.screens.help import HelpScreen
 from hetrun.tui.screens.template import TemplateScreen
 from hetrun.tui.screens.tokens import TokensScreen
 from hetrun.tui.screens.whatif import WhatIfScreen, compared, turned, typed_size
 from hetrun.tui.widgets.machine import MachinePane
-from tests.support.fakes import REFUSED, FakeEngine
+from tests.support.fakes import INFO, REFUSED, FakeEngine
 from tests.tui.driver import Driver, chatting
 
 
@@ -461,6 +462,15 @@ async def test_going_back_to_an_earlier_plan_is_told() -> None:
     assert [why for _, why in facts.reasons] == [said[0], said[2], said[0]]
     assert "decode   1 thread\n" in draw(facts, 30).plain
     engine.close()
+
+
+def test_what_was_measured_before_the_model_was_known_stays_and_goes_with_another_model() -> None:
+    figures = AnswerFigures(Mock(), Mock())  # neither is asked here
+    figures.facts.prompt, figures.facts.cached = 20, 5
+    figures.begin_model(INFO)
+    assert (figures.facts.model, figures.facts.prompt, figures.facts.cached) == (INFO.id, 20, 5)
+    figures.begin_model(replace(INFO, path="/models/another.gguf"))
+    assert (figures.facts.model, figures.facts.prompt) == ("another", 0)
 
 
 async def test_threads_that_the_engine_gives_no_reason_for_are_told() -> None:

@@ -27,8 +27,12 @@ class AnswerFigures:
         self._measured = AnswerRates()
 
     def begin_model(self, info: ModelInfo) -> None:
-        """There is another model: nothing was measured of it yet."""
+        """There is another model: nothing was measured of it yet, unless it is the first that is known. A
+        server that comes late may have answered before it said what it has."""
         before = self.facts
+        if not before.model:
+            before.model = info.id
+            return
         self.facts = Facts(model=info.id, used=self.used, reasons=before.reasons, told=before.told)
 
     def update_model(self, info: ModelInfo) -> None:
