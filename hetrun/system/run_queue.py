@@ -18,9 +18,8 @@ from hetrun.system.sysfs import line_of
 
 NS = 1e-9
 LOOK_S, SHORTEST_S = 0.1, 0.01  # between two looks of a limit; the second near its end
-MOST_STRETCH = (
-    20.0  # times as long a limit may take on a busy machine: what spins for ever waits for cores, too
-)
+# Times as long a limit may take on a busy machine: what spins for ever waits for cores, too.
+MOST_STRETCH = 20.0
 FORM = re.compile(r"\d{1,19} (\d{1,19}) \d{1,19}")  # it ran, it waited, how often
 
 

@@ -46,5 +46,5 @@ def models() -> Path:
 
 @cache
 def room() -> Path:
-    """A folder of this process; whoever made the models removes it with them."""
+    """A folder of this process; it is removed with the models."""
     return Path(tempfile.mkdtemp(prefix="room-", dir=models()))

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -472,7 +473,7 @@ class _Compiler:
 
 
 def _program(folder: Path) -> bytes:
-    """A program, which is compiled by nobody, from the cache or not."""
+    """A program from the cache, or one that a stand-in compiles."""
     from hetrun.backends.cuda import programs
 
     vars(programs)["compiler"] = _Compiler
@@ -496,21 +497,21 @@ def _judge_measured(crash: Crash) -> Iterable[str]:
 COMPILED = Random(7).randbytes(30_000)
 
 
-def _load_hub() -> None:
-    from huggingface_hub import HfApi, hf_hub_download  # noqa: F401
+def _loading(*modules: str) -> Callable[[], None]:
+    """Import these before anything is recorded: reading modules is no part of an operation."""
 
-    from hetrun.loader.hub import download, resolve  # noqa: F401
+    def load() -> None:
+        for name in modules:
+            import_module(name)
 
-
-def _load_model() -> None:
-    from hetrun.api import local_model  # noqa: F401
-    from hetrun.backends.llamacpp import backend  # noqa: F401
-    from hetrun.tools.convert import reorder  # noqa: F401
+    return load
 
 
-def _load_batch() -> None:
-    from hetrun.cli import batch  # noqa: F401
-    from tests.batch import fakes  # noqa: F401
+_load_hub = _loading("huggingface_hub", "hetrun.loader.hub.download", "hetrun.loader.hub.resolve")
+_load_model = _loading(
+    "hetrun.api.local_model", "hetrun.backends.llamacpp.backend", "hetrun.tools.convert.reorder"
+)
+_load_batch = _loading("hetrun.cli.batch", "tests.batch.fakes")
 
 
 OPERATIONS = {

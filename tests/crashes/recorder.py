@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from hetrun.system.native_library import Prototypes, load_library
+from tests.support.preload import build_preload
 
 SOURCE = Path(__file__).with_name("recorder.c")
 FUNCTIONS: Prototypes = {
@@ -73,14 +71,7 @@ def read_log(log: bytes) -> list[Event]:
 
 def build(folder: Path) -> tuple[Path | None, str]:
     """The library, made in a folder; or why there is none here."""
-    if not sys.platform.startswith("linux"):
-        return None, "calls can be recorded on Linux only"
-    if (compiler := shutil.which("cc")) is None:
-        return None, "there is no C compiler"
-    out = folder / "recorder.so"
-    command = [compiler, "-O2", "-g", "-fPIC", "-shared", "-o", str(out), str(SOURCE), "-ldl", "-lpthread"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return (None, f"recorder.c needs glibc: {done.stderr.strip()[-200:]}") if done.returncode else (out, "")
+    return build_preload(SOURCE, folder)
 
 
 class Recorder:
@@ -101,5 +92,5 @@ class Recorder:
                 self.calls = self._dll.recorder_end()
 
     def mark(self, text: str) -> None:
-        """The user is told something: what was done until then has to last."""
+        """A message to the user: what was done until then has to last."""
         self._dll.recorder_mark(text.encode())

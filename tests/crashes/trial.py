@@ -109,7 +109,7 @@ class Trial:
     # --- power cuts
 
     def cut_power(self, points: int) -> CrashRow:
-        """States of a disk that lost its power at so many points."""
+        """States of a disk that lost its power, one for each point."""
         row, states = CrashRow(self._operation, "power", points, self._calls), set[str]()
         disk, done = deepcopy(self._disk), 0
         for point in sorted(chosen_points(self._events, points, self._rng)):

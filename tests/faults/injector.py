@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +11,7 @@ from pathlib import Path
 from hetrun.system.native_library import Prototypes, load_library
 from tests.faults.count import Count
 from tests.faults.device_calls import DEVICE, DEVICE_CALLS
+from tests.support.preload import build_preload
 
 SHARED = "FAULTS_SHARED"  # the variable with the file of a state that several processes have
 SOURCE = Path(__file__).with_name("faults.c")
@@ -54,15 +52,7 @@ FUNCTIONS: Prototypes = {
 
 def build(folder: Path) -> tuple[Path | None, str]:
     """The library, made in a folder; or why there is none here."""
-    if not sys.platform.startswith("linux"):
-        return None, "calls can be failed on Linux only"
-    if (compiler := shutil.which("cc")) is None:
-        return None, "there is no C compiler"
-    out = folder / "faults.so"
-    command = [compiler, "-O2", "-g", "-fPIC", "-fexceptions", "-shared", "-o", str(out), str(SOURCE)]
-    command += ["-ldl", "-lpthread"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return (None, f"faults.c needs glibc: {done.stderr.strip()[-200:]}") if done.returncode else (out, "")
+    return build_preload(SOURCE, folder, "-fexceptions")
 
 
 class Injector:

@@ -7,7 +7,7 @@ table has, in MiB: the budget; the peak that the kernel counted, pages of files 
 pages of files were read again because they had been taken back; processes killed; seconds in the group, and
 without it.
 
---soak runs traffic for so many minutes in control groups, too: all sorts of clients at one model, and four
+--soak N runs traffic for N minutes in control groups, too: all sorts of clients at one model, and four
 models opened and closed in turn; neither may grow. --soak 0 leaves it out.
 """
 

@@ -15,7 +15,7 @@ TINY = [f"tiny-{seed}" for seed in range(4)]
 
 
 class SyntheticModel(NamedTuple):
-    """What `make_model` is told."""
+    """The options for `make_model`."""
 
     shape: Shape
     quant: str

@@ -121,7 +121,7 @@ def test_the_readme_has_the_figures_that_were_measured() -> None:
 def test_a_page_without_a_place_for_figures_stays(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("no place", "utf-8")
-    with pytest.raises(ValueError, match="has no place for figures"):
+    with pytest.raises(ValueError, match="has no place for it"):
         figures.write_readme([], page)
     assert page.read_text("utf-8") == "no place"
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tests.release.gate import Outcome
 from tests.release.machine import Place
 from tests.release.steps import Step
+from tests.support.pages import write_section
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "release.md"
@@ -31,6 +32,4 @@ def table(steps: Sequence[Step], outcomes: Mapping[str, Outcome], here: Place) -
 
 def write(text: str) -> None:
     """Put it into the page."""
-    page = PAGE.read_text("utf-8")
-    head, _, rest = page.partition(BEGIN)
-    PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", "utf-8")
+    write_section(PAGE, BEGIN, END, f"\n{text}\n")

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from tests.release.machine import Place
+from tests.support.pages import read_section, write_section
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "docs" / "figures"
@@ -83,17 +84,13 @@ def read(folder: Path = FOLDER) -> list[Figures]:
 
 def write_readme(figures: Iterable[Figures], page: Path = README) -> None:
     """Put the tables into the README."""
-    text = page.read_text("utf-8")
-    head, begin, rest = text.partition(BEGIN)
-    if not begin or END not in rest:
-        raise ValueError(f"{page.name} has no place for figures: {BEGIN.strip()} ... {END.strip()}")
     tables = "\n".join(one.to_markdown() for one in figures)
-    page.write_text(f"{head}{BEGIN}\n{tables}\n{END}{rest.partition(END)[2]}", "utf-8")
+    write_section(page, BEGIN, END, f"\n{tables}\n")
 
 
 def in_readme(page: Path = README) -> str:
     """The tables that the README has."""
-    return page.read_text("utf-8").partition(BEGIN)[2].partition(END)[0].strip()
+    return read_section(page, BEGIN, END).strip()
 
 
 def _parsed(facts: dict[str, Any]) -> Figures:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from hetrun.planner.costmodel.store import cpu_facts
 from hetrun.tools.doctor import FEATURES
+from tests.run import commit
 from tests.support.paths import ROOT
 
 
@@ -52,11 +53,6 @@ def cpu() -> str:
     flags = facts.get("flags", facts.get("Features", "")).split()
     known = [feature for feature in FEATURES if feature in flags]
     return f"{facts.get('model name', facts['machine'])} ({', '.join(known) or 'no vector instructions'})"
-
-
-def commit() -> str:
-    """The commit; "-dirty" follows where files differ from it."""
-    return git("describe", "--always", "--dirty", "--abbrev=9", "--exclude=*")
 
 
 def git(*arguments: str) -> str:

@@ -73,9 +73,11 @@ def call(command: Sequence[str], cwd: Path) -> str:
     return done.stdout
 
 
-def bench(program: Sequence[str], cwd: Path, *options: str) -> Any:  # noqa: ANN401
-    """What `hetrun bench` prints."""
-    return json.loads(call([*program, "bench", *options], cwd))
+def bench(program: Sequence[str], cwd: Path, *options: str) -> list[dict[str, Any]]:
+    """The rows of `hetrun bench`, of one limit of memory or of several."""
+    said = json.loads(call([*program, "bench", *options], cwd))
+    rows: list[dict[str, Any]] = said["rows"] if isinstance(said, dict) else said
+    return rows
 
 
 OURS = (sys.executable, "-m", "hetrun")
@@ -109,7 +111,7 @@ def within_budgets(models: Path) -> Iterator[BudgetCell]:
     """Answers of a model that is larger than its memory; draws the picture, too."""
     say(f"{STREAMED.title}: less memory than it needs")
     options = ("-c", "2048", "--ram", BUDGETS, "-n", "32", "--picture", str(SWEEP))
-    for row in bench(OURS, ROOT, *STREAMED.options(models), *options)["rows"]:
+    for row in bench(OURS, ROOT, *STREAMED.options(models), *options):
         if row["failed"]:
             raise SystemExit(f"{STREAMED.title} within {row['budget']}: {row['failed']}")
         if row["budget_bytes"] is None:

@@ -29,7 +29,7 @@ from tests.sanitizers.races import PROGRAMS
 from tests.sanitizers.trial import TESTS, Row, Wish, fuzz, races, run_tests
 
 DENIABLE = ("portable",)  # beside the best: sets of instructions that the tests are run with as well
-RACE_SHARE = 30  # of the time, as one part of so many, for each program of threads
+RACE_SHARE = 30  # each program of threads gets one part in this number of the time
 
 
 def say(text: str) -> None:

@@ -52,7 +52,7 @@ OFTEN = {
     "cut_files": 10,
     "top_logits": 4,
     "pairs": 4,
-}  # one turn of so many: they are small
+}  # one turn in this number: they are small
 SAY_EVERY_S = 1.0
 LIMIT_S = 300  # of one input: threads that wait for each other for ever end the process, with their stacks
 

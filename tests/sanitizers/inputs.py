@@ -37,7 +37,7 @@ class Input:
         return np.random.default_rng(self.rng.getrandbits(32))
 
     def chance(self, one_in: int) -> bool:
-        """True for one of so many inputs."""
+        """True for one in this number of inputs."""
         return self.rng.randrange(one_in) == 0
 
 

@@ -20,7 +20,7 @@ from tests.sanitizers.fuzz import BY_NAME, CASES
 from tests.sanitizers.races import PROGRAMS, Program
 from tests.support.paths import ROOT
 
-MOST_FAULTS = 20  # after so many a run ends
+MOST_FAULTS = 20  # after this number a run ends
 SAYING = re.compile(
     r"ERROR: \w+Sanitizer.*|WARNING: ThreadSanitizer.*|\S+: runtime error:.*|.*ours .*is not.*"
 )

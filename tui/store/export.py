@@ -11,7 +11,6 @@ import os
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from hetrun.client.events import MOST_PICTURE_BYTES
 from hetrun.client.pictures import data_url
 from hetrun.errors import PictureError, UserError
 from hetrun.pictures.kinds import format_of
-from hetrun.system.files import sync_folder
+from hetrun.system.files import sync_names
 from hetrun.system.strict_json import parsed
 from hetrun.system.units import format_bytes
 from hetrun.tui.store.tree import Conversation, Role, Tree, Turn, TurnPicture, title_of
@@ -122,8 +121,7 @@ def write(path: Path, conversation: Conversation, tree: Tree, picture_of: Pictur
         # The last one: where it is, all is.
         _write_whole(path, text.encode("utf-8", "replace"), is_new=True)
         for folder in {path.parent, path.parent.parent, *(place.parent for place in pictures)}:
-            with suppress(OSError):  # some file systems cannot, and need not
-                sync_folder(folder)
+            sync_names(folder)
     except FileExistsError as error:
         raise UserError(f"{path} exists already; give another name") from error
     except (OSError, ValueError) as error:

@@ -7,7 +7,7 @@ memory and the numbers are the library's own then: the plan has one segment, and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from hetrun.backend import Available, Descriptor, Segment, registry
 from hetrun.backend.library_model import LibraryBackend, WholeSetup
@@ -78,6 +78,12 @@ class LibraryMemory:
     per_token: int  # keys and values
     per_sequence: int  # the state of those that keep one instead
     per_run: int  # work buffers
+    besides: Mapping[str, int] = field(default_factory=dict)  # what hetrun itself takes, by name
+
+    @property
+    def fixed(self) -> int:
+        """All but keys, values and states."""
+        return self.weights + self.per_run + sum(self.besides.values())
 
     def reserved(self, context: int, sequences: int) -> int:
         """Keys, values and states of a number of sequences, and one more state for a moment's copy."""
@@ -132,13 +138,15 @@ def _most_wanted(ubatch: int) -> int:
 
 def held_besides(source: ModelSource, options: Options) -> dict[str, int]:
     """What hetrun itself takes, by name: a limit is for all of it together. Nothing where there is none."""
-    return in_parts(besides(source.vocabulary_entries)) if options.ram is not None else {}
+    if options.ram is None:
+        return {}
+    return dict(options.besides or in_parts(besides(source.vocabulary_entries)))
 
 
 def choose_setup(source: ModelSource, options: Options, need: LibraryMemory, ubatch: int) -> WholeSetup:
     """How many sequences of how many tokens; all of their memory is taken when the model is loaded."""
     trained = source.require_int("context_length", 1, MOST_CONTEXT)
-    fixed, free = need.weights + need.per_run + sum(held_besides(source, options).values()), free_memory()
+    fixed, free = need.fixed, free_memory()
     if options.ram is None and fixed > free.nbytes:  # they are no mapped file that could be read again
         raise BudgetError(
             f"this model needs {format_bytes(fixed)} for its weights, "
@@ -201,7 +209,7 @@ def prepare(source: ModelSource, backend: Descriptor, options: Options) -> Libra
             "model itself"
         )
     ubatch = options.wishes.ubatch or LARGEST_UBATCH
-    need = needs(source, options.kv_type, ubatch)
+    need = replace(needs(source, options.kv_type, ubatch), besides=held_besides(source, options))
     setup = choose_setup(source, options, need, ubatch)
     return LibraryPlan(
         source.file.stamps,
@@ -228,7 +236,7 @@ def _plans(
         "as asked for" if options.wishes.ubatch else "larger passes are no faster",
         complete(
             {
-                **held_besides(source, options),
+                **need.besides,
                 "weights, estimated": need.weights,
                 "KV, estimated": need.reserved(setup.context, setup.sequences),
                 "work, estimated": need.per_run,

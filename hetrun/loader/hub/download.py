@@ -25,7 +25,7 @@ from hetrun.errors import UserError, printable
 from hetrun.loader.hub.cache import cache_folder, read_ref, repository, snapshot
 from hetrun.loader.hub.names import RepositoryModel
 from hetrun.loader.hub.select import RepositoryFile, SelectedFiles, choose, with_tower
-from hetrun.system.files import make_folder, replace_file, sync_file, sync_folder
+from hetrun.system.files import make_folder, replace_file, sync_file, sync_names
 from hetrun.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -273,10 +273,8 @@ def _write_ref(wanted: RepositoryModel, commit: str) -> None:
 def _sync_names(wanted: RepositoryModel) -> None:
     """Have on the disk which files a repository has; what is in them is there already."""
     for folder, _, _ in os.walk(repository(wanted.repo)):
-        with suppress(OSError):  # some file systems cannot, and need not
-            sync_folder(Path(folder))
-    with suppress(OSError):
-        sync_folder(cache_folder())
+        sync_names(Path(folder))
+    sync_names(cache_folder())
 
 
 def _linked(api: HfApi, wanted: RepositoryModel, file: RepositoryFile) -> Path:

@@ -37,7 +37,7 @@ import numpy as np
 from hetrun.errors import BudgetError, UserError, printable
 from hetrun.memory.kv.prefix_cache import PrefixEntry
 from hetrun.memory.kv.radix_tree import Tokens, TokenTree
-from hetrun.system.files import open_regular, sync_folder
+from hetrun.system.files import open_regular, sync_names
 
 MAGIC = b"HETRUNKV"
 VERSION = 1
@@ -188,8 +188,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
             with suppress(OSError):
                 os.unlink(beside)
             raise
-        with suppress(OSError):  # some file systems cannot, and need not
-            sync_folder(path.parent)
+        sync_names(path.parent)
 
 
 def _lock(fd: int, path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hetrun.errors import UserError
-from hetrun.system.files import sync_folder
+from hetrun.system.files import sync_names
 
 CHUNK = 1 << 20
 BEGINNING = 64  # bytes that tell what a line is of
@@ -108,8 +108,7 @@ class OutputFile(LineOutput):
             super().__init__(fd, str(path))
             self._check(resume, source)
             if self.is_file:
-                with suppress(OSError):  # some file systems cannot, and need not
-                    sync_folder(Path(os.path.realpath(path)).parent)
+                sync_names(Path(os.path.realpath(path)).parent)
         except BaseException:
             os.close(fd)
             raise
