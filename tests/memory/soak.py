@@ -13,7 +13,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -231,9 +231,9 @@ class Turns:
         self._said: dict[str, str] = {}  # by each model the first time
         self._rng = random.Random(1)
 
-    async def run(self, seconds: float, beside: object) -> None:
+    async def run(self, seconds: float, beside: Coroutine[object, object, object]) -> None:
         """Until the time is over; `beside` runs meanwhile."""
-        looking = asyncio.ensure_future(beside)  # type: ignore[call-overload]
+        looking = asyncio.ensure_future(beside)
         end, recent = time.monotonic() + seconds, [""] * 2
         try:
             while time.monotonic() < end:

@@ -98,7 +98,9 @@ def test_a_mixture_is_refused_with_what_slots_need(tmp_path: Path) -> None:
     options = Options(Wishes(), ("llamacpp",), planner="static", ram=1 << 20)
     with pytest.raises(BudgetError) as caught:
         prepare(source, options)
-    least = int(re.search(r"needs at least (\d+) MiB", str(caught.value))[1]) << 20  # type: ignore[index]
+    named = re.search(r"needs at least (\d+) MiB", str(caught.value))
+    assert named is not None
+    least = int(named[1]) << 20
     assert least < size
     found = prepare(source, replace(options, ram=least))
     for backend in found.backends.values():

@@ -159,6 +159,7 @@ def experts(case: Input) -> None:
 
 def _only(disk: Disk) -> ReadFunction:
     """A disk whose only file has every number."""
+    # It has every number, which no tuple has.
     disk.files = _Everywhere(disk.files[0])  # type: ignore[assignment]
     found: ReadFunction = disk.function
     return found
