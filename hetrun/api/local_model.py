@@ -85,14 +85,16 @@ class LocalModel:
         eager: bool | None = False,
         most_waiting: int | None = None,
         first: GenerateRequest | None = None,
+        front: int = 0,
     ) -> LocalModel:
         """The model of resolved settings.
 
         `chatting`: messages will follow soon. `most_waiting`: the limit on waiting requests. Errors in the
-        `first` request are raised before weights are read.
+        `first` request are raised before weights are read. `front`: bytes of the process that this one works
+        for, which the memory limit is for as well.
         """
         llm = cls.__new__(cls)
-        llm._open(settings, progress, chatting, eager, most_waiting, first)
+        llm._open(settings, progress, chatting, eager, most_waiting, first, front)
         return llm
 
     def _open(
@@ -103,10 +105,11 @@ class LocalModel:
         eager: bool | None = False,
         most_waiting: int | None = None,
         first: GenerateRequest | None = None,
+        front: int = 0,
     ) -> None:
         self.settings = settings
         with system_faults("the model was not loaded"):
-            self._begin(settings, progress, chatting, eager, most_waiting, first)
+            self._begin(settings, progress, chatting, eager, most_waiting, first, front)
 
     def _begin(
         self,
@@ -116,6 +119,7 @@ class LocalModel:
         eager: bool | None,
         most_waiting: int | None,
         first: GenerateRequest | None,
+        front: int,
     ) -> None:
         source = open_model(model_path(settings))
         self._templates = templates = TemplateWorker(template_of(source, settings))
@@ -124,7 +128,7 @@ class LocalModel:
             if chatting:
                 templates.warm()  # its process starts while the model loads
             vision = vision_of(source, settings)
-            options = seeing(as_options(settings, eager), vision)
+            options = replace(seeing(as_options(settings, eager), vision), front=front)
             # A process of its own, from the first picture on.
             self._decoder = decoder = undo.enter_context(PictureDecoder())
             self._engine = Engine(
@@ -413,21 +417,25 @@ class Collector:
         return on_event
 
 
-def for_conversations(*, progress: Progress | None = None, **options: object) -> LocalModel:
+def for_conversations(*, progress: Progress | None = None, front: int = 0, **options: object) -> LocalModel:
     """A model whose first message must not wait, for a server's worker."""
-    return _conversing(progress, options, eager=True)
+    return _conversing(progress, options, eager=True, front=front)
 
 
-def for_a_chat(*, progress: Progress | None = None, **options: object) -> LocalModel:
+def for_a_chat(*, progress: Progress | None = None, front: int = 0, **options: object) -> LocalModel:
     """The same for a chat with one user: copies of weights that only make long prompts faster take no memory
     before there are long prompts."""
-    return _conversing(progress, options, eager=None)
+    return _conversing(progress, options, eager=None, front=front)
 
 
-def _conversing(progress: Progress | None, options: Mapping[str, object], eager: bool | None) -> LocalModel:
+def _conversing(
+    progress: Progress | None, options: Mapping[str, object], *, eager: bool | None, front: int
+) -> LocalModel:
     settings = Settings.resolve(environ=None, **options)
     # Only here: the server's clients don't know of each other, so its queue is limited.
-    llm = LocalModel.of(settings, progress, chatting=True, eager=eager, most_waiting=settings.queue)
+    llm = LocalModel.of(
+        settings, progress, chatting=True, eager=eager, most_waiting=settings.queue, front=front
+    )
     try:
         llm.check_template()
     except BaseException:

@@ -24,6 +24,7 @@ from hetrun.client.worker_process import Life, WorkerDied
 from hetrun.client.worker_supervisor import Supervisor
 from hetrun.config import Settings
 from hetrun.errors import BackendError, EngineStopped, HetrunError
+from hetrun.system.memory_info import front_bytes
 
 A = TypeVar("A")
 
@@ -99,14 +100,19 @@ class WorkerClient:
         engine: str = ENGINE,
         patience: Patience | None = None,
         restrict: str | None = None,
+        front: int | None = None,
     ) -> None:
-        """`restrict`: what takes rights from the process; by default, from that of a real engine."""
+        """`restrict`: what takes rights from the process; by default, from that of a real engine. `front`:
+        bytes that this process takes of the engine's memory limit; by default, what it has and will have."""
         # Only settings that differ from the defaults: the child has the same defaults.
         options = {name: getattr(settings, name) for name in settings.origins}
         verbose = logging.getLogger("hetrun").isEnabledFor(logging.INFO)
+        is_real = engine in (ENGINE, CHAT)
         if restrict is None:
-            restrict = RESTRICT if engine in (ENGINE, CHAT) else ""
-        load = LoadMessage(engine, options, patience or Patience(), verbose, restrict=restrict)
+            restrict = RESTRICT if is_real else ""
+        if front is None:
+            front = front_bytes() if is_real else 0
+        load = LoadMessage(engine, options, patience or Patience(), verbose, restrict=restrict, front=front)
         self._supervisor = Supervisor(load, log)
         self._posts = MailCarriers()
 

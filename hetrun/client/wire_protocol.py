@@ -67,6 +67,7 @@ class LoadMessage:
     verbose: bool = False  # also report the engine's decisions
     remarks: bool = False  # messages go through the pipe instead of standard error
     restrict: str = ""  # "module:callable", called with `options` before other threads begin
+    front: int = 0  # bytes that the sender takes itself, if the engine's memory limit is for both
 
 
 @dataclass(frozen=True, slots=True)

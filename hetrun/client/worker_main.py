@@ -174,6 +174,8 @@ def _build(load: LoadMessage, channel: Channel) -> WorkerModel:
             channel.send(Progress(fraction))
 
     build: Callable[..., WorkerModel] = _named(load.engine)
+    if load.front:
+        build = partial(build, front=load.front)
     return build(**load.options, progress=progress)
 
 

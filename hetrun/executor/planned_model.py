@@ -33,7 +33,7 @@ from hetrun.loader.source import ModelSource
 from hetrun.memory import breakdown
 from hetrun.memory.kv.cache import KvCache
 from hetrun.memory.kv.prefix_cache import CACHED
-from hetrun.memory.ledger import Books
+from hetrun.memory.ledger import Books, helper_bytes
 from hetrun.planner.costmodel import WorkTimes
 from hetrun.planner.layer_map import places_of
 from hetrun.planner.options import Options
@@ -67,7 +67,7 @@ class PlannedModel:
             self.n_vocab, self.width = self.graph.logits.width, self.graph.hidden.width
             look(ModelLimits(self.context, self.n_vocab))
             self.kv = _kv_of(prepared)
-            self.books = Books(prepared.granted)
+            self.books = Books(prepared.granted, helpers=lambda: options.front + helper_bytes())
             self.books.opened()
             self.max_sequences = max(1, min(MAX_SEQUENCES, self.kv.max_sequences - 1))
             self._weights = ModelWeights(self.graph, self.backends, self.kv, self.books)

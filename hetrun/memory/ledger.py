@@ -66,13 +66,10 @@ def kernel_figures(process: Path = Path("/proc/self")) -> Figures:
 strangers: set[int] = set()
 
 
-def helper_bytes(front: bool = False, processes: Path = Path("/proc")) -> int:
-    """Memory of the processes that this one has started, and of those that they have; with `front` also of
-    the one that started this. Pages that several share count for each in part."""
-    me = processes / str(os.getpid())
-    found = _descendants(me)
-    if front:
-        found.append(processes / str(os.getppid()))
+def helper_bytes(processes: Path = Path("/proc")) -> int:
+    """Memory of the processes that this one has started, and of those that they have. Pages that several
+    share count for each in part."""
+    found = _descendants(processes / str(os.getpid()))
     return sum(1024 * _kilobytes(p / "smaps_rollup").get("Pss", 0) or kernel_figures(p).total for p in found)
 
 

@@ -54,6 +54,7 @@ class Options:
     vision: Vision | NoVision | None = None  # what it reads pictures with, or why it reads none
     spatial: bool = False  # tokens may have positions in height and width, as those of pictures do
     whole: bool = False  # rows of a picture see each other, in a pass of their own
+    front: int = 0  # bytes of the process that started this one, which the limit is for as well
     besides: Mapping[str, int] | None = None  # what is held besides a model; None: what the process has now
 
     @property

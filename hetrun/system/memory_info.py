@@ -60,3 +60,11 @@ def process_memory() -> int:
             return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+FRONT = 40 << 20  # of a front end that has imported all it needs, and has its buffers
+
+
+def front_bytes() -> int:
+    """What this process will take that starts a worker: a memory limit is for both of them."""
+    return max(FRONT, process_memory())

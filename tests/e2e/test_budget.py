@@ -122,7 +122,7 @@ async def test_a_worker_s_budget_changes_and_holds_for_the_next_one(tall: Path, 
     small, middle_ram = budget(SMALL), budget(MIDDLE)
     options = {"model": str(tall), "ctx": 256, "ram": middle_ram, "backends": ["llamacpp"]}
     settings = Settings.resolve(environ={}, deterministic=True, **options)
-    client = WorkerClient(settings, patience=Patience(look=0.1))
+    client = WorkerClient(settings, patience=Patience(look=0.1), front=0)  # pytest is large
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 
     async def text() -> str:

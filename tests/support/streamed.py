@@ -124,7 +124,7 @@ class Memory:
         assert self.made is not None
         self.others += self.made._slack() - nbytes
 
-    def books(self, granted: MemoryGrant) -> Books:
+    def books(self, granted: MemoryGrant, helpers: Callable[[], int]) -> Books:
         return Books(granted, figures=self.figures, helpers=lambda: 0)
 
     def from_disk(self, *arguments: Any, **options: Any) -> FromDisk:  # noqa: ANN401

@@ -140,7 +140,7 @@ def held_besides(source: ModelSource, options: Options) -> dict[str, int]:
     """What hetrun itself takes, by name: a limit is for all of it together. Nothing where there is none."""
     if options.ram is None:
         return {}
-    return dict(options.besides or in_parts(besides(source.vocabulary_entries)))
+    return dict(options.besides or in_parts(besides(source.vocabulary_entries), options.front))
 
 
 def choose_setup(source: ModelSource, options: Options, need: LibraryMemory, ubatch: int) -> WholeSetup:

@@ -41,7 +41,7 @@ class LoadBudget:
     def parts(self) -> Mapping[str, int]:
         """What is held besides weights, keys and values, as it is measured now."""
         parts = self._options.besides or in_parts(
-            besides(self._contexts.source.vocabulary_entries, self._to_come)
+            besides(self._contexts.source.vocabulary_entries, self._to_come), self._options.front
         )
         if self.spared:
             parts = {**parts, breakdown.HELPERS: parts.get(breakdown.HELPERS, 0) - self.spared}

@@ -29,12 +29,12 @@ def besides(entries: int, to_come: int = LIBRARIES) -> int:
     return RESERVE + max(PROCESS + ENTRY * entries, kernel_figures().total + to_come)
 
 
-def in_parts(held: int) -> dict[str, int]:
-    """What is held besides, as a bill has it."""
+def in_parts(held: int, front: int = 0) -> dict[str, int]:
+    """What is held besides, as a bill has it. `front`: what the process takes that started this one."""
     libraries = min(held - RESERVE, max(LIBRARIES, kernel_figures().file_backed))
     parts = {breakdown.INTERPRETER: held - RESERVE - libraries, breakdown.LIBRARIES: libraries}
     parts = {name: size for name, size in parts.items() if size}
-    return parts | {breakdown.HELPERS: HELPER, breakdown.RESERVE: RESERVE}
+    return parts | {breakdown.HELPERS: HELPER + front, breakdown.RESERVE: RESERVE}
 
 
 def work_bytes(graph: Graph, tokens: int) -> int:
