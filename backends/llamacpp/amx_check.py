@@ -46,6 +46,8 @@ PATIENCE_S = 60.0
 THREADS = 2  # each configures tiles of its own, from a stack of its own
 TOKENS = (1, 64)  # one row is multiplied without tiles, many with them
 ROWS, COLS = 64, 256
+# Where a row is a single block, ggml's AMX code for many tokens adds to memory that was never written.
+LEAST_COLS = 64
 PR_SET_DUMPABLE = 4
 
 

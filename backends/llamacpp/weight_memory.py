@@ -262,14 +262,16 @@ class WeightMemory:
         """The first of ggml's repacking buffers that has a layout for this weight."""
         if use.use not in ("product", "experts"):
             return None
-        return next((a for a in self._repacking if self._supports(use, self._probes[a.buffer_type])), None)
+        return next((a for a in self._repacking if self._supports(use, a.buffer_type)), None)
 
-    def _supports(self, use: WeightUse, buffer: int) -> bool:
+    def _supports(self, use: WeightUse, memory: int) -> bool:
         """Ask before allocating: set_tensor on a weight that a buffer type cannot hold ends the process."""
         lib = self._lib
+        if memory == amx_check.buffer_type(lib) and use.weight.shape[1] < amx_check.LEAST_COLS:
+            return False
         with self._contexts.scratch() as context:
             w = self._form(context, use)
-            ggml_api.tensor_at(w).buffer = buffer
+            ggml_api.tensor_at(w).buffer = self._probes[memory]
             if use.use == "experts":
                 x = lib.ggml_new_tensor_3d(context, ggml_api.F32, use.weight.shape[1], 1, 512)
                 chosen = lib.ggml_new_tensor_2d(context, ggml_api.I32, 1, 512)

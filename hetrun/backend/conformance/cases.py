@@ -146,6 +146,9 @@ def _products() -> Iterator[OpCase]:
                 )
         yield OpCase("head", (256,), 320, single(3), limit, weights=((320, 256, quant),))
         yield OpCase("embed", (), 256, single(7), EXACT, weights=((50, 256, quant),))
+    for quant in ("Q4_0", "Q4_1", "Q8_0"):  # a row that is a single block
+        shape = ((96, 32, quant),)
+        yield OpCase("linear", (32,), 96, single(40), QUANT_LIMITS[quant], weights=shape, note="one block")
     for kind in ("linear", "head"):
         for bias, limit in (("F32", EXACT), ("BF16", EXACT), ("Q8_0", EXACT)):
             shapes = ((64, 256, "F32"), (1, 64, bias))
