@@ -223,18 +223,18 @@ def experts_of_no_width() -> Iterator[None]:
 
 
 @cache
-def _loaded(path: Path) -> PreTrainedModel:
+def _loaded(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     with experts_of_no_width():
         kind = kind_of(json.loads((path / "config.json").read_text())["model_type"])
-        out: PreTrainedModel = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        out: PreTrainedModel = kind.from_pretrained(path, dtype=dtype, attn_implementation="eager")
     return out
 
 
-def logits(path: Path, tokens: Sequence[int]) -> F32:
-    """[tokens, vocabulary], by transformers from the folder, in float32."""
+def logits(path: Path, tokens: Sequence[int], dtype: torch.dtype = torch.float32) -> F32:
+    """[tokens, vocabulary], by transformers from the folder, computed in float32 or another type."""
     with torch.inference_mode():
-        out = _loaded(path)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
-    return np.asarray(out.numpy(), dtype=np.float32)
+        out = _loaded(path, dtype)(torch.tensor([list(tokens)]), use_cache=False).logits[0]
+    return np.asarray(out.float().numpy(), dtype=np.float32)
 
 
 def hidden(path: Path, tokens: Sequence[int]) -> F32:

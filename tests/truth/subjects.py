@@ -112,6 +112,13 @@ class Subject:
         return Said((answer,), hf.logits(self.folder, self.text))
 
     @cached_property
+    def moved_by_bf16(self) -> float:
+        """How far transformers' own logits move where it computes in BF16."""
+        assert self.truth.logits is not None
+        rounded = hf.logits(self.folder, self.text, torch.bfloat16)
+        return float(np.abs(rounded - self.truth.logits).max())
+
+    @cached_property
     def resident(self) -> Said:
         """What the file says in memory, one sequence after the other, deterministically: to all prompts."""
         with LocalModel(self.file, **self.options() | {"kv_type": "f16"}, deterministic=True) as llm:

@@ -69,4 +69,9 @@ def test_what_a_comparison_finds() -> None:
     other = right[:, ::-1].copy()
     assert "leads by 2" in faults(Bar("close", 9.0), Said(((1, 2),), other))[0]
     assert "mean KL" in faults(Bar("close", 0.1), Said(((1, 2),), other))[1]
+    one = right.copy()
+    one[0] = other[0]
+    assert "leads by 2" in faults(Bar("close", 9.0, flips=0.4), Said(((1, 2),), one))[0]
+    assert not faults(Bar("close", 1e-9, flips=0.5), Said(((1, 2),), one))
+    assert "mean KL" in faults(Bar("close", 0.1, gap=9.0, flips=0.5), Said(((1, 2),), other))[0]
     assert "not finite" in faults(BITS, Said(((1, 2),), np.full_like(right, np.nan)))[0]
