@@ -118,6 +118,24 @@ def test_the_budget_changes_in_the_middle_of_answers_and_no_token_does(
     assert changing["refused"].startswith("BudgetError: --ram 20 MiB is too little")
 
 
+async def test_a_worker_s_budget_is_for_the_front_end_too(tall: Path, budget: Budget) -> None:
+    limit, front, helpers = budget(MIDDLE), 32 << 20, list[int]()
+    for part in (0, front):
+        options = {"model": str(tall), "ctx": 256, "ram": limit + part, "backends": ["llamacpp"]}
+        client = WorkerClient(Settings.resolve(environ={}, **options), front=part)
+        try:
+            helpers.append((await client.ask(SetRam(limit + part)))["helper processes"])
+        finally:
+            await client.close()
+    assert abs(helpers[1] - helpers[0] - front) < 8 << 20
+    client = WorkerClient(Settings.resolve(environ={}, **options), front=limit)
+    try:
+        with pytest.raises(BudgetError):
+            await client.info()
+    finally:
+        await client.close()
+
+
 async def test_a_worker_s_budget_changes_and_holds_for_the_next_one(tall: Path, budget: Budget) -> None:
     small, middle_ram = budget(SMALL), budget(MIDDLE)
     options = {"model": str(tall), "ctx": 256, "ram": middle_ram, "backends": ["llamacpp"]}

@@ -25,6 +25,12 @@ def test_a_vocabulary_counts_before_it_is_open(process: list[Figures]) -> None:
     assert besides(500_000) == RESERVE + PROCESS + 500_000 * ENTRY
 
 
+def test_a_front_end_is_a_helper(process: list[Figures]) -> None:
+    alone, both = in_parts(besides(1000)), in_parts(besides(1000), 40 * MIB)
+    assert both[breakdown.HELPERS] == alone[breakdown.HELPERS] + 40 * MIB
+    assert sum(both.values()) == sum(alone.values()) + 40 * MIB
+
+
 def test_plans_before_and_after_a_model_is_open_are_the_same(process: list[Figures]) -> None:
     before = in_parts(besides(300_000))
     process.append(Figures(97 * MIB, 22 * MIB))
