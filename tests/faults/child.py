@@ -39,6 +39,7 @@ LIMIT_S = float(
 GROWTH = 2048  # bytes in one run that are looked at again
 USUAL = 4  # runs that say how memory grows without failures
 AGAIN = 8  # times the same failure is repeated where memory grew
+WARM = 60  # runs after which memory is looked at once more
 BROKEN = 3  # the exit code of a process in which nothing can be tried any more
 MAPPED = 1 << 20  # bytes of address space, which grows in steps
 
@@ -164,15 +165,24 @@ class Trial:
             said.append(f"open files: {sorted({*after.files} - {*before.files}) or after.files}")
         if after.threads > before.threads:
             said.append(f"{after.threads - before.threads} threads more: {thread_names()}")
-        grown = list[tuple[int, int]]()
-        while self._grown(before, after) and len(grown) < AGAIN:
+        if self._grown(before, after) and self._keeps_growing(nth):
+            for _ in range(WARM):  # histories and caches fill for some dozen runs
+                self._once(nth)
+            if grown := self._keeps_growing(nth):
+                said.append(f"memory grows each time (heap, mapped): {grown}")
+        return said
+
+    def _keeps_growing(self, nth: int) -> list[tuple[int, int]]:
+        """By how much with each repetition; nothing where one of them takes no more."""
+        grown, after = list[tuple[int, int]](), held()
+        while len(grown) < AGAIN:
             before = after
             self._once(nth)
             after = held()
+            if not self._grown(before, after):
+                return []
             grown.append((after.heap - before.heap, after.mapped - before.mapped))
-        if len(grown) == AGAIN and self._grown(before, after):
-            said.append(f"memory grows each time (heap, mapped): {grown}")
-        return said
+        return grown
 
     def _grown(self, before: Held, after: Held) -> bool:
         """By more than three runs without failures do."""
