@@ -9,10 +9,12 @@ time to time.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import queue
 import select
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -211,8 +213,10 @@ class Channel:
         data = pickle.dumps([packed(message)], pickle.HIGHEST_PROTOCOL)
         if len(data) > SMALL or not self._room.poll(0):
             return False
-        with suppress(OSError):  # as in the thread
+        try:
             self._connection.send_bytes(data)
+        except OSError:
+            self._hang_up()
         return True
 
     def receive(self) -> Sequence[Message]:
@@ -225,6 +229,12 @@ class Channel:
         # A peer that no longer reads must not block the exit; the thread is a daemon.
         self._writer.join(timeout=2)
         self._connection.close()
+
+    def _hang_up(self) -> None:
+        """A message is lost. Mostly because the other side is gone; if not, it must not wait for it for ever.
+        Either way the readers of both sides now see the end of the pipe, and report it."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as pipe:
+            pipe.shutdown(socket.SHUT_RDWR)
 
     def _write(self) -> None:
         last = False
@@ -241,7 +251,7 @@ class Channel:
                 # Not `Connection.send`, whose pickler looks everything up twice.
                 self._connection.send_bytes(pickle.dumps(batch, pickle.HIGHEST_PROTOCOL))
             except OSError:
-                # This side's reader sees the end of the pipe and reports it, so nothing is lost.
+                self._hang_up()
                 return
             with self._lock:
                 self._unsent -= len(batch)

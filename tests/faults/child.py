@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -161,8 +162,8 @@ class Trial:
         """What is held afterwards that was not before; memory only if it grows with every repetition."""
         after = settled(before)
         said = []
-        if after.files != before.files:
-            said.append(f"open files: {sorted({*after.files} - {*before.files}) or after.files}")
+        if more := Counter(after.files) - Counter(before.files):  # fewer: some had not been closed before
+            said.append(f"open files: {sorted(more.elements())}")
         if after.threads > before.threads:
             said.append(f"{after.threads - before.threads} threads more: {thread_names()}")
         if self._grown(before, after) and self._keeps_growing(nth):

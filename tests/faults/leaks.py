@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ def held() -> Held:
 def settled(before: Held) -> Held:
     """Once threads that were told to end have ended."""
     end = time.monotonic() + SETTLE_S
-    while (after := held()).threads > before.threads or after.files != before.files:
+    while (after := held()).threads > before.threads or Counter(after.files) - Counter(before.files):
         if time.monotonic() > end:
             break
         time.sleep(0.005)

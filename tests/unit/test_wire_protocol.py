@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -94,6 +95,22 @@ def test_sending_to_a_closed_socket_is_no_error(pair: Pair) -> None:
     for i in range(5):
         one.send(answer(i, 1 if i % 2 else 2 * SMALL))
     with pytest.raises((EOFError, OSError)):
+        one.receive()
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_who_waits_hears_of_a_message_that_could_not_be_written(
+    pair: Pair, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Connection, data: bytes) -> None:
+        raise OSError(errno.EIO, "lost")
+
+    monkeypatch.setattr(Connection, "send_bytes", fails)
+    one, other = pair
+    one.send(answer(1, size))
+    with pytest.raises(EOFError):
+        other.receive()
+    with pytest.raises(EOFError):
         one.receive()
 
 
