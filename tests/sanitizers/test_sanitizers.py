@@ -75,7 +75,7 @@ def test_every_library_has_inputs_tests_and_threads() -> None:
     names = {path.stem for path in sources()}
     assert CASES.keys() == names
     assert {name for found in TESTS.values() for name in found} == names
-    assert all((ROOT / file).is_file() for file in TESTS)
+    assert all((ROOT / file.split()[0]).is_file() for file in TESTS)
     assert {Path(x).stem for p in PROGRAMS for x in p.libraries} <= names
     assert all(p.source.is_file() for p in PROGRAMS)
     assert sum(map(len, CASES.values())) == len(BY_NAME)
