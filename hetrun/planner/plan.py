@@ -237,10 +237,12 @@ def _segment_json(s: Segment, times: tuple[float, float | None] | None) -> dict[
 
 def _sums(stages: Sequence[Sequence[Segment]], times: Times) -> dict[str, float | None]:
     """Seconds of a pass: its stages one after the other, each as long as its longest segment. Measured only
-    if every segment was."""
+    if every segment was; nothing is said of segments of which nothing is known."""
     found = [[times[s.name] for s in stage if s.name in times] for stage in stages] if times else []
+    if not any(found):
+        return {"predicted_s": None, "measured_s": None}
     predicted = sum(max((p for p, _ in stage), default=0.0) for stage in found)
-    known = found and all(m is not None for stage in found for _, m in stage)
+    known = all(m is not None for stage in found for _, m in stage)
     measured = sum(max((m or 0.0 for _, m in stage), default=0.0) for stage in found) if known else None
     return {"predicted_s": predicted, "measured_s": measured}
 

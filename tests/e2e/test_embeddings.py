@@ -28,7 +28,7 @@ async def test_the_official_client_gets_what_the_model_says_in_process() -> None
     model = str(default_model())
     with LLM(model, ctx=1024) as llm:
         expected = llm.embed(TEXTS)
-    client = WorkerClient(Settings.resolve(environ=None, model=model, ctx=1024))
+    client = WorkerClient(Settings.resolve(environ=None, model=model, ctx=1024), front=0)
     try:
         info = await client.info()
         assert info.width == expected.shape[1] == 576

@@ -23,7 +23,7 @@ from tests.support.mapped_models import mapped
 from tests.support.streamed import seen
 
 pytestmark = pytest.mark.skipif(not pager() or not guard(), reason="there was no C compiler")
-OPTIONS: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 128}
+OPTIONS: dict[str, Any] = {"backends": ["llamacpp"], "planner": "static", "ctx": 128, "precision": "fast"}
 TEXT = [int(t) for t in np.random.default_rng(1).integers(3, 90, 40)]
 
 
