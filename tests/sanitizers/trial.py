@@ -179,17 +179,8 @@ def run_tests(
     rows = []
     for file in files or TESTS:
         began = monotonic()
-        command = python(
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "tests.sanitizers.loaded",
-            *file.split(),
-            *more,
-        )
+        plugins = ("-p", "no:cacheprovider", "-p", "tests.sanitizers.loaded")
+        command = python("-m", "pytest", "-q", *plugins, *file.split(), *more)
         done = subprocess.run(
             command, cwd=where, env=environment(where, sanitizer), capture_output=True, text=True, check=False
         )

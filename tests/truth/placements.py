@@ -39,7 +39,7 @@ ALONE = "the same file, in memory and alone"
 ROUNDED = Bar("close", 0.02, gap=inf)
 HALVES = Bar("close", 1e-4)  # of keys and values in F16: test_promises
 EXACT = 1e-6  # of weights in Q8_0 where activations have 16 bits: test_rounding
-# Of the tokens of a mixture, so many may get other experts than in float32, as they do in transformers' own
+# The share of a mixture's tokens that may get other experts than in float32, as some do in transformers' own
 # answers in BF16 (docs/adr/0074-truth.md).
 FLIPS = 0.05
 SHARES = (30, 50, 80)  # % of the weights that stay in memory
